@@ -10,7 +10,7 @@ use ui::Exit;
 use ui::progress::Progress;
 
 use super::args::{Opt, opt};
-use super::chart::{Chart, Look, Series, Shape};
+use super::chart::{Chart, Series, Shape, TerminalStyle};
 use super::{frame, svg};
 
 pub(super) const ABOUT: &str = "a trace through the cache's policies and others'";
@@ -33,7 +33,7 @@ const SIZE_MAX: u64 = 1 << 28;
 
 /// What the command line asked for.
 #[derive(Debug, Default)]
-struct Asked {
+struct ReplayRequest {
     options: ReplayOptions,
     json: Option<PathBuf>,
     svg: Option<String>,
@@ -78,7 +78,7 @@ pub(super) fn main(words: &[&str]) -> Result<Exit> {
         other => {
             ui::out(&table(&rows, &asked.options.policies));
             for picture in charts(&rows, &asked.options) {
-                ui::out(&format!("\n{}", picture.draw(Look::of_stdout())));
+                ui::out(&format!("\n{}", picture.draw(TerminalStyle::of_stdout())));
             }
             if let Some(path) = other {
                 let failed = |e| Error::io(format!("cannot write {}", path.display()), e);
@@ -118,8 +118,8 @@ fn charts(rows: &[Row], options: &ReplayOptions) -> Vec<Chart> {
     traces.iter().map(chart).collect()
 }
 
-fn parse(words: &[&str]) -> Result<Asked> {
-    let mut asked = Asked::default();
+fn parse(words: &[&str]) -> Result<ReplayRequest> {
+    let mut asked = ReplayRequest::default();
     let mut words = words.iter();
     while let Some(&word) = words.next() {
         let (name, inline) = match word.split_once('=') {

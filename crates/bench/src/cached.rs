@@ -27,9 +27,9 @@ use codec::compress::{Compression, compress, decompress_head};
 
 use super::args::opt;
 use super::chart::Shape;
-use super::frame::{Cell, Table};
-use super::lab::{self, Lab, Rig};
-use super::sample::{Content, Rng, median};
+use super::frame::{Cell, ReportTable};
+use super::lab::{self, Lab, LabPool};
+use super::sample::{SampleContent, XorShift, median};
 use super::tidy::ScratchFile;
 use super::{Bench, Run, Stop, tidy};
 
@@ -66,7 +66,7 @@ const TIMES_FRONT: u64 = 8;
 const PARTS: [&str; 3] = ["small", "lz4", "mount"];
 const LIBRARY: &str = "library";
 
-struct Setup {
+struct CachedSetup {
     size: u64,
     lz4: u64,
     threads: usize,
@@ -74,10 +74,10 @@ struct Setup {
     rounds: u64,
 }
 
-type Read<'a> = dyn Fn(&mut Rng, &mut [u8]) -> Result<()> + Sync + 'a;
+type Read<'a> = dyn Fn(&mut XorShift, &mut [u8]) -> Result<()> + Sync + 'a;
 
 /// One thing that is measured: reads, each at a block of its own choice.
-struct Measured<'a> {
+struct MeasuredReads<'a> {
     name: String,
     threads: usize,
     /// Gets room for a read and, behind that, for a record.
@@ -88,21 +88,21 @@ struct Measured<'a> {
 
 /// Things measured in turns.
 #[derive(Default)]
-struct Turns<'a>(Vec<Measured<'a>>);
+struct InterleavedRuns<'a>(Vec<MeasuredReads<'a>>);
 
-impl<'a> Turns<'a> {
+impl<'a> InterleavedRuns<'a> {
     fn add(
         &mut self,
         name: impl Into<String>,
         threads: usize,
-        read: impl Fn(&mut Rng, &mut [u8]) -> Result<()> + Sync + 'a,
+        read: impl Fn(&mut XorShift, &mut [u8]) -> Result<()> + Sync + 'a,
     ) {
         let read = Box::new(read);
-        self.0.push(Measured { name: name.into(), threads, read, rates: Vec::new() });
+        self.0.push(MeasuredReads { name: name.into(), threads, read, rates: Vec::new() });
     }
 
     /// One after the other, round after round.
-    fn measure(&mut self, run: &mut Run, set: &Setup) -> Result<(), Stop> {
+    fn measure(&mut self, run: &mut Run, set: &CachedSetup) -> Result<(), Stop> {
         let total = set.rounds * self.0.len() as u64;
         let mut done = 0;
         for round in 0..set.rounds {
@@ -128,7 +128,7 @@ impl<'a> Turns<'a> {
     }
 
     /// Adds rows to the table.
-    fn tell(&self, part: &str, table: &mut Table) {
+    fn add_rows(&self, part: &str, table: &mut ReportTable) {
         for cell in &self.0 {
             let rates = &cell.rates;
             let least = rates.iter().copied().fold(f64::INFINITY, f64::min);
@@ -148,13 +148,13 @@ impl<'a> Turns<'a> {
 }
 
 /// Reads a second of all threads together.
-fn rate(cell: &Measured<'_>, time: Duration, seed: u64) -> Result<f64> {
+fn rate(cell: &MeasuredReads<'_>, time: Duration, seed: u64) -> Result<f64> {
     let reads = AtomicU64::new(0);
     let failed = rt::Mutex::new(None);
     let begin = rt::now();
     rt::fan_out(cell.threads, |thread| {
         // Equal places for what is compared in one turn.
-        let mut rng = Rng::new(seed << 16 | thread as u64);
+        let mut rng = XorShift::new(seed << 16 | thread as u64);
         let mut out = vec![0; READ + RECORD];
         let mut done = 0;
         // Once at least: on a busy machine a thread may come late.
@@ -186,7 +186,7 @@ fn run(run: &mut Run) -> Result<(), Stop> {
     let size = args.size("--size", 1 << 30, sizes.clone())? / RECORD as u64 * RECORD as u64;
     let lz4 = args.size("--lz4-size", size, sizes)? / RECORD as u64 * RECORD as u64;
     let threads = args.count("--threads", rt::parallelism() as u64, 1..=1024)?;
-    let set = Setup {
+    let set = CachedSetup {
         size,
         lz4,
         threads: usize::try_from(threads).unwrap_or(1),
@@ -202,7 +202,7 @@ fn run(run: &mut Run) -> Result<(), Stop> {
         [one] => one,
         _ => return Err(Stop::usage("--policy: one policy at a time")),
     };
-    let (noise, half) = (Content::noise(1), Content::half());
+    let (noise, half) = (SampleContent::noise(1), SampleContent::half());
     let data = if want("lz4") { set.size + set.lz4 } else { set.size };
     let lab = Lab::new(run, data, |maker| {
         maker.file("small", set.size, READ as u32, &noise)?;
@@ -216,7 +216,7 @@ fn run(run: &mut Run) -> Result<(), Stop> {
     run.report.set("threads", Cell::Count(set.threads as u64));
     run.report.set("policy", lab::word(policy).into());
     run.report.set("rounds", Cell::Count(set.rounds));
-    let mut table = Table::new(
+    let mut table = ReportTable::new(
         "reads",
         &[
             ("part", "PART"),
@@ -243,7 +243,7 @@ fn run(run: &mut Run) -> Result<(), Stop> {
     Ok(())
 }
 
-fn picture(run: &mut Run, table: &Table) {
+fn picture(run: &mut Run, table: &ReportTable) {
     let text = |c: &Cell| match c {
         Cell::Text(t) => t.clone(),
         Cell::Count(n) => n.to_string(),
@@ -257,7 +257,7 @@ fn picture(run: &mut Run, table: &Table) {
 }
 
 /// Reads all of a file once, and checks it against what it was made of.
-fn warm(run: &mut Run, file: &File, content: &Content, what: &str) -> Result<(), Stop> {
+fn warm(run: &mut Run, file: &File, content: &SampleContent, what: &str) -> Result<(), Stop> {
     let mut at = 0;
     let mut want = vec![0; RECORD];
     let mut have = vec![0; RECORD];
@@ -275,35 +275,40 @@ fn warm(run: &mut Run, file: &File, content: &Content, what: &str) -> Result<(),
 }
 
 /// An offset of a whole read.
-fn place(rng: &mut Rng, size: u64) -> u64 {
+fn place(rng: &mut XorShift, size: u64) -> u64 {
     rng.below(size / READ as u64) * READ as u64
 }
 
-fn borrow(file: &File, rng: &mut Rng) -> Result<()> {
+fn borrow(file: &File, rng: &mut XorShift) -> Result<()> {
     let buf = file.borrow(place(rng, file.size()), READ, Io::WAIT)?;
     if black_box(&buf).len() == READ { Ok(()) } else { Err(Error::invalid("a short read")) }
 }
 
-fn copy(file: &File, rng: &mut Rng, out: &mut [u8]) -> Result<()> {
+fn copy(file: &File, rng: &mut XorShift, out: &mut [u8]) -> Result<()> {
     let n = file.read_at(place(rng, file.size()), &mut out[..READ], Io::WAIT)?;
     black_box(&out);
     if n == READ { Ok(()) } else { Err(Error::invalid("a short read")) }
 }
 
 /// Small records: borrowed and copied, beside `memcpy`.
-fn small(run: &mut Run, set: &Setup, rig: &Rig, table: &mut Table) -> Result<(), Stop> {
+fn small(
+    run: &mut Run,
+    set: &CachedSetup,
+    rig: &LabPool,
+    table: &mut ReportTable,
+) -> Result<(), Stop> {
     let file = rig.file("small")?;
-    warm(run, &file, &Content::noise(1), "reading the small records")?;
+    warm(run, &file, &SampleContent::noise(1), "reading the small records")?;
     // Written through, so that its pages are there.
     let mut plain = vec![0u8; set.size as usize];
-    Content::half().fill(0, &mut plain);
+    SampleContent::half().fill(0, &mut plain);
     let before = rig.disk();
-    let mut turns = Turns::default();
+    let mut turns = InterleavedRuns::default();
     let all = set.threads;
     turns.add("borrowed", 1, |rng, _| borrow(&file, rng));
     turns.add("copied", 1, |rng, out| copy(&file, rng, out));
     let plain = &plain[..];
-    let memcpy = |rng: &mut Rng, out: &mut [u8]| {
+    let memcpy = |rng: &mut XorShift, out: &mut [u8]| {
         let at = place(rng, plain.len() as u64) as usize;
         out[..READ].copy_from_slice(&plain[at..at + READ]);
         black_box(&out);
@@ -315,7 +320,7 @@ fn small(run: &mut Run, set: &Setup, rig: &Rig, table: &mut Table) -> Result<(),
     turns.add(many("copied"), all, |rng, out| copy(&file, rng, out));
     turns.add(many("memcpy"), all, memcpy);
     turns.measure(run, set)?;
-    turns.tell(LIBRARY, table);
+    turns.add_rows(LIBRARY, table);
     let report = &mut run.report;
     report.at_least("borrowed reads/s, one thread", turns.rate("borrowed"), 2e6);
     let each = turns.rate(&many("borrowed")) / all as f64;
@@ -332,17 +337,22 @@ fn small(run: &mut Run, set: &Setup, rig: &Rig, table: &mut Table) -> Result<(),
 
 /// Large lz4 records, all of them decompressed in the cache; the bytes that they take
 /// compressed.
-fn fitting(run: &mut Run, set: &Setup, rig: &Rig, table: &mut Table) -> Result<u64, Stop> {
+fn fitting(
+    run: &mut Run,
+    set: &CachedSetup,
+    rig: &LabPool,
+    table: &mut ReportTable,
+) -> Result<u64, Stop> {
     let file = rig.file("lz4")?;
-    warm(run, &file, &Content::half(), "reading the lz4 records")?;
-    let mut turns = Turns::default();
+    warm(run, &file, &SampleContent::half(), "reading the lz4 records")?;
+    let mut turns = InterleavedRuns::default();
     turns.add("fits, borrowed", 1, |rng, _| borrow(&file, rng));
     turns.add("fits, copied", 1, |rng, out| copy(&file, rng, out));
     turns.add("fits, copied, all", set.threads, |rng, out| copy(&file, rng, out));
     // The decompressed copies come with use, not with the first read.
     settle(run, set, &file, "settling")?;
     turns.measure(run, set)?;
-    turns.tell("lz4", table);
+    turns.add_rows("lz4", table);
     run.report.at_least(
         "8 KiB reads/s of 128 KiB lz4 records that fit decompressed, one thread",
         turns.rate("fits, copied"),
@@ -352,9 +362,9 @@ fn fitting(run: &mut Run, set: &Setup, rig: &Rig, table: &mut Table) -> Result<u
 }
 
 /// Reads at random until every read had its chance a few times.
-fn settle(run: &mut Run, set: &Setup, file: &File, what: &str) -> Result<(), Stop> {
+fn settle(run: &mut Run, set: &CachedSetup, file: &File, what: &str) -> Result<(), Stop> {
     let records = file.size() / RECORD as u64;
-    let (mut rng, mut out) = (Rng::new(!0), vec![0; READ]);
+    let (mut rng, mut out) = (XorShift::new(!0), vec![0; READ]);
     let begin = rt::now();
     for n in 0..4 * records {
         // A cache that decompresses each time must not make this endless.
@@ -373,11 +383,11 @@ fn settle(run: &mut Run, set: &Setup, file: &File, what: &str) -> Result<(), Sto
 /// decoder alone.
 fn beyond(
     run: &mut Run,
-    set: &Setup,
-    open: &dyn Fn(u64) -> Result<Rig>,
+    set: &CachedSetup,
+    open: &dyn Fn(u64) -> Result<LabPool>,
     held: u64,
-    content: &Content,
-    table: &mut Table,
+    content: &SampleContent,
+    table: &mut ReportTable,
 ) -> Result<(), Stop> {
     let packed = pack(run, content, set.lz4)?;
     let stored: u64 = packed.iter().map(|b| b.len() as u64).sum();
@@ -388,10 +398,10 @@ fn beyond(
     warm(run, &file, content, "reading the lz4 records")?;
     settle(run, set, &file, "settling")?;
     let (stats, disk) = (rig.stats(), rig.disk());
-    let mut turns = Turns::default();
+    let mut turns = InterleavedRuns::default();
     turns.add("beyond, borrowed", 1, |rng, _| borrow(&file, rng));
     turns.add("beyond, copied", 1, |rng, out| copy(&file, rng, out));
-    let decoder = |rng: &mut Rng, out: &mut [u8]| {
+    let decoder = |rng: &mut XorShift, out: &mut [u8]| {
         let at = place(rng, set.lz4);
         let (record, skip) = ((at / RECORD as u64) as usize, (at % RECORD as u64) as usize);
         let (out, room) = out.split_at_mut(READ);
@@ -404,7 +414,7 @@ fn beyond(
     turns.add("beyond, copied, all", set.threads, |rng, out| copy(&file, rng, out));
     turns.add("decoder alone, all", set.threads, decoder);
     turns.measure(run, set)?;
-    turns.tell("lz4", table);
+    turns.add_rows("lz4", table);
     let ratio = turns.ratio("beyond, copied", "decoder alone");
     let what = "8 KiB reads of lz4 records, 8 times the front / decoder alone";
     run.report.at_least(what, ratio, 0.9);
@@ -426,7 +436,7 @@ fn beyond(
 }
 
 /// The records as the disk has them.
-fn pack(run: &mut Run, content: &Content, size: u64) -> Result<Vec<Box<[u8]>>, Stop> {
+fn pack(run: &mut Run, content: &SampleContent, size: u64) -> Result<Vec<Box<[u8]>>, Stop> {
     let (mut plain, mut room) = (vec![0; RECORD], vec![0; RECORD]);
     let mut packed = Vec::new();
     for n in 0..size / RECORD as u64 {
@@ -444,13 +454,13 @@ fn host_open(path: &Path) -> Result<HostFile> {
 }
 
 /// A file of the same size in another file system.
-fn peer(run: &mut Run, set: &Setup, dir: &Path) -> Result<ScratchFile, Stop> {
+fn peer(run: &mut Run, set: &CachedSetup, dir: &Path) -> Result<ScratchFile, Stop> {
     lab::check_space(dir, set.size)?;
     let path = dir.join(format!("cenote-bench-{}.tmp", std::process::id()));
     let failed = |e| Error::io("cannot write", e).on_path(path.to_string_lossy());
     let made = ScratchFile::new(path.clone());
     let mut file = HostFile::create_new(&path).map_err(failed)?;
-    let (noise, mut block) = (Content::noise(1), vec![0; 1 << 20]);
+    let (noise, mut block) = (SampleContent::noise(1), vec![0; 1 << 20]);
     let mut at = 0;
     while at < set.size {
         run.step("writing beside the mount, MiB", at >> 20, set.size >> 20)?;
@@ -464,7 +474,12 @@ fn peer(run: &mut Run, set: &Setup, dir: &Path) -> Result<ScratchFile, Stop> {
 }
 
 /// Through the mount, beside other file systems.
-fn mounted(run: &mut Run, set: &Setup, rig: &Rig, table: &mut Table) -> Result<(), Stop> {
+fn mounted(
+    run: &mut Run,
+    set: &CachedSetup,
+    rig: &LabPool,
+    table: &mut ReportTable,
+) -> Result<(), Stop> {
     // One mount with the kernel's cache and one without, over the same engine.
     let mounts = match rig.mount(false).and_then(|m| Ok((m, rig.mount(true)?))) {
         Ok(mounts) => mounts,
@@ -497,9 +512,9 @@ fn mounted(run: &mut Run, set: &Setup, rig: &Rig, table: &mut Table) -> Result<(
             at += len as u64;
         }
     }
-    let mut turns = Turns::default();
+    let mut turns = InterleavedRuns::default();
     for (name, file) in &files {
-        let read = move |rng: &mut Rng, out: &mut [u8]| {
+        let read = move |rng: &mut XorShift, out: &mut [u8]| {
             let at = place(rng, set.size);
             file.read_exact_at(&mut out[..READ], at).map_err(|e| Error::io("cannot read", e))
         };
@@ -507,7 +522,7 @@ fn mounted(run: &mut Run, set: &Setup, rig: &Rig, table: &mut Table) -> Result<(
         turns.add(format!("{name}, all"), set.threads, read);
     }
     turns.measure(run, set)?;
-    turns.tell("mount", table);
+    turns.add_rows("mount", table);
     drop(turns);
     // Open files would keep the mounts busy.
     drop(files);
@@ -520,7 +535,7 @@ mod tests {
 
     #[test]
     fn ratios_are_taken_within_a_turn() {
-        let mut turns = Turns::default();
+        let mut turns = InterleavedRuns::default();
         for name in ["a", "b"] {
             turns.add(name, 1, |_, _| Ok(()));
         }
@@ -534,7 +549,7 @@ mod tests {
     #[test]
     fn a_rate_counts_all_threads_and_passes_errors_on() {
         let count = AtomicU64::new(0);
-        let mut turns = Turns::default();
+        let mut turns = InterleavedRuns::default();
         turns.add("counts", 3, |_, _| {
             count.fetch_add(1, Relaxed);
             Ok(())
@@ -550,7 +565,7 @@ mod tests {
 
     #[test]
     fn packed_records_unpack_to_the_content() {
-        let content = Content::half();
+        let content = SampleContent::half();
         let mut block = vec![0; RECORD];
         for n in 0..20u64 {
             content.fill(n * RECORD as u64, &mut block);

@@ -34,7 +34,7 @@ pub(super) struct Chart {
 
 /// What the terminal can show.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Look {
+pub(super) struct TerminalStyle {
     pub(super) width: usize,
     pub(super) color: bool,
     pub(super) unicode: bool,
@@ -48,18 +48,18 @@ const COLORS: [u8; 6] = [36, 33, 35, 32, 31, 34];
 /// Bits of a braille character's dots, by column and row.
 const DOTS: [[u32; 4]; 2] = [[0x01, 0x02, 0x04, 0x40], [0x08, 0x10, 0x20, 0x80]];
 
-impl Look {
+impl TerminalStyle {
     /// As standard output is.
-    pub(super) fn of_stdout() -> Look {
+    pub(super) fn of_stdout() -> TerminalStyle {
         let stdout = std::io::stdout();
         if !stdout.is_terminal() {
-            return Look { width: 80, color: false, unicode: false };
+            return TerminalStyle { width: 80, color: false, unicode: false };
         }
         let width = rustix::termios::tcgetwinsize(&stdout).map_or(0, |w| usize::from(w.ws_col));
         let set = |name: &str| std::env::var(name).ok().filter(|v| !v.is_empty());
         let locale = set("LC_ALL").or_else(|| set("LC_CTYPE")).or_else(|| set("LANG"));
         let locale = locale.unwrap_or_default().to_ascii_lowercase();
-        Look {
+        TerminalStyle {
             width: if width == 0 { 80 } else { width.clamp(40, 160) },
             color: set("NO_COLOR").is_none(),
             unicode: locale.contains("utf-8") || locale.contains("utf8"),
@@ -97,7 +97,7 @@ impl Chart {
     }
 
     /// The picture as text.
-    pub(super) fn draw(&self, look: Look) -> String {
+    pub(super) fn draw(&self, look: TerminalStyle) -> String {
         let mut out = format!("{}\n", self.title);
         match self.shape {
             Shape::Bars => self.bars(look, &mut out),
@@ -106,7 +106,7 @@ impl Chart {
         out
     }
 
-    fn bars(&self, look: Look, out: &mut String) {
+    fn bars(&self, look: TerminalStyle, out: &mut String) {
         let many = self.series.len() > 1;
         let mut rows = Vec::new();
         for (i, label) in self.labels.iter().enumerate() {
@@ -131,7 +131,7 @@ impl Chart {
         }
     }
 
-    fn lines(&self, look: Look, out: &mut String) {
+    fn lines(&self, look: TerminalStyle, out: &mut String) {
         let top = self.top();
         let room = look.width.saturating_sub(10).max(16);
         let canvas = self.canvas(room, top, look.unicode);
@@ -211,7 +211,7 @@ fn bar(length: f64, unicode: bool) -> String {
     "█".repeat(eighths / 8) + EIGHTHS[eighths % 8]
 }
 
-fn paint(text: &str, series: usize, look: Look) -> String {
+fn paint(text: &str, series: usize, look: TerminalStyle) -> String {
     if !look.color || text.trim().is_empty() {
         return text.to_owned();
     }
@@ -222,7 +222,7 @@ fn paint(text: &str, series: usize, look: Look) -> String {
 mod tests {
     use super::*;
 
-    const PLAIN: Look = Look { width: 40, color: false, unicode: false };
+    const PLAIN: TerminalStyle = TerminalStyle { width: 40, color: false, unicode: false };
 
     fn chart(shape: Shape) -> Chart {
         let series =
@@ -247,7 +247,7 @@ mod tests {
         );
         let mut one = chart(Shape::Bars);
         one.series.truncate(1);
-        let look = Look { unicode: true, color: true, width: 30 };
+        let look = TerminalStyle { unicode: true, color: true, width: 30 };
         assert_eq!(
             one.draw(look),
             "reads/s\n  one   \x1b[36m███████▌\x1b[0m 10.0\n  three \x1b[36m███████████████\x1b[0m 20.0\n"
@@ -266,7 +266,8 @@ mod tests {
         // A value beside a gap is a point of its own: a quarter of the way up.
         assert!(rows[8].ends_with('o'), "{text}");
         assert_eq!(rows[1..11].concat().matches('o').count(), 1, "{text}");
-        let dots = chart(Shape::Lines).draw(Look { unicode: true, color: false, width: 40 });
+        let dots =
+            chart(Shape::Lines).draw(TerminalStyle { unicode: true, color: false, width: 40 });
         assert!(dots.contains('⣀') || dots.contains('⠤') || dots.contains('⠒'), "{dots}");
     }
 

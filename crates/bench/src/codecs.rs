@@ -3,7 +3,7 @@
 use codec::bench::{BenchKind, BenchOptions, Row};
 
 use super::chart::Shape;
-use super::frame::{Cell, Table};
+use super::frame::{Cell, ReportTable};
 use super::{Bench, Run, Stop};
 
 pub(super) const BENCH: Bench = Bench {
@@ -59,7 +59,7 @@ fn run(run: &mut Run) -> Result<(), Stop> {
         rows.push(row);
     });
     run.step("", 0, 0)?;
-    let mut table = Table { shown: true, ..Table::new("rows", &COLUMNS) };
+    let mut table = ReportTable { shown: true, ..ReportTable::new("rows", &COLUMNS) };
     table.rows.extend(rows.iter().map(cells));
     run.report.tables.push(table);
     picture(run, &rows);

@@ -23,9 +23,9 @@ use cenote::{FileSystem, Io};
 
 use super::args::opt;
 use super::chart::Shape;
-use super::frame::{Cell, Table};
-use super::lab::{self, Disk, Lab, Rig};
-use super::sample::Content;
+use super::frame::{Cell, ReportTable};
+use super::lab::{self, Disk, Lab, LabPool};
+use super::sample::SampleContent;
 use super::{Bench, Run, Stop, tidy};
 
 pub(super) const BENCH: Bench = Bench {
@@ -59,20 +59,20 @@ const DEPTH_MAX: usize = 64;
 
 /// How a tree is walked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum WalkMode {
     Alone,
     Streamed,
     Mount,
     Fits,
 }
 
-impl Way {
+impl WalkMode {
     fn word(self) -> &'static str {
         match self {
-            Way::Alone => "alone",
-            Way::Streamed => "beside a stream",
-            Way::Mount => "mount",
-            Way::Fits => "fits",
+            WalkMode::Alone => "alone",
+            WalkMode::Streamed => "beside a stream",
+            WalkMode::Mount => "mount",
+            WalkMode::Fits => "fits",
         }
     }
 }
@@ -104,7 +104,7 @@ fn run(run: &mut Run) -> Result<(), Stop> {
             let count = per_dir.min(files - n * per_dir);
             maker.small_files(&format!("tree/{}/d{n}", n % 64), count)?;
         }
-        maker.file("data", data, 128 << 10, &Content::noise(1))
+        maker.file("data", data, 128 << 10, &SampleContent::noise(1))
     })?;
     let metadata = measure(run, &lab)?;
     let arc = if given > 0 { given } else { ((metadata as f64 / TIMES) as u64).max(1 << 20) };
@@ -112,19 +112,19 @@ fn run(run: &mut Run) -> Result<(), Stop> {
     run.report.set("metadata", Cell::Bytes(metadata));
     run.report.set("arc", Cell::Bytes(arc));
     run.report.set("times the cache", Cell::Real(metadata as f64 / arc as f64));
-    let mut ways = vec![Way::Alone];
-    ways.extend(stream.then_some(Way::Streamed));
+    let mut ways = vec![WalkMode::Alone];
+    ways.extend(stream.then_some(WalkMode::Streamed));
     if mount && lab::drop_kernel_caches() {
-        ways.push(Way::Mount);
+        ways.push(WalkMode::Mount);
     } else if mount {
         run.report.notes.push("mount: only root may drop the kernel's caches".to_owned());
     }
-    ways.push(Way::Fits);
+    ways.push(WalkMode::Fits);
     let mut table = table();
     let mut series = Vec::new();
     for way in ways {
         for &policy in &policies {
-            let size = if way == Way::Fits { ROOMY.max(4 * metadata) } else { arc };
+            let size = if way == WalkMode::Fits { ROOMY.max(4 * metadata) } else { arc };
             let passes = passes(run, &lab, (size, policy), way, walks)?;
             series.push((format!("{} {}", lab::word(policy), way.word()), shares(&passes)));
             tell(run, &mut table, way, policy, &passes);
@@ -140,7 +140,7 @@ fn run(run: &mut Run) -> Result<(), Stop> {
 /// cache could do without.
 fn measure(run: &mut Run, lab: &Lab) -> Result<u64, Stop> {
     let rig = lab.open(ROOMY, PolicyKind::Default)?;
-    let held = |rig: &Rig| {
+    let held = |rig: &LabPool| {
         let stats = rig.stats();
         stats.size.saturating_sub(stats.overhead_size)
     };
@@ -154,7 +154,7 @@ fn passes(
     run: &mut Run,
     lab: &Lab,
     (arc, policy): (u64, PolicyKind),
-    way: Way,
+    way: WalkMode,
     walks: u64,
 ) -> Result<Vec<Pass>, Stop> {
     let rig = lab.open(arc, policy)?;
@@ -166,12 +166,12 @@ fn passes(
     Ok(passes)
 }
 
-fn pass(run: &mut Run, rig: &Rig, way: Way, name: &str) -> Result<Pass, Stop> {
-    let mounted = if way == Way::Mount { Some(rig.mount(false)?) } else { None };
+fn pass(run: &mut Run, rig: &LabPool, way: WalkMode, name: &str) -> Result<Pass, Stop> {
+    let mounted = if way == WalkMode::Mount { Some(rig.mount(false)?) } else { None };
     if mounted.is_some() {
         lab::drop_kernel_caches();
     }
-    let stream = if way == Way::Streamed { Some(rig.file("data")?) } else { None };
+    let stream = if way == WalkMode::Streamed { Some(rig.file("data")?) } else { None };
     let (stop, streamed) = (AtomicBool::new(false), AtomicU64::new(0));
     let result = rt::Mutex::new(None);
     let fs = rig.fresh_fs()?;
@@ -281,8 +281,8 @@ fn shares(passes: &[Pass]) -> Vec<f64> {
     passes.iter().map(share).collect()
 }
 
-fn table() -> Table {
-    Table::new(
+fn table() -> ReportTable {
+    ReportTable::new(
         "passes",
         &[
             ("way", "WAY"),
@@ -300,7 +300,13 @@ fn table() -> Table {
     )
 }
 
-fn tell(run: &mut Run, table: &mut Table, way: Way, policy: PolicyKind, passes: &[Pass]) {
+fn tell(
+    run: &mut Run,
+    table: &mut ReportTable,
+    way: WalkMode,
+    policy: PolicyKind,
+    passes: &[Pass],
+) {
     for (n, (pass, share)) in passes.iter().zip(shares(passes)).enumerate() {
         table.rows.push(vec![
             way.word().into(),
@@ -318,7 +324,7 @@ fn tell(run: &mut Run, table: &mut Table, way: Way, policy: PolicyKind, passes: 
     }
     let later = || shares(passes).into_iter().skip(1);
     let name = format!("{} {}", lab::word(policy), way.word());
-    if way == Way::Fits {
+    if way == WalkMode::Fits {
         let most = passes.iter().skip(1).map(|p| p.disk.reads).max().unwrap_or(0);
         run.report.at_most(format!("{name}: disk reads from the second pass on"), most as f64, 0.0);
     } else if policy == PolicyKind::Default {

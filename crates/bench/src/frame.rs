@@ -11,7 +11,7 @@ use base::{Error, Result, rt};
 use serde_json::{Map, Value, json};
 use ui::table;
 
-use super::chart::{Chart, Look, Series, Shape};
+use super::chart::{Chart, Series, Shape, TerminalStyle};
 
 /// One value of a table.
 #[derive(Clone, Debug, PartialEq)]
@@ -86,7 +86,7 @@ fn grouped(n: u64) -> String {
 
 /// A table: columns have a key for JSON and a heading for people.
 #[derive(Clone, Debug)]
-pub(super) struct Table {
+pub(super) struct ReportTable {
     pub(super) name: &'static str,
     pub(super) columns: Vec<(&'static str, &'static str)>,
     pub(super) rows: Vec<Vec<Cell>>,
@@ -94,9 +94,9 @@ pub(super) struct Table {
     pub(super) shown: bool,
 }
 
-impl Table {
-    pub(super) fn new(name: &'static str, columns: &[(&'static str, &'static str)]) -> Table {
-        Table { name, columns: columns.to_vec(), rows: Vec::new(), shown: false }
+impl ReportTable {
+    pub(super) fn new(name: &'static str, columns: &[(&'static str, &'static str)]) -> ReportTable {
+        ReportTable { name, columns: columns.to_vec(), rows: Vec::new(), shown: false }
     }
 
     fn text(&self) -> String {
@@ -125,7 +125,7 @@ impl Table {
 
 /// A figure to reach, and the one that was.
 #[derive(Clone, Debug)]
-pub(super) struct Target {
+pub(super) struct TargetFigure {
     pub(super) what: String,
     pub(super) value: f64,
     pub(super) bound: f64,
@@ -133,7 +133,7 @@ pub(super) struct Target {
     pub(super) at_least: bool,
 }
 
-impl Target {
+impl TargetFigure {
     /// Whether it is reached; what could not be measured is not.
     pub(super) fn reached(&self) -> bool {
         if self.at_least { self.value >= self.bound } else { self.value <= self.bound }
@@ -155,9 +155,9 @@ impl Target {
 pub(super) struct Report {
     pub(super) bench: &'static str,
     pub(super) settings: Vec<(&'static str, Cell)>,
-    pub(super) tables: Vec<Table>,
+    pub(super) tables: Vec<ReportTable>,
     pub(super) charts: Vec<Chart>,
-    pub(super) targets: Vec<Target>,
+    pub(super) targets: Vec<TargetFigure>,
     /// What was left out, and why.
     pub(super) notes: Vec<String>,
 }
@@ -168,11 +168,11 @@ impl Report {
     }
 
     pub(super) fn at_least(&mut self, what: impl Into<String>, value: f64, bound: f64) {
-        self.targets.push(Target { what: what.into(), value, bound, at_least: true });
+        self.targets.push(TargetFigure { what: what.into(), value, bound, at_least: true });
     }
 
     pub(super) fn at_most(&mut self, what: impl Into<String>, value: f64, bound: f64) {
-        self.targets.push(Target { what: what.into(), value, bound, at_least: false });
+        self.targets.push(TargetFigure { what: what.into(), value, bound, at_least: false });
     }
 
     pub(super) fn chart(
@@ -187,7 +187,7 @@ impl Report {
     }
 
     /// For people.
-    pub(super) fn text(&self, look: Look) -> String {
+    pub(super) fn text(&self, look: TerminalStyle) -> String {
         let mut blocks = Vec::new();
         if !self.settings.is_empty() {
             let one = |(name, value): &(&str, Cell)| format!("{name} {}", value.show());
@@ -195,7 +195,7 @@ impl Report {
             blocks.push(format!("{}: {}\n", self.bench, all.join(", ")));
         }
         let tables = self.tables.iter().filter(|t| !t.shown && !t.rows.is_empty());
-        blocks.extend(tables.map(Table::text));
+        blocks.extend(tables.map(ReportTable::text));
         blocks.extend(self.charts.iter().map(|c| c.draw(look)));
         let mut last = String::new();
         for target in &self.targets {
@@ -214,7 +214,7 @@ impl Report {
         let settings: Map<_, _> =
             self.settings.iter().map(|(name, v)| (name.replace(' ', "_"), v.json())).collect();
         let tables: Map<_, _> = self.tables.iter().map(|t| (t.name.to_owned(), t.json())).collect();
-        let target = |t: &Target| {
+        let target = |t: &TargetFigure| {
             let value = if t.value.is_finite() { json!(t.value) } else { Value::Null };
             let bound = if t.at_least { "at_least" } else { "at_most" };
             json!({ "what": t.what, "value": value, bound: t.bound, "reached": t.reached() })
@@ -280,7 +280,7 @@ mod tests {
 
     fn report() -> Report {
         let mut table =
-            Table::new("rates", &[("name", "NAME"), ("rate", "READS/S"), ("hit", "HIT")]);
+            ReportTable::new("rates", &[("name", "NAME"), ("rate", "READS/S"), ("hit", "HIT")]);
         table.rows.push(vec!["a".into(), Cell::Real(1_234_567.8), Cell::ratio(Some(0.5))]);
         table.rows.push(vec!["bcd".into(), Cell::Real(2.0), Cell::ratio(Some(f64::NAN))]);
         let mut report = Report { bench: "try", tables: vec![table], ..Report::default() };
@@ -294,7 +294,7 @@ mod tests {
 
     #[test]
     fn for_people() {
-        let look = Look { width: 80, color: false, unicode: false };
+        let look = TerminalStyle { width: 80, color: false, unicode: false };
         assert_eq!(
             report().text(look),
             "try: the cache 1.50G\n\n\

@@ -16,7 +16,7 @@ use fuse::{
 
 use super::args::opt;
 use super::chart::Shape;
-use super::frame::{Cell, Table};
+use super::frame::{Cell, ReportTable};
 use super::tidy::Scratch;
 use super::{Bench, Run, Stop};
 
@@ -85,7 +85,7 @@ fn measure(run: &mut Run, path: &Path, slice: Duration) -> Result<(), Stop> {
         }
     }
     let columns = [("what", "WHAT"), ("mib_per_second", "MiB/s"), ("calls_per_second", "CALLS/S")];
-    let mut table = Table { shown: true, ..Table::new("rows", &columns) };
+    let mut table = ReportTable { shown: true, ..ReportTable::new("rows", &columns) };
     let name = |r: &Vec<Cell>| match &r[0] {
         Cell::Text(text) => text.clone(),
         _ => String::new(),
@@ -104,7 +104,7 @@ enum Work {
     /// With the one file.
     Null(Calls),
     /// With files of its own.
-    Files(Change),
+    Files(DirChange),
 }
 
 #[derive(Clone, Copy)]
@@ -116,7 +116,7 @@ enum Calls {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Change {
+enum DirChange {
     Make,
     Remove,
 }
@@ -128,8 +128,8 @@ const ROWS: [(&str, Work, usize); 8] = [
     ("write in order, 1 MiB", Work::Null(Calls::Write), 1 << 20),
     ("write in order, 4 KiB", Work::Null(Calls::Write), 4 << 10),
     ("stat", Work::Null(Calls::Stat), 0),
-    ("make files of 1,800 bytes", Work::Files(Change::Make), 1800),
-    ("remove files", Work::Files(Change::Remove), 0),
+    ("make files of 1,800 bytes", Work::Files(DirChange::Make), 1800),
+    ("remove files", Work::Files(DirChange::Remove), 0),
 ];
 
 /// Files that are there at a time.
@@ -162,7 +162,12 @@ fn together(
 }
 
 /// Files made or removed a second.
-fn in_batches(names: &Path, change: Change, size: usize, slice: Duration) -> std::io::Result<f64> {
+fn in_batches(
+    names: &Path,
+    change: DirChange,
+    size: usize,
+    slice: Duration,
+) -> std::io::Result<f64> {
     let data = vec![0u8; size];
     let name = |n: usize| names.with_extension(n.to_string());
     let (mut made, mut removed, mut batches) = (Duration::ZERO, Duration::ZERO, 0);
@@ -177,7 +182,7 @@ fn in_batches(names: &Path, change: Change, size: usize, slice: Duration) -> std
         removed += between.elapsed();
         batches += 1;
     }
-    let time = if change == Change::Make { made } else { removed };
+    let time = if change == DirChange::Make { made } else { removed };
     Ok((batches * FILES) as f64 / time.as_secs_f64())
 }
 

@@ -12,7 +12,7 @@ use cenote::{Dataset, Engine, EngineConfig, FileSystem, ImportOptions, Io, Pool,
 use synth::{Builder, Compression, FileSpec, PoolSpec};
 
 use super::args::{Args, Opt, opt};
-use super::sample::Content;
+use super::sample::SampleContent;
 use super::tidy::{Mounted, Scratch};
 use super::{Run, Stop};
 
@@ -81,11 +81,11 @@ impl Maker<'_> {
         path: &str,
         size: u64,
         recordsize: u32,
-        content: &Content,
+        content: &SampleContent,
     ) -> Result<(), Stop> {
         let compression = match content {
-            Content::Noise(_) => Compression::Off,
-            Content::Half(_) => Compression::Lz4,
+            SampleContent::Noise(_) => Compression::Off,
+            SampleContent::Half(_) => Compression::Lz4,
         };
         let spec = FileSpec { recordsize, compression, ..FileSpec::new(size) };
         let (run, written, total) = (&mut *self.run, &mut self.written, self.total);
@@ -143,7 +143,7 @@ impl Lab {
     }
 
     /// A fresh engine with an empty cache of at most `arc_max` bytes.
-    pub(super) fn open(&self, arc_max: u64, policy: PolicyKind) -> Result<Rig> {
+    pub(super) fn open(&self, arc_max: u64, policy: PolicyKind) -> Result<LabPool> {
         let mut config = EngineConfig { cache_bytes: Some(arc_max), ..EngineConfig::default() };
         config.arc.policy = policy;
         let engine = Engine::new(config)?;
@@ -155,12 +155,12 @@ impl Lab {
         let options = ImportOptions { readonly: true, ..ImportOptions::default() };
         let pool = engine.import(pool, &options)?;
         let root = pool.root()?;
-        Ok(Rig { engine, fs: root.open_fs()?, root, pool, work: self.work.clone() })
+        Ok(LabPool { engine, fs: root.open_fs()?, root, pool, work: self.work.clone() })
     }
 }
 
 /// An open pool and the engine under it.
-pub(super) struct Rig {
+pub(super) struct LabPool {
     pub(super) engine: Arc<Engine>,
     pub(super) fs: Arc<FileSystem>,
     root: Dataset,
@@ -175,7 +175,7 @@ pub(super) struct Disk {
     pub(super) bytes: u64,
 }
 
-impl Rig {
+impl LabPool {
     /// Opens a file for many reads.
     pub(super) fn file(&self, path: &str) -> Result<File> {
         let id = self.fs.walk(path.as_bytes(), Io::WAIT)?;

@@ -23,10 +23,10 @@ mod sample;
 mod stress;
 mod svg;
 mod sync;
-mod sync_rig;
+mod sync_pool;
 mod tidy;
 mod write;
-mod write_rig;
+mod write_pool;
 mod zil_sticky;
 
 use std::ffi::OsString;
@@ -35,7 +35,7 @@ use std::time::Duration;
 use args::{Args, opt};
 use base::rt::{self, Instant};
 use base::{Error, Result};
-use chart::Look;
+use chart::TerminalStyle;
 use frame::Report;
 
 pub use args::Opt;
@@ -57,7 +57,7 @@ const ALL: &[Bench] = &[
 ];
 
 /// A bench with a command line of its own.
-struct Own {
+struct StandaloneBench {
     name: &'static str,
     about: &'static str,
     /// For its usage text and its manual page; it has a parser of its own.
@@ -66,8 +66,12 @@ struct Own {
 }
 
 /// Benches that measure no pool and have their own output.
-const OWN: &[Own] =
-    &[Own { name: "cache", about: cache::ABOUT, options: cache::OPTIONS, main: cache::main }];
+const OWN: &[StandaloneBench] = &[StandaloneBench {
+    name: "cache",
+    about: cache::ABOUT,
+    options: cache::OPTIONS,
+    main: cache::main,
+}];
 
 /// Options that every bench has.
 const COMMON: &[Opt] = &[
@@ -107,6 +111,9 @@ enum Stop {
     /// A signal.
     Interrupted,
 }
+
+/// What a step of a bench returns.
+type BenchResult<T> = std::result::Result<T, Stop>;
 
 impl From<Error> for Stop {
     fn from(e: Error) -> Stop {
@@ -193,7 +200,7 @@ pub fn main(argv: &[OsString]) -> Result<Exit> {
 }
 
 /// What is told about a bench.
-pub struct Entry {
+pub struct BenchInfo {
     /// Its name.
     pub name: &'static str,
     /// One line.
@@ -203,13 +210,13 @@ pub struct Entry {
 }
 
 /// All benches with their options, for the manual page.
-pub fn catalogue() -> Vec<Entry> {
-    let usual = ALL.iter().map(|b| Entry {
+pub fn catalogue() -> Vec<BenchInfo> {
+    let usual = ALL.iter().map(|b| BenchInfo {
         name: b.name,
         about: b.about,
         options: b.options.iter().copied().flatten().chain(COMMON).collect(),
     });
-    let own = OWN.iter().map(|b| Entry {
+    let own = OWN.iter().map(|b| BenchInfo {
         name: b.name,
         about: b.about,
         options: b.options.iter().collect(),
@@ -268,7 +275,7 @@ impl Bench {
         tidy::watch()?;
         (self.run)(&mut run)?;
         run.progress.finish();
-        let text = run.report.text(Look::of_stdout());
+        let text = run.report.text(TerminalStyle::of_stdout());
         run.say(&text);
         if let Some(path) = json {
             frame::write_json(&path, &run.report.json(machine))?;

@@ -31,13 +31,13 @@ use cenote::Io;
 use rustix::fs::OFlags;
 
 use super::args::opt;
-use super::frame::{Cell, Table};
-use super::sample::{Content, Rng, Scatter, median};
+use super::frame::{Cell, ReportTable};
+use super::sample::{SampleContent, Scatter, XorShift, median};
 use super::sync::{Figures, p99};
-use super::sync_rig::{DATASET, Rig};
+use super::sync_pool::{DATASET, SyncPool};
 use super::tidy::{self, Mounted, Scratch};
-use super::write_rig::cpu;
-use super::{Bench, Run, Stop};
+use super::write_pool::cpu;
+use super::{Bench, BenchResult, Run, Stop};
 
 pub(super) const BENCH: Bench = Bench {
     name: "oltp",
@@ -60,7 +60,6 @@ pub(super) const BENCH: Bench = Bench {
     run,
 };
 
-type Out<T> = std::result::Result<T, Stop>;
 /// Name of the file.
 const FILE: &str = "table";
 /// Bytes of a write when the file is made.
@@ -68,7 +67,7 @@ const LARGE: usize = 1 << 20;
 /// Threads that read in the table of depths.
 const READERS: usize = 64;
 
-struct Setup {
+struct OltpSetup {
     dir: PathBuf,
     file: u64,
     arc: u64,
@@ -81,19 +80,19 @@ struct Setup {
 }
 
 /// The numbers of an option, or others.
-fn list(run: &Run, name: &str, otherwise: &str) -> Out<Vec<u64>> {
+fn list(run: &Run, name: &str, otherwise: &str) -> BenchResult<Vec<u64>> {
     let text = run.args.text(name).unwrap_or(otherwise);
     let one = |word| cenote::props::parse_size(word).ok().filter(|n| *n > 0);
     let all: Option<Vec<u64>> = text.split(',').map(one).collect();
     all.ok_or_else(|| Stop::usage(format!("{name}: '{text}' is no list of numbers")))
 }
 
-fn run(run: &mut Run) -> Out<()> {
+fn run(run: &mut Run) -> BenchResult<()> {
     let args = &run.args;
     args.no_rest()?;
     let dir = args.text("--dir").map_or_else(std::env::temp_dir, PathBuf::from);
     let scratch = Scratch::new(&dir)?;
-    let set = Setup {
+    let set = OltpSetup {
         dir: scratch.path().to_owned(),
         file: args.size("--file", 512 << 20, 4 << 20..=1 << 40)?.next_multiple_of(1 << 20),
         arc: args.size("--arc", 128 << 20, 1 << 20..=1 << 40)?,
@@ -136,10 +135,10 @@ fn failed(e: std::io::Error) -> Error {
 }
 
 /// A pool whose file is written once, nothing of it in memory.
-fn fill(run: &mut Run, set: &Setup, record: u64) -> Out<()> {
-    let rig = Rig::new(&set.dir, set.file * 3 + (512 << 20), record)?;
+fn fill(run: &mut Run, set: &OltpSetup, record: u64) -> BenchResult<()> {
+    let rig = SyncPool::new(&set.dir, set.file * 3 + (512 << 20), record)?;
     let file = rig.file(FILE)?;
-    let (content, mut data) = (Content::noise(1), vec![0; LARGE]);
+    let (content, mut data) = (SampleContent::noise(1), vec![0; LARGE]);
     for at in (0..set.file).step_by(LARGE) {
         run.step("making the file, MiB", at >> 20, set.file >> 20)?;
         content.fill(at, &mut data);
@@ -151,7 +150,7 @@ fn fill(run: &mut Run, set: &Setup, record: u64) -> Out<()> {
 
 /// What devices and cache did, as sums.
 #[derive(Clone, Copy, Debug, Default)]
-struct Counts {
+struct OltpCounts {
     read: u64,
     written: u64,
     /// Reads that the device did for several requests, and all.
@@ -163,9 +162,9 @@ struct Counts {
     cpu: Duration,
 }
 
-impl Counts {
-    fn of(rig: &Rig) -> Result<Counts> {
-        let mut counts = Counts { cpu: cpu(), ..Counts::default() };
+impl OltpCounts {
+    fn of(rig: &SyncPool) -> Result<OltpCounts> {
+        let mut counts = OltpCounts { cpu: cpu(), ..OltpCounts::default() };
         let tree = rig.writer()?.zio().tree();
         for (id, leaf) in tree.leaves() {
             if let Some(device) = leaf.device() {
@@ -184,8 +183,8 @@ impl Counts {
         Ok(counts)
     }
 
-    fn since(self, before: Counts) -> Counts {
-        Counts {
+    fn since(self, before: OltpCounts) -> OltpCounts {
+        OltpCounts {
             read: self.read - before.read,
             written: self.written - before.written,
             merged: self.merged - before.merged,
@@ -199,28 +198,28 @@ impl Counts {
 
 /// What the clients of one part do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
+enum OltpPart {
     Reads,
     Writes,
     Transactions,
 }
 
 /// What came of it.
-struct Went {
+struct PartResult {
     each: Vec<Duration>,
     time: Duration,
-    counts: Counts,
+    counts: OltpCounts,
 }
 
 /// One client's file, and how it commits.
-struct Client<'a> {
-    set: &'a Setup,
+struct OltpClient<'a> {
+    set: &'a OltpSetup,
     file: File,
     unsynced: u64,
     page: Vec<u8>,
 }
 
-impl Client<'_> {
+impl OltpClient<'_> {
     fn read(&mut self, page: u64) -> std::io::Result<()> {
         self.file.read_exact_at(&mut self.page, page * self.set.page)
     }
@@ -242,8 +241,8 @@ impl Client<'_> {
 }
 
 /// Imports the pool with an empty cache, mounts it, and has the clients do their part.
-fn part(set: &Setup, part: Part, seed: u64) -> Out<Went> {
-    let rig = Rig::import_with(&set.dir, Some(set.arc))?;
+fn part(set: &OltpSetup, part: OltpPart, seed: u64) -> BenchResult<PartResult> {
+    let rig = SyncPool::import_with(&set.dir, Some(set.arc))?;
     let mounted = Mounted::new(&rig.pool.dataset(DATASET)?, &set.dir, true)?;
     let path = mounted.path().join(FILE);
     let (pages, next) = (set.file / set.page, AtomicU64::new(0));
@@ -253,8 +252,9 @@ fn part(set: &Setup, part: Part, seed: u64) -> Out<Went> {
     let work = |t: usize| -> std::io::Result<()> {
         let sync = if set.commit == 0 { OFlags::DSYNC.bits() as i32 } else { 0 };
         let file = OpenOptions::new().read(true).write(true).custom_flags(sync).open(&path)?;
-        let mut client = Client { set, file, unsynced: 0, page: vec![t as u8; set.page as usize] };
-        let (mut rng, mut own) = (Rng::new(seed * 1024 + t as u64), Vec::new());
+        let mut client =
+            OltpClient { set, file, unsynced: 0, page: vec![t as u8; set.page as usize] };
+        let (mut rng, mut own) = (XorShift::new(seed * 1024 + t as u64), Vec::new());
         while !tidy::interrupted() {
             let n = next.fetch_add(1, Relaxed);
             if n >= set.count {
@@ -263,9 +263,9 @@ fn part(set: &Setup, part: Part, seed: u64) -> Out<Went> {
             let began = rt::now();
             match part {
                 // Not the same places in each round, but each at most once.
-                Part::Reads => client.read(scatter.place((n + seed * set.count) % pages))?,
-                Part::Writes => client.write(scatter.place((n + seed * set.count) % pages))?,
-                Part::Transactions => {
+                OltpPart::Reads => client.read(scatter.place((n + seed * set.count) % pages))?,
+                OltpPart::Writes => client.write(scatter.place((n + seed * set.count) % pages))?,
+                OltpPart::Transactions => {
                     (0..set.reads).try_for_each(|_| client.read(rng.below(pages)))?;
                     client.write(rng.below(pages))?;
                 }
@@ -278,7 +278,7 @@ fn part(set: &Setup, part: Part, seed: u64) -> Out<Went> {
         each.lock().append(&mut own);
         Ok(())
     };
-    let (before, began) = (Counts::of(&rig)?, rt::now());
+    let (before, began) = (OltpCounts::of(&rig)?, rt::now());
     rt::fan_out(set.clients, |t| {
         if let Err(e) = work(t) {
             error.lock().get_or_insert(e);
@@ -290,30 +290,30 @@ fn part(set: &Setup, part: Part, seed: u64) -> Out<Went> {
     }
     // Bytes of the groups that are still to be written belong to it.
     rig.writer()?.sync()?;
-    let counts = Counts::of(&rig)?.since(before);
+    let counts = OltpCounts::of(&rig)?.since(before);
     drop(mounted);
-    Ok(Went { each: each.into_inner(), time, counts })
+    Ok(PartResult { each: each.into_inner(), time, counts })
 }
 
-fn rounds(run: &mut Run, set: &Setup, record: u64) -> Out<()> {
+fn rounds(run: &mut Run, set: &OltpSetup, record: u64) -> BenchResult<()> {
     let mut f = Figures::default();
     let pages = (set.count.min(set.file / set.page)) as f64;
     let bytes = pages * set.page as f64;
     for round in 0..set.rounds {
         run.step(&format!("records of {}", cenote::props::nicebytes(record)), round, set.rounds)?;
-        let went = part(set, Part::Reads, round)?;
+        let went = part(set, OltpPart::Reads, round)?;
         let c = went.counts;
         f.add("reads: pages/s", went.each.len() as f64 / went.time.as_secs_f64());
         f.add("reads: device bytes a byte", c.read as f64 / bytes);
         f.add("reads: device operations a page", c.reads as f64 / pages);
         f.add("reads: operations merged, %", 100.0 * c.merged as f64 / (c.reads as f64).max(1.0));
-        let went = part(set, Part::Writes, round)?;
+        let went = part(set, OltpPart::Writes, round)?;
         let c = went.counts;
         f.add("writes: pages/s", went.each.len() as f64 / went.time.as_secs_f64());
         f.add("writes: data blocks read a write", c.data as f64 / pages);
         f.add("writes: metadata blocks read a write", c.metadata as f64 / pages);
         f.add("writes: device bytes a byte", c.written as f64 / bytes);
-        let mut went = part(set, Part::Transactions, round)?;
+        let mut went = part(set, OltpPart::Transactions, round)?;
         let (c, n) = (went.counts, went.each.len() as f64);
         let wrote = n * set.page as f64;
         f.add("transactions/s", n / went.time.as_secs_f64());
@@ -357,13 +357,13 @@ fn name_of(record: u64) -> &'static str {
 }
 
 /// Reads a second of many threads for a time.
-fn reads(rig: &Rig, set: &Setup, time: Duration, seed: u64) -> Out<f64> {
+fn reads(rig: &SyncPool, set: &OltpSetup, time: Duration, seed: u64) -> BenchResult<f64> {
     let id = rig.fs.walk(FILE.as_bytes(), Io::WAIT)?;
     let file = rig.fs.open_file(id, Io::WAIT)?;
     let (done, error) = (AtomicU64::new(0), Mutex::new(None));
     let began = rt::now();
     rt::fan_out(READERS, |t| {
-        let mut rng = Rng::new(seed * READERS as u64 + t as u64);
+        let mut rng = XorShift::new(seed * READERS as u64 + t as u64);
         let mut page = vec![0; set.page as usize];
         while began.elapsed() < time && !tidy::interrupted() {
             let at = rng.below(set.file / set.page) * set.page;
@@ -383,7 +383,7 @@ fn reads(rig: &Rig, set: &Setup, time: Duration, seed: u64) -> Out<f64> {
 }
 
 /// The queue's depth: fixed, or none for the one that it finds.
-fn set_depth(rig: &Rig, depth: Option<u64>) -> Result<()> {
+fn set_depth(rig: &SyncPool, depth: Option<u64>) -> Result<()> {
     let set = |name: &str, value: &str| cenote::tune::find(name)?.set(&rig.engine, value);
     set("zfs_vdev_adaptive_depth", if depth.is_none() { "on" } else { "off" })?;
     // Back at its default the class is free again.
@@ -391,8 +391,14 @@ fn set_depth(rig: &Rig, depth: Option<u64>) -> Result<()> {
     set("zfs_vdev_sync_read_max_active", &depth)
 }
 
-fn by_depth(run: &mut Run, set: &Setup, record: u64, depths: &[u64], time: Duration) -> Out<()> {
-    let rig = Rig::import_with(&set.dir, Some(set.arc.min(set.file / 8).max(1 << 20)))?;
+fn by_depth(
+    run: &mut Run,
+    set: &OltpSetup,
+    record: u64,
+    depths: &[u64],
+    time: Duration,
+) -> BenchResult<()> {
+    let rig = SyncPool::import_with(&set.dir, Some(set.arc.min(set.file / 8).max(1 << 20)))?;
     let mut all: Vec<Option<u64>> = depths.iter().map(|d| Some(*d)).collect();
     all.push(None);
     let mut rates: Vec<Vec<f64>> = vec![Vec::new(); all.len()];
@@ -407,7 +413,7 @@ fn by_depth(run: &mut Run, set: &Setup, record: u64, depths: &[u64], time: Durat
             rates[n].push(reads(&rig, set, time, 1 + round)?);
         }
     }
-    let mut table = Table::new(
+    let mut table = ReportTable::new(
         "depths",
         &[
             ("record", "RECORD"),

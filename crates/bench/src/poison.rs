@@ -21,9 +21,9 @@ use cenote::{ArcStats, File, PolicyKind};
 
 use super::args::opt;
 use super::chart::Shape;
-use super::frame::{Cell, Table};
-use super::lab::{self, Lab, Rig};
-use super::sample::{Content, Rng, Zipf, median};
+use super::frame::{Cell, ReportTable};
+use super::lab::{self, Lab, LabPool};
+use super::sample::{SampleContent, XorShift, Zipf, median};
 use super::{Bench, Run, Stop};
 
 pub(super) const BENCH: Bench = Bench {
@@ -59,7 +59,7 @@ const STREAM: usize = 1 << 20;
 const BATCH: u64 = 64;
 const PHASES: [&str; 3] = ["before", "after the scan", "arc_max - 1"];
 
-struct Setup {
+struct PoisonSetup {
     arc: u64,
     a: u64,
     b: u64,
@@ -74,37 +74,37 @@ struct Setup {
 
 /// Where the reads go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum ReadPath {
     Library,
     Mount,
     Direct,
 }
 
-impl Way {
+impl ReadPath {
     fn word(self) -> &'static str {
         match self {
-            Way::Library => "library",
-            Way::Mount => "mount",
-            Way::Direct => "mount, direct_io",
+            ReadPath::Library => "library",
+            ReadPath::Mount => "mount",
+            ReadPath::Direct => "mount, direct_io",
         }
     }
 }
 
-enum Source {
+enum TestedFile {
     Library(Box<File>),
     Host(HostFile),
 }
 
-impl Source {
+impl TestedFile {
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         match self {
-            Source::Library(file) => {
+            TestedFile::Library(file) => {
                 if file.read_at(offset, out, Io::WAIT)? != out.len() {
                     return Err(Error::invalid("the file is shorter than it should be"));
                 }
                 Ok(())
             }
-            Source::Host(file) => {
+            TestedFile::Host(file) => {
                 file.read_exact_at(out, offset).map_err(|e| Error::io("cannot read", e))
             }
         }
@@ -112,13 +112,13 @@ impl Source {
 }
 
 /// The same places, phase after phase.
-struct Places<'a> {
-    rng: Rng,
+struct ReadSequence<'a> {
+    rng: XorShift,
     size: u64,
     zipf: Option<&'a Zipf>,
 }
 
-impl Places<'_> {
+impl ReadSequence<'_> {
     /// Offset and length of the next read.
     fn next(&mut self) -> (u64, usize) {
         let len = 1 + self.rng.below(READ_MAX.min(self.size));
@@ -137,7 +137,7 @@ impl Places<'_> {
 
 /// What a part of a phase showed.
 #[derive(Clone, Copy, Debug, Default)]
-struct Part {
+struct PhaseResult {
     rate: f64,
     hit_ratio: Option<f64>,
     ns_a_hit: Option<f64>,
@@ -148,7 +148,7 @@ struct Part {
 
 #[derive(Default)]
 struct Phase {
-    parts: Vec<Part>,
+    parts: Vec<PhaseResult>,
     /// Reads a second while the second half of one cache-size was read.
     recovered: f64,
 }
@@ -160,7 +160,7 @@ struct Round {
     stream_hits: Option<f64>,
 }
 
-fn setup(run: &Run) -> Result<Setup, Stop> {
+fn setup(run: &Run) -> Result<PoisonSetup, Stop> {
     let args = &run.args;
     args.no_rest()?;
     let sizes = 1 << 20..=1 << 50;
@@ -174,7 +174,7 @@ fn setup(run: &Run) -> Result<Setup, Stop> {
     let record = u32::try_from(record).ok().filter(|r| r.is_power_of_two());
     let record = record.ok_or_else(|| Stop::usage("--record: must be a power of two"))?;
     let time = args.flag("--time").then(|| args.time("--time", Duration::ZERO)).transpose()?;
-    Ok(Setup {
+    Ok(PoisonSetup {
         arc,
         a,
         b,
@@ -192,7 +192,8 @@ fn run(run: &mut Run) -> Result<(), Stop> {
     let mut set = setup(run)?;
     let record = set.record;
     let policies = lab::policies(&run.args, "default")?;
-    let content = if run.args.flag("--lz4") { Content::half() } else { Content::noise(set.seed) };
+    let content =
+        if run.args.flag("--lz4") { SampleContent::half() } else { SampleContent::noise(set.seed) };
     let lab = Lab::new(run, set.a + set.b, |maker| {
         maker.file("A", set.a, record, &content)?;
         maker.file("B", set.b, record, &content)
@@ -202,9 +203,9 @@ fn run(run: &mut Run) -> Result<(), Stop> {
     }
     run.report.set("skew", Cell::Real(set.skew));
     run.report.set("rounds", Cell::Count(set.rounds));
-    let mut ways = vec![Way::Library];
+    let mut ways = vec![ReadPath::Library];
     if run.args.flag("--mount") {
-        ways.extend([Way::Mount, Way::Direct]);
+        ways.extend([ReadPath::Mount, ReadPath::Direct]);
     }
     let mut tables = tables();
     let mut pictures = Vec::new();
@@ -215,7 +216,7 @@ fn run(run: &mut Run) -> Result<(), Stop> {
                 let name = format!("{} {}, round {}", lab::word(policy), way.word(), n + 1);
                 rounds.push(round(run, &mut set, &lab, policy, way, &name)?);
             }
-            tell(run, &set, &mut tables, &mut pictures, (policy, way), &rounds);
+            report(run, &set, &mut tables, &mut pictures, (policy, way), &rounds);
         }
     }
     run.report.set("reads a phase", Cell::Count(set.reads));
@@ -232,25 +233,27 @@ fn run(run: &mut Run) -> Result<(), Stop> {
 /// Fresh engine, warm-up, and the phases.
 fn round(
     run: &mut Run,
-    set: &mut Setup,
+    set: &mut PoisonSetup,
     lab: &Lab,
     policy: PolicyKind,
-    way: Way,
+    way: ReadPath,
     name: &str,
 ) -> Result<Round, Stop> {
     let rig = lab.open(set.arc, policy)?;
     let mounted = match way {
-        Way::Library => None,
-        Way::Mount | Way::Direct => Some(rig.mount(way == Way::Direct)?),
+        ReadPath::Library => None,
+        ReadPath::Mount | ReadPath::Direct => Some(rig.mount(way == ReadPath::Direct)?),
     };
-    let open = |file: &str| -> Result<Source> {
-        let Some(mounted) = &mounted else { return Ok(Source::Library(Box::new(rig.file(file)?))) };
+    let open = |file: &str| -> Result<TestedFile> {
+        let Some(mounted) = &mounted else {
+            return Ok(TestedFile::Library(Box::new(rig.file(file)?)));
+        };
         let opened = HostFile::open(mounted.path().join(file));
-        Ok(Source::Host(opened.map_err(|e| Error::io("cannot open", e).on_path(file))?))
+        Ok(TestedFile::Host(opened.map_err(|e| Error::io("cannot open", e).on_path(file))?))
     };
     let (a, b) = (open("A")?, open("B")?);
     let zipf = (set.skew > 0.0).then(|| Zipf::new((set.a / READ_MAX).max(1), set.skew));
-    let places = || Places { rng: Rng::new(set.seed), size: set.a, zipf: zipf.as_ref() };
+    let places = || ReadSequence { rng: XorShift::new(set.seed), size: set.a, zipf: zipf.as_ref() };
     // The first warm-up tells how many reads fill the time that was asked for.
     if let Some(time) = set.time.take() {
         phase(run, set, &rig, &a, places(), &format!("{name}: trying"))?;
@@ -260,7 +263,7 @@ fn round(
         let reads = (time.as_secs_f64() / each) as u64;
         set.reads = reads.clamp(10 * set.tenths, 1 << 40);
     }
-    let places = || Places { rng: Rng::new(set.seed), size: set.a, zipf: zipf.as_ref() };
+    let places = || ReadSequence { rng: XorShift::new(set.seed), size: set.a, zipf: zipf.as_ref() };
     phase(run, set, &rig, &a, places(), &format!("{name}: warming up"))?;
     let mut phases = vec![phase(run, set, &rig, &a, places(), &format!("{name}: before"))?];
     let (stream_mib, stream_hits) = stream(run, set, &rig, &b, &format!("{name}: scan"))?;
@@ -278,10 +281,10 @@ fn hit_ratio(before: &ArcStats, after: &ArcStats) -> Option<f64> {
 /// The same reads as every phase, in parts.
 fn phase(
     run: &mut Run,
-    set: &Setup,
-    rig: &Rig,
-    file: &Source,
-    mut places: Places<'_>,
+    set: &PoisonSetup,
+    rig: &LabPool,
+    file: &TestedFile,
+    mut places: ReadSequence<'_>,
     name: &str,
 ) -> Result<Phase, Stop> {
     let mut out = vec![0; READ_MAX as usize];
@@ -317,7 +320,7 @@ fn phase(
         let seconds = begin.elapsed().as_secs_f64();
         let after = rig.stats();
         let (x, y) = (stats.forms, after.forms);
-        phase.parts.push(Part {
+        phase.parts.push(PhaseResult {
             rate: (done - from) as f64 / seconds,
             hit_ratio: hit_ratio(&stats, &after),
             ns_a_hit: (hits > 0).then(|| hit_time.as_nanos() as f64 / hits as f64),
@@ -335,9 +338,9 @@ fn phase(
 /// Reads B from its beginning to its end: MiB/s and hit ratio.
 fn stream(
     run: &mut Run,
-    set: &Setup,
-    rig: &Rig,
-    file: &Source,
+    set: &PoisonSetup,
+    rig: &LabPool,
+    file: &TestedFile,
     name: &str,
 ) -> Result<(f64, Option<f64>), Stop> {
     let mut out = vec![0; STREAM];
@@ -353,9 +356,9 @@ fn stream(
     Ok((mib, hit_ratio(&stats, &rig.stats())))
 }
 
-fn tables() -> [Table; 2] {
+fn tables() -> [ReportTable; 2] {
     [
-        Table::new(
+        ReportTable::new(
             "tenths",
             &[
                 ("policy", "POLICY"),
@@ -370,7 +373,7 @@ fn tables() -> [Table; 2] {
                 ("decompressed", "DECOMPRESSED"),
             ],
         ),
-        Table::new(
+        ReportTable::new(
             "scan",
             &[
                 ("policy", "POLICY"),
@@ -386,12 +389,12 @@ fn tables() -> [Table; 2] {
 type Lines = Vec<(String, Vec<f64>)>;
 
 /// Medians over the rounds, and the targets.
-fn tell(
+fn report(
     run: &mut Run,
-    set: &Setup,
-    tables: &mut [Table; 2],
+    set: &PoisonSetup,
+    tables: &mut [ReportTable; 2],
     pictures: &mut Vec<(String, Lines, Lines)>,
-    (policy, way): (PolicyKind, Way),
+    (policy, way): (PolicyKind, ReadPath),
     rounds: &[Round],
 ) {
     let name = format!("{} {}", lab::word(policy), way.word());
@@ -399,10 +402,11 @@ fn tell(
     for (p, phase) in PHASES.iter().enumerate() {
         let (mut rates, mut hits) = (Vec::new(), Vec::new());
         for t in 0..set.tenths as usize {
-            let parts: Vec<Part> = rounds.iter().map(|r| r.phases[p].parts[t]).collect();
-            let of = |f: &dyn Fn(&Part) -> Option<f64>| median(parts.iter().filter_map(f));
-            let count =
-                |f: fn(&Part) -> u64| Cell::Count(of(&|x| Some(f(x) as f64)).unwrap_or(0.0) as u64);
+            let parts: Vec<PhaseResult> = rounds.iter().map(|r| r.phases[p].parts[t]).collect();
+            let of = |f: &dyn Fn(&PhaseResult) -> Option<f64>| median(parts.iter().filter_map(f));
+            let count = |f: fn(&PhaseResult) -> u64| {
+                Cell::Count(of(&|x| Some(f(x) as f64)).unwrap_or(0.0) as u64)
+            };
             let (rate, hit) = (of(&|x| Some(x.rate)), of(&|x| x.hit_ratio));
             tables[0].rows.push(vec![
                 lab::word(policy).into(),
@@ -449,7 +453,7 @@ mod tests {
         let zipf = Zipf::new(40, 0.99);
         for zipf in [None, Some(&zipf)] {
             for size in [1u64, 1000, READ_MAX, 10 << 20] {
-                let new = || Places { rng: Rng::new(3), size, zipf };
+                let new = || ReadSequence { rng: XorShift::new(3), size, zipf };
                 let (mut one, mut two) = (new(), new());
                 for _ in 0..2000 {
                     let (offset, len) = one.next();

@@ -4,11 +4,11 @@
 /// xorshift64*: fast, and good enough to leave no pattern. Equal seeds give equal
 /// sequences, so that phases read the same places.
 #[derive(Clone, Debug)]
-pub(super) struct Rng(u64);
+pub(super) struct XorShift(u64);
 
-impl Rng {
-    pub(super) fn new(seed: u64) -> Rng {
-        Rng(mix(seed).max(1))
+impl XorShift {
+    pub(super) fn new(seed: u64) -> XorShift {
+        XorShift(mix(seed).max(1))
     }
 
     pub(super) fn next(&mut self) -> u64 {
@@ -51,7 +51,7 @@ impl Zipf {
     }
 
     /// A rank.
-    pub(super) fn draw(&self, rng: &mut Rng) -> u64 {
+    pub(super) fn draw(&self, rng: &mut XorShift) -> u64 {
         let total = self.0.last().copied().unwrap_or(1.0);
         let at = rng.share() * total;
         self.0.partition_point(|&sum| sum <= at).min(self.0.len() - 1) as u64
@@ -85,7 +85,7 @@ fn gcd(a: u64, b: u64) -> u64 {
 }
 
 /// What files hold.
-pub(super) enum Content {
+pub(super) enum SampleContent {
     /// Nothing compresses it.
     Noise(u64),
     /// lz4 makes about a half of it.
@@ -98,28 +98,28 @@ const SAMPLE: usize = 1_048_573;
 /// Bytes between two states of the noise.
 const NOISE_STEP: usize = 512;
 
-impl Content {
-    pub(super) fn noise(seed: u64) -> Content {
-        Content::Noise(seed)
+impl SampleContent {
+    pub(super) fn noise(seed: u64) -> SampleContent {
+        SampleContent::Noise(seed)
     }
 
-    pub(super) fn half() -> Content {
-        Content::Half(codec::bench::sample(SAMPLE))
+    pub(super) fn half() -> SampleContent {
+        SampleContent::Half(codec::bench::sample(SAMPLE))
     }
 
     /// The bytes at `offset`, a multiple of 512.
     pub(super) fn fill(&self, offset: u64, out: &mut [u8]) {
         match self {
-            Content::Noise(seed) => {
+            SampleContent::Noise(seed) => {
                 let chunks = (offset / NOISE_STEP as u64..).zip(out.chunks_mut(NOISE_STEP));
                 for (n, chunk) in chunks {
-                    let mut rng = Rng::new(seed ^ n);
+                    let mut rng = XorShift::new(seed ^ n);
                     for word in chunk.chunks_mut(8) {
                         word.copy_from_slice(&rng.next().to_le_bytes()[..word.len()]);
                     }
                 }
             }
-            Content::Half(sample) => {
+            SampleContent::Half(sample) => {
                 let mut from = (offset % SAMPLE as u64) as usize;
                 let mut out = out;
                 while !out.is_empty() {
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn zipf_prefers_low_ranks() {
-        let (zipf, mut rng) = (Zipf::new(1000, 0.99), Rng::new(1));
+        let (zipf, mut rng) = (Zipf::new(1000, 0.99), XorShift::new(1));
         let mut seen = [0u32; 1000];
         for _ in 0..200_000 {
             seen[zipf.draw(&mut rng) as usize] += 1;
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn content_is_the_same_in_any_pieces() {
-        for content in [Content::noise(7), Content::half()] {
+        for content in [SampleContent::noise(7), SampleContent::half()] {
             let mut whole = vec![0; 40_000];
             content.fill(SAMPLE as u64 / 512 * 512 - 1024, &mut whole);
             let mut pieces = vec![0; 40_000];
@@ -196,17 +196,17 @@ mod tests {
             let mut out = vec![0; block.len() * 2];
             codec::compress::compress(codec::compress::Compression::Lz4, block, &mut out).unwrap()
         };
-        Content::half().fill(0, &mut block);
+        SampleContent::half().fill(0, &mut block);
         assert!((40 << 10..100 << 10).contains(&packed(&block)), "{}", packed(&block));
-        Content::noise(1).fill(0, &mut block);
+        SampleContent::noise(1).fill(0, &mut block);
         assert!(packed(&block) >= 128 << 10);
     }
 
     #[test]
     fn random_numbers_stay_below() {
-        let mut rng = Rng::new(0);
+        let mut rng = XorShift::new(0);
         assert!((0..1000).all(|_| rng.below(7) < 7));
-        assert_eq!(Rng::new(5).next(), Rng::new(5).next());
-        assert_ne!(Rng::new(5).next(), Rng::new(6).next());
+        assert_eq!(XorShift::new(5).next(), XorShift::new(5).next());
+        assert_ne!(XorShift::new(5).next(), XorShift::new(6).next());
     }
 }

@@ -13,9 +13,9 @@ use cenote::{ArcStats, PolicyKind};
 
 use super::args::opt;
 use super::chart::Shape;
-use super::frame::{Cell, Table};
+use super::frame::{Cell, ReportTable};
 use super::lab::{self, Lab};
-use super::sample::{Content, Rng, Scatter, Zipf};
+use super::sample::{SampleContent, Scatter, XorShift, Zipf};
 use super::{Bench, Run, Stop};
 
 pub(super) const BENCH: Bench = Bench {
@@ -42,7 +42,7 @@ pub(super) const BENCH: Bench = Bench {
 /// Reads between two looks at signals.
 const BATCH: u64 = 256;
 
-struct Setup {
+struct StressSetup {
     record: u64,
     /// Keys of each step.
     steps: Vec<u64>,
@@ -76,7 +76,7 @@ fn run(run: &mut Run) -> Result<(), Stop> {
         return Err(Stop::usage("--first: must not be more than --size"));
     }
     let keys = size / record;
-    let set = Setup {
+    let set = StressSetup {
         record,
         steps: growth(first / record, keys, args.count("--steps", 7, 1..=100)?),
         reads: args.count("--reads", 4 * keys, 1..=1 << 40)?,
@@ -84,13 +84,13 @@ fn run(run: &mut Run) -> Result<(), Stop> {
         seed: args.count("--seed", 1, 0..=u64::MAX)?,
     };
     let policies = lab::policies(args, "default,arc")?;
-    let content = Content::noise(set.seed);
+    let content = SampleContent::noise(set.seed);
     let lab = Lab::new(run, size, |maker| maker.file("keys", size, record as u32, &content))?;
     run.report.set("arc", Cell::Bytes(arc));
     run.report.set("record", Cell::Bytes(record));
     run.report.set("skew", Cell::Real(set.skew));
     run.report.set("reads a step", Cell::Count(set.reads));
-    let mut table = Table::new(
+    let mut table = ReportTable::new(
         "steps",
         &[
             ("policy", "POLICY"),
@@ -127,16 +127,16 @@ fn run(run: &mut Run) -> Result<(), Stop> {
 /// The steps with one policy: hit ratios of the data.
 fn steps(
     run: &mut Run,
-    set: &Setup,
+    set: &StressSetup,
     lab: &Lab,
     arc: u64,
     policy: PolicyKind,
-    table: &mut Table,
+    table: &mut ReportTable,
 ) -> Result<Vec<f64>, Stop> {
     let rig = lab.open(arc, policy)?;
     let file = rig.file("keys")?;
     let scatter = Scatter::new(file.size() / set.record);
-    let mut rng = Rng::new(set.seed);
+    let mut rng = XorShift::new(set.seed);
     let mut ratios = Vec::new();
     let count = set.steps.len();
     for (n, &keys) in set.steps.iter().enumerate() {

@@ -14,12 +14,12 @@ use base::ObjectId;
 use base::rt::{self, Mutex};
 
 use super::args::opt;
-use super::frame::{Cell, Table};
+use super::frame::{Cell, ReportTable};
 use super::sample::median;
-use super::sync_rig::{Counts, Rig, fio, image};
+use super::sync_pool::{SyncCounts, SyncPool, fio, image};
 use super::tidy::{self, Scratch};
-use super::write_rig::{preallocate, rss};
-use super::{Bench, Run, Stop};
+use super::write_pool::{preallocate, rss};
+use super::{Bench, BenchResult, Run, Stop};
 
 pub(super) const BENCH: Bench = Bench {
     name: "sync",
@@ -37,9 +37,8 @@ pub(super) const BENCH: Bench = Bench {
     run,
 };
 
-type Out<T> = Result<T, Stop>;
-type Named = (&'static str, fn(&mut Run, &Setup) -> Out<()>);
-const CELLS: [Named; 4] =
+type SyncCell = (&'static str, fn(&mut Run, &SyncSetup) -> BenchResult<()>);
+const CELLS: [SyncCell; 4] =
     [("rate", rate), ("bytes", bytes), ("beside", beside), ("replay", replay)];
 const COLUMNS: [(&str, &str); 5] = [
     ("figure", "FIGURE"),
@@ -53,7 +52,7 @@ const MANY: usize = 8;
 /// Records in a commit of the log that is replayed.
 const BATCH: u64 = 1000;
 
-struct Setup {
+struct SyncSetup {
     dir: PathBuf,
     file: u64,
     rounds: u64,
@@ -63,12 +62,12 @@ struct Setup {
     records: u64,
 }
 
-fn run(run: &mut Run) -> Out<()> {
+fn run(run: &mut Run) -> BenchResult<()> {
     let args = &run.args;
     let sizes = 64 << 20..=1 << 40;
     let dir = args.text("--dir").map_or_else(std::env::temp_dir, PathBuf::from);
     let scratch = Scratch::new(&dir)?;
-    let set = Setup {
+    let set = SyncSetup {
         dir: scratch.path().to_owned(),
         file: args.size("--file", 4 << 30, sizes.clone())?,
         rounds: args.count("--rounds", 7, 1..=1000)?,
@@ -111,7 +110,7 @@ impl Figures {
     }
 
     pub(super) fn end(self, name: &'static str, run: &mut Run) {
-        let mut table = Table::new(name, &COLUMNS);
+        let mut table = ReportTable::new(name, &COLUMNS);
         for (figure, values) in self.rows {
             table.rows.push(vec![
                 figure.into(),
@@ -126,7 +125,7 @@ impl Figures {
 }
 
 /// A file of blocks that were written once and are on disk.
-fn written(rig: &Rig, name: &str, blocks: u64, data: &[u8]) -> Out<ObjectId> {
+fn written(rig: &SyncPool, name: &str, blocks: u64, data: &[u8]) -> BenchResult<ObjectId> {
     let file = rig.file(name)?;
     (0..blocks).try_for_each(|i| rig.write(file, i * data.len() as u64, data))?;
     rig.writer()?.sync()?;
@@ -135,7 +134,7 @@ fn written(rig: &Rig, name: &str, blocks: u64, data: &[u8]) -> Out<ObjectId> {
 }
 
 /// Writes and syncs blocks, each writer in its file; how long it took all of them.
-fn durable(rig: &Rig, files: &[ObjectId], count: u64, data: &[u8]) -> Out<Duration> {
+fn durable(rig: &SyncPool, files: &[ObjectId], count: u64, data: &[u8]) -> BenchResult<Duration> {
     let failed = Mutex::new(None);
     let began = rt::now();
     rt::fan_out(files.len(), |t| {
@@ -155,25 +154,26 @@ fn durable(rig: &Rig, files: &[ObjectId], count: u64, data: &[u8]) -> Out<Durati
     failed.into_inner().map_or(Ok(time), |e| Err(e.into()))
 }
 
-fn block(set: &Setup) -> Vec<u8> {
+fn block(set: &SyncSetup) -> Vec<u8> {
     (0..set.block).map(|i| (i.wrapping_mul(0x9e37_79b9) >> 7) as u8).collect()
 }
 
-fn rate(run: &mut Run, set: &Setup) -> Out<()> {
+fn rate(run: &mut Run, set: &SyncSetup) -> BenchResult<()> {
     let data = block(set);
     let peer = set.dir.join("fio.img");
     let bytes = (set.writes * set.block).next_multiple_of(1 << 20);
     preallocate(&peer, bytes)?;
-    let rig = Rig::new(&set.dir, set.file, set.block)?;
+    let rig = SyncPool::new(&set.dir, set.file, set.block)?;
     let each = set.writes / MANY as u64;
     let one = [written(&rig, "one", set.writes, &data)?];
-    let many: Vec<ObjectId> =
-        (0..MANY).map(|t| written(&rig, &format!("many-{t}"), each, &data)).collect::<Out<_>>()?;
+    let many: Vec<ObjectId> = (0..MANY)
+        .map(|t| written(&rig, &format!("many-{t}"), each, &data))
+        .collect::<BenchResult<_>>()?;
     let mut f = Figures::default();
     for turn in 0..set.rounds {
         run.step("rate", turn, set.rounds)?;
         let disk = fio(&peer, bytes, set.block, set.writes);
-        let counted = |files: &[ObjectId], count: u64| -> Out<(f64, Counts)> {
+        let counted = |files: &[ObjectId], count: u64| -> BenchResult<(f64, SyncCounts)> {
             let before = rig.counts()?;
             let time = durable(&rig, files, count, &data)?;
             let writes = count * files.len() as u64;
@@ -198,9 +198,9 @@ fn rate(run: &mut Run, set: &Setup) -> Out<()> {
     Ok(())
 }
 
-fn bytes(run: &mut Run, set: &Setup) -> Out<()> {
+fn bytes(run: &mut Run, set: &SyncSetup) -> BenchResult<()> {
     let data = block(set);
-    let rig = Rig::new(&set.dir, set.file, set.block)?;
+    let rig = SyncPool::new(&set.dir, set.file, set.block)?;
     let file = written(&rig, "file", set.writes, &data)?;
     let mut f = Figures::default();
     for turn in 0..set.rounds {
@@ -228,9 +228,9 @@ pub(super) fn p99(times: &mut [Duration]) -> f64 {
     times.get(at).map_or(f64::NAN, |t| t.as_secs_f64() * 1e3)
 }
 
-fn beside(run: &mut Run, set: &Setup) -> Out<()> {
+fn beside(run: &mut Run, set: &SyncSetup) -> BenchResult<()> {
     let data = block(set);
-    let rig = Rig::new(&set.dir, set.file, 128 << 10)?;
+    let rig = SyncPool::new(&set.dir, set.file, 128 << 10)?;
     let file = written(&rig, "file", set.writes, &data)?;
     let bulk = rig.file("stream")?;
     let large = vec![5; 1 << 20];
@@ -238,13 +238,13 @@ fn beside(run: &mut Run, set: &Setup) -> Out<()> {
     for turn in 0..set.rounds {
         run.step("beside", turn, set.rounds)?;
         rig.writer()?.sync()?;
-        let timed = |i: u64| -> Out<Duration> {
+        let timed = |i: u64| -> BenchResult<Duration> {
             rig.write(file, i % set.writes * set.block, &data)?;
             let began = rt::now();
             rig.fs.fsync(file)?;
             Ok(began.elapsed())
         };
-        let mut quiet = (0..set.writes).map(timed).collect::<Out<Vec<_>>>()?;
+        let mut quiet = (0..set.writes).map(timed).collect::<BenchResult<Vec<_>>>()?;
         let (going, failed) = (Mutex::new(true), Mutex::new(None));
         let times = Mutex::new(Vec::new());
         rt::fan_out(2, |t| {
@@ -286,8 +286,8 @@ fn beside(run: &mut Run, set: &Setup) -> Out<()> {
     Ok(())
 }
 
-fn replay(run: &mut Run, set: &Setup) -> Out<()> {
-    let rig = Rig::new(&set.dir, set.file, 128 << 10)?;
+fn replay(run: &mut Run, set: &SyncSetup) -> BenchResult<()> {
+    let rig = SyncPool::new(&set.dir, set.file, 128 << 10)?;
     let file = rig.file("file")?;
     rig.fs.fsync(file)?;
     rig.writer()?.sync()?;
@@ -315,7 +315,7 @@ fn replay(run: &mut Run, set: &Setup) -> Out<()> {
     rt::fan_out(2, |t| {
         if t == 0 {
             let began = rt::now();
-            let rig = Rig::import(cut.path());
+            let rig = SyncPool::import(cut.path());
             *out.lock() = Some(rig.map(|rig| (rig, began.elapsed())));
             *going.lock() = false;
             return;

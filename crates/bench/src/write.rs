@@ -22,10 +22,12 @@ use cenote::{Engine, EngineConfig, ImportOptions, Search};
 use codec::compress::{Compression, compress};
 
 use super::args::opt;
-use super::frame::{Cell, Table};
-use super::sample::{Content, median};
-use super::write_rig::{Done, Job, POOL, Plan, Rig, fio, patterns, preallocate, rss};
-use super::{Bench, Run, Stop};
+use super::frame::{Cell, ReportTable};
+use super::sample::{SampleContent, median};
+use super::write_pool::{
+    Job, POOL, WritePool, WritePoolSpec, WriteTimes, fio, patterns, preallocate, rss,
+};
+use super::{Bench, BenchResult, Run, Stop};
 
 pub(super) const BENCH: Bench = Bench {
     name: "write",
@@ -44,15 +46,14 @@ pub(super) const BENCH: Bench = Bench {
     run,
 };
 
-type Out<T> = Result<T, Stop>;
 const MIB: f64 = 1048576.0;
 const BULK: u64 = 128 << 10;
 const SMALL: u64 = 8 << 10;
 /// The data below snapshots shrinks to less than this part.
 const THIN: u64 = 16;
 /// One cell's name and what measures it.
-type Named = (&'static str, fn(&mut Run, &Setup) -> Out<()>);
-const CELLS: [Named; 8] = [
+type WriteCell = (&'static str, fn(&mut Run, &WriteSetup) -> BenchResult<()>);
+const CELLS: [WriteCell; 8] = [
     ("bulk", bulk),
     ("lz4", lz4),
     ("raidz", raidz),
@@ -71,7 +72,7 @@ const COLUMNS: [(&str, &str); 5] = [
     ("turns", "TURNS"),
 ];
 
-struct Setup {
+struct WriteSetup {
     dir: PathBuf,
     file: PathBuf,
     size: u64,
@@ -82,9 +83,9 @@ struct Setup {
     data: u64,
 }
 
-impl Setup {
-    fn plan<'a>(&self, files: &'a [PathBuf]) -> Plan<'a> {
-        Plan { files, parity: 0, cache: 1 << 30, dirty_max: None }
+impl WriteSetup {
+    fn plan<'a>(&self, files: &'a [PathBuf]) -> WritePoolSpec<'a> {
+        WritePoolSpec { files, parity: 0, cache: 1 << 30, dirty_max: None }
     }
 
     fn one(&self) -> Vec<PathBuf> {
@@ -92,13 +93,13 @@ impl Setup {
     }
 }
 
-fn run(run: &mut Run) -> Out<()> {
+fn run(run: &mut Run) -> BenchResult<()> {
     let args = &run.args;
     let sizes = 64 << 20..=1 << 40;
     let dir = args.text("--dir").map_or_else(std::env::temp_dir, PathBuf::from);
     let dir = std::path::absolute(&dir).unwrap_or(dir);
     let file_size = args.size("--file", 6 << 30, sizes.clone())?;
-    let set = Setup {
+    let set = WriteSetup {
         file: dir.join("w1.img"),
         dir,
         size: args.size("--size", 1 << 30, sizes.clone())?,
@@ -130,13 +131,13 @@ fn run(run: &mut Run) -> Out<()> {
 
 /// Figures of several turns.
 struct Figures {
-    table: Table,
+    table: ReportTable,
     rows: Vec<(&'static str, Vec<f64>)>,
 }
 
 impl Figures {
     fn new(name: &'static str) -> Figures {
-        Figures { table: Table::new(name, &COLUMNS), rows: Vec::new() }
+        Figures { table: ReportTable::new(name, &COLUMNS), rows: Vec::new() }
     }
 
     fn add(&mut self, figure: &'static str, value: f64) {
@@ -167,7 +168,12 @@ impl Figures {
 }
 
 /// Writes a new object of `size` bytes in order, and removes it when it was timed.
-fn stream(rig: &Rig, size: u64, threads: usize, blocks: &[Vec<u8>]) -> Out<Done> {
+fn stream(
+    rig: &WritePool,
+    size: u64,
+    threads: usize,
+    blocks: &[Vec<u8>],
+) -> BenchResult<WriteTimes> {
     let (done, object) = put(rig, size, threads, blocks)?;
     rig.remove(object)?;
     // Two groups later the space is free again.
@@ -178,7 +184,12 @@ fn stream(rig: &Rig, size: u64, threads: usize, blocks: &[Vec<u8>]) -> Out<Done>
 }
 
 /// The same, and it stays.
-fn put(rig: &Rig, size: u64, threads: usize, blocks: &[Vec<u8>]) -> Out<(Done, ObjectId)> {
+fn put(
+    rig: &WritePool,
+    size: u64,
+    threads: usize,
+    blocks: &[Vec<u8>],
+) -> BenchResult<(WriteTimes, ObjectId)> {
     let record = blocks.first().map_or(BULK, |b| b.len() as u64);
     let object = rig.object(record)?;
     let count = size / record;
@@ -187,13 +198,13 @@ fn put(rig: &Rig, size: u64, threads: usize, blocks: &[Vec<u8>]) -> Out<(Done, O
 }
 
 /// Touches the memory that a stream will use.
-fn warm(rig: &Rig, set: &Setup, blocks: &[Vec<u8>]) -> Out<()> {
+fn warm(rig: &WritePool, set: &WriteSetup, blocks: &[Vec<u8>]) -> BenchResult<()> {
     stream(rig, 2 * set.size, set.threads, blocks)?;
     Ok(())
 }
 
-fn bulk(run: &mut Run, set: &Setup) -> Out<()> {
-    let blocks = patterns(&Content::noise(1), BULK);
+fn bulk(run: &mut Run, set: &WriteSetup) -> BenchResult<()> {
+    let blocks = patterns(&SampleContent::noise(1), BULK);
     let mut f = Figures::new("bulk");
     let files = set.one();
     for turn in 0..set.rounds {
@@ -203,7 +214,7 @@ fn bulk(run: &mut Run, set: &Setup) -> Out<()> {
         if let Some(merged) = fio(&set.file, set.size, 1 << 20, 10, false) {
             f.add("fio, 1 MiB, 10 deep, MiB/s", merged / MIB);
         }
-        let rig = Rig::new(&set.plan(&files))?;
+        let rig = WritePool::new(&set.plan(&files))?;
         let first = stream(&rig, set.size, set.threads, &blocks)?;
         f.add("engine, memory touched for the first time, MiB/s", first.per_second(set.size) / MIB);
         stream(&rig, set.size, set.threads, &blocks)?;
@@ -242,15 +253,15 @@ fn encoder(blocks: &[Vec<u8>], size: u64) -> (f64, f64) {
     (size as f64 / began.elapsed().as_secs_f64(), kept as f64 / size as f64)
 }
 
-fn lz4(run: &mut Run, set: &Setup) -> Out<()> {
-    let blocks = patterns(&Content::half(), BULK);
+fn lz4(run: &mut Run, set: &WriteSetup) -> BenchResult<()> {
+    let blocks = patterns(&SampleContent::half(), BULK);
     let mut f = Figures::new("lz4");
     let files = set.one();
     for turn in 0..set.rounds {
         run.step("lz4", turn, set.rounds)?;
         let disk = fio(&set.file, set.size / 2, BULK, 16, false);
         let (alone, kept) = encoder(&blocks, set.size);
-        let rig = Rig::new(&set.plan(&files))?;
+        let rig = WritePool::new(&set.plan(&files))?;
         warm(&rig, set, &blocks)?;
         let rate = stream(&rig, set.size, set.threads, &blocks)?.per_second(set.size);
         let limit = disk.map_or(alone, |d| alone.min(d / kept));
@@ -268,8 +279,8 @@ fn lz4(run: &mut Run, set: &Setup) -> Out<()> {
     Ok(())
 }
 
-fn raidz(run: &mut Run, set: &Setup) -> Out<()> {
-    let blocks = patterns(&Content::noise(2), BULK);
+fn raidz(run: &mut Run, set: &WriteSetup) -> BenchResult<()> {
+    let blocks = patterns(&SampleContent::noise(2), BULK);
     let files: Vec<PathBuf> = (1..=6).map(|n| set.dir.join(format!("w6-{n}.img"))).collect();
     for file in &files {
         run.step("making files", 0, 0)?;
@@ -279,11 +290,11 @@ fn raidz(run: &mut Run, set: &Setup) -> Out<()> {
     let mut f = Figures::new("raidz");
     for turn in 0..set.rounds {
         run.step("raidz2 of 6", turn, set.rounds)?;
-        let rig = Rig::new(&set.plan(&single))?;
+        let rig = WritePool::new(&set.plan(&single))?;
         warm(&rig, set, &blocks)?;
         let one = stream(&rig, set.size, set.threads, &blocks)?.per_second(set.size);
         drop(rig);
-        let rig = Rig::new(&Plan { parity: 2, ..set.plan(&files) })?;
+        let rig = WritePool::new(&WritePoolSpec { parity: 2, ..set.plan(&files) })?;
         warm(&rig, set, &blocks)?;
         let six = stream(&rig, set.size, set.threads, &blocks)?.per_second(set.size);
         f.add("one disk, MiB/s", one / MIB);
@@ -297,11 +308,11 @@ fn raidz(run: &mut Run, set: &Setup) -> Out<()> {
     Ok(())
 }
 
-fn random(run: &mut Run, set: &Setup) -> Out<()> {
-    let blocks = patterns(&Content::noise(3), SMALL);
+fn random(run: &mut Run, set: &WriteSetup) -> BenchResult<()> {
+    let blocks = patterns(&SampleContent::noise(3), SMALL);
     let quarter = std::fs::metadata(&set.file).map_or(set.size, |m| m.len() / 4);
     let files = set.one();
-    let rig = Rig::new(&set.plan(&files))?;
+    let rig = WritePool::new(&set.plan(&files))?;
     let object = rig.object(SMALL)?;
     let among = quarter / SMALL;
     let mut job =
@@ -327,14 +338,14 @@ fn random(run: &mut Run, set: &Setup) -> Out<()> {
     Ok(())
 }
 
-fn blocks(run: &mut Run, set: &Setup) -> Out<()> {
+fn blocks(run: &mut Run, set: &WriteSetup) -> BenchResult<()> {
     /// Blocks between two syncs: 1.3 GB of them.
     const BATCH: u64 = 40_000;
     let sizes: Vec<u64> = (0..8).map(|n| 1024 << n).collect();
-    let content = Content::noise(4);
+    let content = SampleContent::noise(4);
     let all: Vec<_> = sizes.iter().map(|&s| patterns(&content, s)).collect();
     let files = set.one();
-    let rig = Rig::new(&set.plan(&files))?;
+    let rig = WritePool::new(&set.plan(&files))?;
     let (mut write, mut free) = (Duration::ZERO, Duration::ZERO);
     let (mut left, began) = (set.blocks, rt::now());
     while left > 0 {
@@ -348,10 +359,10 @@ fn blocks(run: &mut Run, set: &Setup) -> Out<()> {
             write += rig.write(&job)?.cpu;
             objects.push(object);
         }
-        let before = super::write_rig::cpu();
+        let before = super::write_pool::cpu();
         objects.into_iter().try_for_each(|o| rig.remove(o))?;
         rig.writer.sync()?;
-        free += super::write_rig::cpu().saturating_sub(before);
+        free += super::write_pool::cpu().saturating_sub(before);
         left -= batch;
     }
     let n = set.blocks as f64;
@@ -364,12 +375,12 @@ fn blocks(run: &mut Run, set: &Setup) -> Out<()> {
     Ok(())
 }
 
-fn snapshots(run: &mut Run, set: &Setup) -> Out<()> {
+fn snapshots(run: &mut Run, set: &WriteSetup) -> BenchResult<()> {
     // As many blocks and pointers as the data has, yet little on disk.
-    let mut blocks = patterns(&Content::noise(5), BULK);
+    let mut blocks = patterns(&SampleContent::noise(5), BULK);
     blocks.iter_mut().for_each(|block| block[1024..].fill(0));
     let files = set.one();
-    let rig = Rig::new(&set.plan(&files))?;
+    let rig = WritePool::new(&set.plan(&files))?;
     let mut f = Figures::new("snapshot");
     let names = ["a tenth of the data, ms", "all of the data, ms"];
     for (part, name) in [set.data / 10, set.data - set.data / 10].into_iter().zip(names) {
@@ -392,13 +403,17 @@ fn snapshots(run: &mut Run, set: &Setup) -> Out<()> {
     Ok(())
 }
 
-fn memory(run: &mut Run, set: &Setup) -> Out<()> {
+fn memory(run: &mut Run, set: &WriteSetup) -> BenchResult<()> {
     const LIMIT: u64 = 256 << 20;
-    let blocks = patterns(&Content::noise(6), BULK);
+    let blocks = patterns(&SampleContent::noise(6), BULK);
     let files = set.one();
     base::buf::trim(0);
     let before = rss();
-    let rig = Rig::new(&Plan { cache: LIMIT, dirty_max: Some(LIMIT), ..set.plan(&files) })?;
+    let rig = WritePool::new(&WritePoolSpec {
+        cache: LIMIT,
+        dirty_max: Some(LIMIT),
+        ..set.plan(&files)
+    })?;
     let mut f = Figures::new("memory");
     f.add("before, MiB", before as f64 / MIB);
     f.add("arc_max + dirty_data_max, MiB", 2.0 * LIMIT as f64 / MIB);
@@ -440,10 +455,10 @@ fn memory(run: &mut Run, set: &Setup) -> Out<()> {
 }
 
 /// Leaves a pool without an export, with logged changes that no space map has.
-fn leave(set: &Setup) -> Out<()> {
-    let blocks = patterns(&Content::noise(7), SMALL);
+fn leave(set: &WriteSetup) -> BenchResult<()> {
+    let blocks = patterns(&SampleContent::noise(7), SMALL);
     let files = set.one();
-    let rig = Rig::new(&set.plan(&files))?;
+    let rig = WritePool::new(&set.plan(&files))?;
     let object = rig.object(SMALL)?;
     let among = (set.size / 2) / SMALL;
     let mut job =
@@ -455,7 +470,7 @@ fn leave(set: &Setup) -> Out<()> {
     Ok(())
 }
 
-fn import(dir: &Path) -> Out<(Duration, u64)> {
+fn import(dir: &Path) -> BenchResult<(Duration, u64)> {
     let engine = Engine::new(EngineConfig { cache_bytes: Some(1 << 30), ..Default::default() })?;
     let search = Search { paths: vec![dir.to_owned()], ..Search::default() };
     let missing = || base::Error::not_found(format!("no pool named '{POOL}'"));
@@ -484,7 +499,7 @@ fn import(dir: &Path) -> Out<(Duration, u64)> {
     Ok((time, entries))
 }
 
-fn crash(run: &mut Run, set: &Setup) -> Out<()> {
+fn crash(run: &mut Run, set: &WriteSetup) -> BenchResult<()> {
     let mut f = Figures::new("crash");
     for turn in 0..set.rounds {
         run.step("import after a crash", turn, set.rounds)?;

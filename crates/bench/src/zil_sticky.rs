@@ -10,8 +10,8 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::args::opt;
-use super::frame::{Cell, Table};
-use super::sync_rig::Rig;
+use super::frame::{Cell, ReportTable};
+use super::sync_pool::SyncPool;
 use super::tidy::Scratch;
 use super::{Bench, Run, Stop};
 
@@ -35,7 +35,7 @@ const LARGE: usize = 64 << 10;
 const STEPS: [&str; 4] = ["small", "mass, unsynced", "sync of the mass", "small again"];
 
 /// Blocks by log2 of their size.
-fn sizes(rig: &Rig) -> Vec<u64> {
+fn sizes(rig: &SyncPool) -> Vec<u64> {
     rig.log.stats().by_size.iter().map(|n| n.load(Relaxed)).collect()
 }
 
@@ -46,12 +46,12 @@ fn run(run: &mut Run) -> Result<(), Stop> {
     let small = args.size("--size", 128, 1..=64 << 10)?;
     let mass = args.size("--mass", 64 << 20, 1 << 20..=1 << 33)?;
     let scratch = Scratch::new(&dir)?;
-    let rig = Rig::new(scratch.path(), (mass * 4).max(256 << 20), 128 << 10)?;
+    let rig = SyncPool::new(scratch.path(), (mass * 4).max(256 << 20), 128 << 10)?;
     rig.no_groups()?;
     let (file, bulk) = (rig.file("small")?, rig.file("mass")?);
     // The first commit makes the log, and waits for a group.
     rig.fs.fsync(file)?;
-    let mut table = Table::new(
+    let mut table = ReportTable::new(
         "blocks",
         &[("step", "STEP"), ("block_size", "BLOCK SIZE"), ("blocks", "BLOCKS")],
     );

@@ -21,7 +21,7 @@ fn current(path: &str, wanted: &str) {
 /// All pages, with every bench.
 fn pages() -> Vec<Page> {
     let line = |o: &&bench::Opt| Line { name: o.name, value: o.value, help: o.help };
-    let section = |b: &bench::Entry| Section {
+    let section = |b: &bench::BenchInfo| Section {
         name: b.name,
         about: b.about,
         options: b.options.iter().map(line).collect(),

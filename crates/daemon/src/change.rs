@@ -17,12 +17,12 @@ use cenote::create::{
 use cenote::inspect::nvlist::{NvList, Value};
 use cenote::inspect::ondisk::features::by_name;
 use proto::{
-    AddArgs, Change, Class, CreateArgs, DEVICES_MAX, HISTORY_MAX, HistoryEvent, HistoryRecord,
-    Reply,
+    AddArgs, Change, CreateArgs, DEVICES_MAX, HISTORY_MAX, HistoryEvent, HistoryRecord, Reply,
+    VdevRole,
 };
 
 use super::handle::RowListener;
-use super::state::{Listener, State};
+use super::state::{DaemonState, Listener};
 
 /// Properties in one request.
 const PROPS_MAX: usize = 1024;
@@ -31,7 +31,7 @@ const PROPS_MAX: usize = 1024;
 const WHOLE: [&str; 3] = ["invalid vdev specification", "cannot ", "invalid "];
 
 /// The message for the user.
-fn said(action: &str, name: &str, e: &Error) -> Error {
+fn user_message(action: &str, name: &str, e: &Error) -> Error {
     let plain = e.location() == &base::error::ErrorLocation::default();
     let is_whole = plain && WHOLE.iter().any(|w| e.message().starts_with(w));
     let text = match (is_whole, e.kind()) {
@@ -41,14 +41,14 @@ fn said(action: &str, name: &str, e: &Error) -> Error {
     Error::new(e.kind(), text)
 }
 
-fn role(class: Class) -> Role {
+fn role(class: VdevRole) -> Role {
     match class {
-        Class::Normal => Role::Data,
-        Class::Dedup => Role::Dedup,
-        Class::Special => Role::Special,
-        Class::Log => Role::Log,
-        Class::Cache => Role::Cache,
-        Class::Spare => Role::Spare,
+        VdevRole::Normal => Role::Data,
+        VdevRole::Dedup => Role::Dedup,
+        VdevRole::Special => Role::Special,
+        VdevRole::Log => Role::Log,
+        VdevRole::Cache => Role::Cache,
+        VdevRole::Spare => Role::Spare,
     }
 }
 
@@ -127,12 +127,12 @@ fn create_request(args: &CreateArgs) -> Result<CreateRequest> {
 /// # Errors
 /// The whole message for the user.
 pub(super) fn create(
-    state: &Arc<State>,
+    state: &Arc<DaemonState>,
     args: &CreateArgs,
     to: &mut dyn RowListener,
 ) -> Result<Reply> {
     let request = create_request(args)?;
-    let fail = |e: Error| said("create", &args.name, &e);
+    let fail = |e: Error| user_message("create", &args.name, &e);
     let paths = leaf_paths(&request.vdevs);
     state.create(request, paths, to).map_err(fail)?;
     Ok(Reply::Done)
@@ -146,7 +146,7 @@ fn leaf_paths(vdevs: &[NewVdev]) -> Vec<PathBuf> {
 ///
 /// # Errors
 /// The whole message for the user.
-pub(super) fn add(state: &State, args: &AddArgs, to: &mut dyn Listener) -> Result<Reply> {
+pub(super) fn add(state: &DaemonState, args: &AddArgs, to: &mut dyn Listener) -> Result<Reply> {
     let request = AddRequest {
         vdevs: vdevs(&args.vdevs)?,
         force: force(args.force),
@@ -154,7 +154,7 @@ pub(super) fn add(state: &State, args: &AddArgs, to: &mut dyn Listener) -> Resul
         ashift: args.ashift,
         command: Some(args.command.clone()).filter(|c| !c.is_empty()),
     };
-    let fail = |e: Error| said("add to", &args.name, &e);
+    let fail = |e: Error| user_message("add to", &args.name, &e);
     state.add(&args.name, &request, leaf_paths(&request.vdevs), to).map_err(fail)?;
     Ok(Reply::Done)
 }
@@ -164,7 +164,7 @@ pub(super) fn add(state: &State, args: &AddArgs, to: &mut dyn Listener) -> Resul
 /// # Errors
 /// The whole message for the user.
 pub(super) fn change(
-    state: &Arc<State>,
+    state: &Arc<DaemonState>,
     name: &str,
     change: &Change,
     command: &str,
@@ -179,7 +179,7 @@ pub(super) fn change(
             .sync()
             .map_err(|e| Error::new(e.kind(), format!("sync '{name}' failed: {e}")))?,
         Change::Reguid(guid) => {
-            pool()?.reguid(guid.map(Guid), command).map_err(|e| said("reguid", name, &e))?
+            pool()?.reguid(guid.map(Guid), command).map_err(|e| user_message("reguid", name, &e))?
         }
         Change::Set(property, value) => {
             let fail =
@@ -208,7 +208,7 @@ pub(super) fn change(
 ///
 /// # Errors
 /// The whole message for the user.
-pub(super) fn label_clear(state: &State, path: &Path, force: bool) -> Result<Reply> {
+pub(super) fn label_clear(state: &DaemonState, path: &Path, force: bool) -> Result<Reply> {
     let shown = path.display();
     let cleared = state.engine().clear_labels(path, force).map_err(|e| match e.kind() {
         ErrorKind::Busy if e.location() == &base::error::ErrorLocation::default() => e,
@@ -276,7 +276,7 @@ mod tests {
     fn args() -> CreateArgs {
         let leaf = |n: &str| proto::NewVdev {
             kind: proto::NewKind::File(Path::new("/f").join(n)),
-            class: Class::Normal,
+            class: VdevRole::Normal,
             children: Vec::new(),
         };
         let prop = |n: &str, v: &str| (n.to_owned(), v.to_owned());
@@ -285,7 +285,7 @@ mod tests {
             vdevs: vec![
                 proto::NewVdev {
                     kind: proto::NewKind::Mirror,
-                    class: Class::Special,
+                    class: VdevRole::Special,
                     children: vec![leaf("a"), leaf("b")],
                 },
                 leaf("c"),
@@ -339,10 +339,10 @@ mod tests {
     #[test]
     fn messages_get_their_action_once() {
         let whole = Error::invalid("invalid vdev specification\nuse '-f' ...");
-        assert_eq!(said("create", "tank", &whole).message(), whole.message());
+        assert_eq!(user_message("create", "tank", &whole).message(), whole.message());
         let part = Error::new(ErrorKind::Exists, "pool already exists");
         assert_eq!(
-            said("create", "tank", &part).message(),
+            user_message("create", "tank", &part).message(),
             "cannot create 'tank': pool already exists"
         );
     }

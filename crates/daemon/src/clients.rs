@@ -40,7 +40,7 @@ const STEP: usize = 64 << 10;
 /// Time for a request, from its first byte to its last.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-struct Known {
+struct KnownConnection {
     stream: Weak<UnixStream>,
     busy: Arc<AtomicBool>,
     idle_since: Instant,
@@ -49,12 +49,12 @@ struct Known {
 /// All connections.
 #[derive(Default)]
 pub(super) struct Clients {
-    list: Mutex<(u64, BTreeMap<u64, Known>)>,
+    list: Mutex<(u64, BTreeMap<u64, KnownConnection>)>,
     bytes: AtomicUsize,
 }
 
 /// A connection that is counted while it lives.
-pub(super) struct Client {
+pub(super) struct Connection {
     clients: Arc<Clients>,
     id: u64,
     busy: Arc<AtomicBool>,
@@ -62,7 +62,7 @@ pub(super) struct Client {
 
 impl Clients {
     /// Counts a connection; `None` if there are too many, and none of them is idle.
-    pub(super) fn admit(self: &Arc<Self>, stream: &Arc<UnixStream>) -> Option<Client> {
+    pub(super) fn admit(self: &Arc<Self>, stream: &Arc<UnixStream>) -> Option<Connection> {
         let mut list = self.list.lock();
         if list.1.len() >= CLIENTS_MAX {
             let idle = list.1.iter().filter(|(_, k)| !k.busy.load(SeqCst));
@@ -73,13 +73,13 @@ impl Clients {
         }
         list.0 += 1;
         let (id, busy) = (list.0, Arc::new(AtomicBool::new(false)));
-        let known = Known {
+        let known = KnownConnection {
             stream: Arc::downgrade(stream),
             busy: Arc::clone(&busy),
             idle_since: rt::now(),
         };
         list.1.insert(id, known);
-        Some(Client { clients: Arc::clone(self), id, busy })
+        Some(Connection { clients: Arc::clone(self), id, busy })
     }
 
     fn take(&self, bytes: usize) -> bool {
@@ -92,24 +92,24 @@ impl Clients {
     }
 }
 
-impl Drop for Client {
+impl Drop for Connection {
     fn drop(&mut self) {
         self.clients.list.lock().1.remove(&self.id);
     }
 }
 
 /// While it lives, its connection has a request and is not idle.
-pub(super) struct Busy<'a>(&'a Client);
+pub(super) struct BusyGuard<'a>(&'a Connection);
 
-impl Client {
+impl Connection {
     /// A request is served.
-    pub(super) fn busy(&self) -> Busy<'_> {
+    pub(super) fn busy(&self) -> BusyGuard<'_> {
         self.busy.store(true, SeqCst);
-        Busy(self)
+        BusyGuard(self)
     }
 }
 
-impl Drop for Busy<'_> {
+impl Drop for BusyGuard<'_> {
     fn drop(&mut self) {
         if let Some(known) = self.0.clients.list.lock().1.get_mut(&self.0.id) {
             known.idle_since = rt::now();
@@ -119,12 +119,12 @@ impl Drop for Busy<'_> {
 }
 
 /// Bytes that are counted.
-struct Counted<'a> {
+struct CountedBytes<'a> {
     clients: &'a Clients,
     bytes: usize,
 }
 
-impl Drop for Counted<'_> {
+impl Drop for CountedBytes<'_> {
     fn drop(&mut self) {
         self.clients.bytes.fetch_sub(self.bytes, SeqCst);
     }
@@ -133,12 +133,12 @@ impl Drop for Counted<'_> {
 /// What a client sends.
 pub(super) struct Inbox<'a> {
     stream: &'a UnixStream,
-    client: &'a Client,
+    client: &'a Connection,
 }
 
 impl<'a> Inbox<'a> {
     /// Of a connection.
-    pub(super) fn new(stream: &'a UnixStream, client: &'a Client) -> Inbox<'a> {
+    pub(super) fn new(stream: &'a UnixStream, client: &'a Connection) -> Inbox<'a> {
         Inbox { stream, client }
     }
 
@@ -162,7 +162,7 @@ impl<'a> Inbox<'a> {
         if len > REQUEST_MAX {
             return Err(Error::limit(format!("a request of {len} bytes is too long")));
         }
-        let mut counted = Counted { clients: &self.client.clients, bytes: 0 };
+        let mut counted = CountedBytes { clients: &self.client.clients, bytes: 0 };
         let mut body = Vec::new();
         while body.len() < len {
             let more = (len - body.len()).min(STEP);

@@ -25,11 +25,11 @@ use std::time::Duration;
 use base::{Error, ErrorKind, Result, rt};
 use cenote::Pool;
 
-use super::beside::{Relay, beside};
 use super::handle::RowListener;
-use super::mounts::Why;
-use super::registry::{Phase, Slot, TurnGuard};
-use super::state::{Listener, Log, State, cannot};
+use super::mounts::UnmountReason;
+use super::registry::{Phase, PoolLockGuard, Slot};
+use super::state::{DaemonState, Listener, Log, cannot};
+use super::watched::{Relay, run_watched};
 
 /// An operation that a device keeps so long is given up by force.
 const GIVE_UP: Duration = Duration::from_secs(5);
@@ -43,7 +43,7 @@ const CUT: Duration = Duration::from_secs(1);
 
 /// How a pool goes.
 #[derive(Clone)]
-enum Ending {
+enum CloseMode {
     /// Marked exported.
     Export,
     /// As it is, to be imported again.
@@ -52,29 +52,29 @@ enum Ending {
     Destroy(Option<String>),
 }
 
-impl Ending {
+impl CloseMode {
     fn verb(&self) -> &'static str {
         match self {
-            Ending::Destroy(_) => "destroy",
-            Ending::Export | Ending::Close => "export",
+            CloseMode::Destroy(_) => "destroy",
+            CloseMode::Export | CloseMode::Close => "export",
         }
     }
 }
 
 /// Sees whether something happens to a pool.
-struct Pulse {
+struct ActivityMonitor {
     activity: u64,
     since: rt::Instant,
     given_up: Option<rt::Instant>,
 }
 
-impl Pulse {
-    fn new() -> Pulse {
-        Pulse { activity: u64::MAX, since: rt::now(), given_up: None }
+impl ActivityMonitor {
+    fn new() -> ActivityMonitor {
+        ActivityMonitor { activity: u64::MAX, since: rt::now(), given_up: None }
     }
 
     /// Gives the pool up if it hangs; true if that was so long ago that nothing more comes.
-    fn beat(&mut self, slot: &Slot) -> bool {
+    fn check(&mut self, slot: &Slot) -> bool {
         if let Some(when) = self.given_up {
             return when.elapsed() > LEFT_BEHIND;
         }
@@ -96,7 +96,7 @@ fn below(name: &str) -> impl Fn(&str) -> bool + use<> {
     move |n: &str| n.strip_prefix(&name).is_some_and(|r| r.is_empty() || r.starts_with('/'))
 }
 
-impl State {
+impl DaemonState {
     /// Unmounts and closes a pool and forgets it.
     ///
     /// # Errors
@@ -108,7 +108,7 @@ impl State {
         to: &mut dyn RowListener,
     ) -> Result<()> {
         let slot = self.registry().find(name)?;
-        self.close(&slot, Ending::Export, force, to)?;
+        self.close(&slot, CloseMode::Export, force, to)?;
         self.save()
     }
 
@@ -128,28 +128,28 @@ impl State {
             let text = format!("cannot destroy '{name}': pool is read-only");
             return Err(Error::new(ErrorKind::ReadOnly, text));
         }
-        self.close(&slot, Ending::Destroy(command.map(str::to_owned)), force, to)?;
+        self.close(&slot, CloseMode::Destroy(command.map(str::to_owned)), force, to)?;
         self.save()
     }
 
     /// The turn of a pool that is to go by force; none if its holder hangs and the pool was
     /// given up.
-    fn forced_turn(&self, slot: &Arc<Slot>, to: &mut dyn RowListener) -> Option<TurnGuard> {
+    fn lock_by_force(&self, slot: &Arc<Slot>, to: &mut dyn RowListener) -> Option<PoolLockGuard> {
         let what = "it is taken away by force";
-        let mut pulse = Pulse::new();
+        let mut monitor = ActivityMonitor::new();
         loop {
-            if let Some(turn) = slot.turn_within(what, Duration::from_millis(250)) {
-                return Some(turn);
+            if let Some(lock) = slot.try_lock_within(what, Duration::from_millis(250)) {
+                return Some(lock);
             }
             // Nothing was written of a pool that is not there yet.
             if slot.pool().is_none() {
                 slot.give_up();
-                return slot.turn_within(what, Duration::from_secs(1));
+                return slot.try_lock_within(what, Duration::from_secs(1));
             }
-            if pulse.beat(slot) {
+            if monitor.check(slot) {
                 return None;
             }
-            if let Some((held, time)) = slot.held_for() {
+            if let Some((held, time)) = slot.lock_holder() {
                 let line = format!("'{}': {held}, for {} s", slot.name(), time.as_secs());
                 to.progress(&line, 0, 0);
             }
@@ -160,7 +160,7 @@ impl State {
     fn close(
         self: &Arc<Self>,
         slot: &Arc<Slot>,
-        ending: Ending,
+        ending: CloseMode,
         force: bool,
         to: &mut dyn RowListener,
     ) -> Result<()> {
@@ -171,18 +171,18 @@ impl State {
         }
         // A command that held it may let it go meanwhile.
         let was_open = slot.pool().is_some();
-        let turn = match force {
-            true => self.forced_turn(slot, to),
-            false => Some(slot.turn(&format!("{verb} is under way"), to)?),
+        let lock = match force {
+            true => self.lock_by_force(slot, to),
+            false => Some(slot.lock_pool(&format!("{verb} is under way"), to)?),
         };
-        let (Some(turn), Some(pool), false) = (turn, slot.pool(), slot.is_gone()) else {
-            self.let_go(slot);
+        let (Some(lock), Some(pool), false) = (lock, slot.pool(), slot.is_gone()) else {
+            self.release_pool(slot);
             return self.given_up(&name, &ending, was_open, to);
         };
         slot.set_phase(Phase::Closing);
-        let mut pulse = Pulse::new();
+        let mut monitor = ActivityMonitor::new();
         if force {
-            pulse.beat(slot);
+            monitor.check(slot);
         }
         let leave = &mut |to: &mut dyn RowListener, _| {
             if let Some((device, time)) = slot.silence() {
@@ -190,16 +190,16 @@ impl State {
                     format!("{verb} '{name}': {device} has not answered for {} s", time.as_secs());
                 to.progress(&line, 0, 0);
             }
-            if force { pulse.beat(slot) } else { to.is_gone() }
+            if force { monitor.check(slot) } else { to.is_gone() }
         };
         let (state, own, how) = (Arc::clone(self), Arc::clone(slot), ending.clone());
-        let done = beside(to, leave, move |relay| {
-            let turn = turn;
-            let done = state.close_steps(turn.slot(), &pool, &how, force, relay);
+        let done = run_watched(to, leave, move |relay| {
+            let lock = lock;
+            let done = state.close_steps(lock.slot(), &pool, &how, force, relay);
             // Its files are closed before the client hears that it is gone.
             drop(pool);
             if done.is_ok() {
-                state.let_go(&own);
+                state.release_pool(&own);
             } else {
                 own.set_phase(Phase::Open);
             }
@@ -215,7 +215,7 @@ impl State {
                 Err(Error::new(ErrorKind::Interrupted, text))
             }
             _ => {
-                self.let_go(slot);
+                self.release_pool(slot);
                 self.given_up(&name, &ending, true, to)
             }
         }
@@ -225,13 +225,13 @@ impl State {
     fn given_up(
         &self,
         name: &str,
-        ending: &Ending,
+        ending: &CloseMode,
         was_open: bool,
         to: &mut dyn RowListener,
     ) -> Result<()> {
         self.save()?;
         match ending {
-            Ending::Destroy(_) if was_open => {
+            CloseMode::Destroy(_) if was_open => {
                 let text = format!(
                     "cannot destroy '{name}': its devices cannot be written; it is gone from \
                      here, and left as it was last synced"
@@ -248,31 +248,31 @@ impl State {
         &self,
         slot: &Arc<Slot>,
         pool: &Arc<Pool>,
-        ending: &Ending,
+        ending: &CloseMode,
         force: bool,
         to: &mut Relay,
     ) -> Result<()> {
         let name = slot.name();
-        if !self.unmount_where(below(name), Why::Exported, force, to) {
+        if !self.unmount_where(below(name), UnmountReason::Exported, force, to) {
             return Err(Error::busy(match ending {
-                Ending::Destroy(_) => {
+                CloseMode::Destroy(_) => {
                     format!("could not destroy '{name}': could not unmount datasets")
                 }
-                Ending::Export | Ending::Close => {
+                CloseMode::Export | CloseMode::Close => {
                     format!("cannot export '{name}': pool is busy")
                 }
             }));
         }
         self.forget_volumes(name);
         let done = match ending {
-            Ending::Export => pool.export(),
-            Ending::Close => pool.close(),
-            Ending::Destroy(command) => {
+            CloseMode::Export => pool.export(),
+            CloseMode::Close => pool.close(),
+            CloseMode::Destroy(command) => {
                 self.engine().destroy_pool(Arc::clone(pool), command.as_deref())
             }
         };
         match done {
-            Err(e) if force && !matches!(ending, Ending::Destroy(_)) => {
+            Err(e) if force && !matches!(ending, CloseMode::Destroy(_)) => {
                 to.remark(format!("'{name}' is left as it was last synced: {e}"));
                 Ok(())
             }
@@ -282,7 +282,7 @@ impl State {
 
     /// Takes a pool out of the list, and what still shows of one that was given up out of
     /// the way. Its devices may be silent: a thread that nobody waits for does that.
-    pub(super) fn let_go(self: &Arc<Self>, slot: &Arc<Slot>) {
+    pub(super) fn release_pool(self: &Arc<Self>, slot: &Arc<Slot>) {
         if slot.is_gone() {
             return;
         }
@@ -293,12 +293,12 @@ impl State {
         let held = self.registry().remove(slot);
         let (state, name) = (Arc::clone(self), slot.name().to_owned());
         let rest = move |_: &mut Relay| {
-            left.iter().for_each(|mount| mount.cut());
+            left.iter().for_each(|mount| mount.abort());
             state.forget_volumes(&name);
             drop((left, held));
         };
         // The daemon may end next: its mounts are cut by then, unless that hangs, too.
-        let _cut = beside(&mut Log, &mut |_, quiet| quiet > CUT, rest);
+        let _cut = run_watched(&mut Log, &mut |_, quiet| quiet > CUT, rest);
     }
 
     /// Closes everything, all pools at once. With `forget` they are not imported again.
@@ -311,7 +311,7 @@ impl State {
         forget: bool,
         to: &mut dyn RowListener,
     ) -> Result<()> {
-        let ending = if forget { Ending::Export } else { Ending::Close };
+        let ending = if forget { CloseMode::Export } else { CloseMode::Close };
         // One that cannot be closed keeps the others where they are.
         let suspended = |slot: &Arc<Slot>| slot.is_suspended();
         if let Some(slot) = self.registry().all().into_iter().find(|s| !force && suspended(s)) {
@@ -337,7 +337,7 @@ impl State {
             }
             done
         };
-        let done = beside(to, &mut |to, _| !force && to.is_gone(), all);
+        let done = run_watched(to, &mut |to, _| !force && to.is_gone(), all);
         let gone = || Error::new(ErrorKind::Interrupted, "the client is gone");
         let done = done.ok_or_else(gone)?;
         if forget {
@@ -346,7 +346,8 @@ impl State {
         done?;
         let state = Arc::clone(self);
         // The daemon's own mounts answer, but somebody may use them.
-        let ended = beside(&mut Log, &mut |_, quiet| quiet > LEFT_BEHIND, move |_| state.end_own());
+        let ended =
+            run_watched(&mut Log, &mut |_, quiet| quiet > LEFT_BEHIND, move |_| state.end_own());
         ended.unwrap_or(());
         Ok(())
     }

@@ -4,42 +4,44 @@ use cenote::{
     ClassDetail, DataError, DatasetKind, FoundPool, ImportReason, PoolState, PoolStatus, ScanState,
     VdevClass, VdevState, VdevStatus,
 };
-use proto::{Class, ClassIo, Done, Found, Kind, Pool, Scan, State, Vdev};
+use proto::{
+    ClassIo, DatasetType, ImportCandidate, Pool, Scan, Vdev, VdevHealth, VdevIoCounts, VdevRole,
+};
 
-pub(crate) fn kind(kind: DatasetKind) -> Kind {
+pub(crate) fn kind(kind: DatasetKind) -> DatasetType {
     match kind {
-        DatasetKind::Filesystem => Kind::Filesystem,
-        DatasetKind::Volume => Kind::Volume,
-        DatasetKind::Snapshot => Kind::Snapshot,
-        DatasetKind::Bookmark => Kind::Bookmark,
+        DatasetKind::Filesystem => DatasetType::Filesystem,
+        DatasetKind::Volume => DatasetType::Volume,
+        DatasetKind::Snapshot => DatasetType::Snapshot,
+        DatasetKind::Bookmark => DatasetType::Bookmark,
     }
 }
 
-pub(crate) fn state(state: VdevState) -> State {
+pub(crate) fn state(state: VdevState) -> VdevHealth {
     match state {
-        VdevState::Online => State::Online,
-        VdevState::Degraded => State::Degraded,
-        VdevState::Faulted => State::Faulted,
-        VdevState::Offline => State::Offline,
-        VdevState::Removed => State::Removed,
-        VdevState::Unavail => State::Unavail,
+        VdevState::Online => VdevHealth::Online,
+        VdevState::Degraded => VdevHealth::Degraded,
+        VdevState::Faulted => VdevHealth::Faulted,
+        VdevState::Offline => VdevHealth::Offline,
+        VdevState::Removed => VdevHealth::Removed,
+        VdevState::Unavail => VdevHealth::Unavail,
     }
 }
 
-fn class(class: VdevClass) -> Class {
+fn class(class: VdevClass) -> VdevRole {
     match class {
-        VdevClass::Normal => Class::Normal,
-        VdevClass::Dedup => Class::Dedup,
-        VdevClass::Special => Class::Special,
-        VdevClass::Log => Class::Log,
-        VdevClass::Cache => Class::Cache,
-        VdevClass::Spare => Class::Spare,
+        VdevClass::Normal => VdevRole::Normal,
+        VdevClass::Dedup => VdevRole::Dedup,
+        VdevClass::Special => VdevRole::Special,
+        VdevClass::Log => VdevRole::Log,
+        VdevClass::Cache => VdevRole::Cache,
+        VdevClass::Spare => VdevRole::Spare,
     }
 }
 
-fn done(v: &VdevStatus) -> Done {
+fn done(v: &VdevStatus) -> VdevIoCounts {
     let (reads, writes) = (v.io.reads(), v.io.writes());
-    Done {
+    VdevIoCounts {
         age: u64::try_from(v.age.as_nanos()).unwrap_or(u64::MAX),
         reads: reads.ops,
         writes: writes.ops,
@@ -169,8 +171,8 @@ pub(crate) fn pool_without_tree(name: &str, guid: u64, doing: Option<String>) ->
 }
 
 /// A pool that could be imported.
-pub(crate) fn found(p: &FoundPool) -> Found {
-    Found {
+pub(crate) fn found(p: &FoundPool) -> ImportCandidate {
+    ImportCandidate {
         name: p.name.clone(),
         guid: p.guid.0,
         destroyed: p.state == PoolState::Destroyed,

@@ -4,7 +4,7 @@
 //! Names and values are checked again: they came over a socket. A change of the pool
 //! comes first, then that of the mounts, so that a crash between leaves a mount behind
 //! and never half a change; what is destroyed or moved is unmounted before. All of it
-//! happens under `State::changing`.
+//! happens under `DaemonState::changing`.
 //!
 //! # Invariants
 //! * What is mounted is where its properties say, or somebody was told why not.
@@ -21,8 +21,8 @@ use proto::{
     Assign, DatasetChange, NewDatasetArgs, PropsArgs, Reply, SnapshotArgs, TARGETS_MAX, VolumeArgs,
 };
 
-use super::state::{Listener, State};
-use super::{doomed, remount};
+use super::state::{DaemonState, Listener};
+use super::{destroy, remount};
 
 /// Properties in one request.
 const PROPS_MAX: usize = 1024;
@@ -34,14 +34,14 @@ const VOLUME_BLOCK: u64 = 16 << 10;
 /// # Errors
 /// The whole message for the user; an empty one if everything was told already.
 pub(super) fn change(
-    state: &State,
+    state: &DaemonState,
     change: &DatasetChange,
     to: &mut dyn Listener,
 ) -> Result<Reply> {
     let _turns = state.changing(change.datasets().into_iter(), "its datasets are changed", to)?;
     match change {
         DatasetChange::Create(args) => create(state, args, to),
-        DatasetChange::Destroy(args) => doomed::destroy(state, args, to),
+        DatasetChange::Destroy(args) => destroy::destroy(state, args, to),
         DatasetChange::Snapshot(args) => snapshot(state, args),
         DatasetChange::Props(args) => props(state, args, to),
     }
@@ -73,7 +73,7 @@ fn too_many() -> Error {
 }
 
 /// The pool that a name begins with.
-fn pool_of(state: &State, name: &str) -> Option<Arc<Pool>> {
+fn pool_of(state: &DaemonState, name: &str) -> Option<Arc<Pool>> {
     let end = name.find(['/', '@', '#']).unwrap_or(name.len());
     state.pool(name.get(..end).unwrap_or(name))
 }
@@ -133,7 +133,7 @@ fn full_size(size: u64, block: u64, copies: u64) -> u64 {
     size.saturating_mul(copies).saturating_add(metadata)
 }
 
-fn create(state: &State, args: &NewDatasetArgs, to: &mut dyn Listener) -> Result<Reply> {
+fn create(state: &DaemonState, args: &NewDatasetArgs, to: &mut dyn Listener) -> Result<Reply> {
     let name = args.name.as_str();
     let fail = |e: Error| cannot("cannot create", name, &e);
     check_new_name(name).map_err(fail)?;
@@ -197,7 +197,7 @@ fn create(state: &State, args: &NewDatasetArgs, to: &mut dyn Listener) -> Result
 }
 
 /// Mounts what was just made; it exists even if that fails.
-fn mount_new(state: &State, made: &Dataset, to: &mut dyn Listener) {
+fn mount_new(state: &DaemonState, made: &Dataset, to: &mut dyn Listener) {
     let planned = super::mounts::plan(made, false);
     let done = match planned {
         Ok(Ok(plan)) => state.mount_one(&plan, &[], true),
@@ -229,7 +229,7 @@ pub(super) fn subtree(root: &Dataset) -> Result<Vec<Dataset>> {
     Ok(out)
 }
 
-fn snapshot(state: &State, args: &SnapshotArgs) -> Result<Reply> {
+fn snapshot(state: &DaemonState, args: &SnapshotArgs) -> Result<Reply> {
     if args.names.len() > TARGETS_MAX || args.props.len() > PROPS_MAX {
         return Err(too_many());
     }
@@ -289,7 +289,7 @@ fn snapshot(state: &State, args: &SnapshotArgs) -> Result<Reply> {
     Ok(Reply::Done)
 }
 
-fn props(state: &State, args: &PropsArgs, to: &mut dyn Listener) -> Result<Reply> {
+fn props(state: &DaemonState, args: &PropsArgs, to: &mut dyn Listener) -> Result<Reply> {
     if args.names.len() > TARGETS_MAX {
         return Err(too_many());
     }
@@ -325,7 +325,7 @@ fn kind(dataset: &Dataset) -> Of {
 /// Changes the properties of one dataset, and its mounts accordingly. The first that
 /// succeeds takes the `line` for the pool's history.
 fn assign(
-    state: &State,
+    state: &DaemonState,
     (pool, dataset): (&Arc<Pool>, &Dataset),
     args: &PropsArgs,
     line: &mut Option<&str>,

@@ -28,27 +28,27 @@
 //! Lock order: turns of pools → the registry → a slot, `State::mounts`, `State::saving`. The
 //! engine is called under turns alone.
 
-mod beside;
 mod change;
 mod clients;
 mod closing;
 mod convert;
 mod datasets;
-mod doomed;
+mod destroy;
 mod handle;
 mod heap;
 mod importing;
-mod looking;
-mod lost;
+mod inspect;
 mod metrics;
+mod mount_dirs;
 mod mounts;
 mod notify;
-mod past;
-mod places;
+mod recovery;
 mod registry;
 mod remount;
 mod server;
 mod state;
+mod vdev_history;
+mod watched;
 
 use std::ffi::OsString;
 
@@ -126,7 +126,7 @@ fn stop(runtime: &Runtime, force: bool) -> Result<Exit> {
         ui::err("no daemon is running");
         return Ok(Exit::OK);
     };
-    client.ask(&Request::Stop { force })?;
+    client.request(&Request::Stop { force })?;
     // The lock tells when it is gone for good.
     let begin = base::rt::now();
     while runtime.lock().is_err() {
@@ -144,7 +144,7 @@ fn status(runtime: &Runtime) -> Result<Exit> {
         ui::out(&format!("no daemon is running in {}\n", runtime.dir().display()));
         return Ok(Exit::FAILURE);
     };
-    let Reply::Status(s) = client.ask(&Request::Status)? else {
+    let Reply::Status(s) = client.request(&Request::Status)? else {
         return Err(base::Error::corrupt("the daemon answered something else"));
     };
     let pools = if s.pools.is_empty() { "none".to_owned() } else { s.pools.join(" ") };

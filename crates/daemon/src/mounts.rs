@@ -26,14 +26,14 @@ use cenote::create::CreateRequest;
 use cenote::files::Atime;
 use cenote::props::{PropData, dataset_prop};
 use cenote::{Dataset, DatasetKind};
-use mount::{Left, MountOptions, MountedFs};
+use mount::{MountOptions, MountedFs, UnmountOutcome};
 use proto::Mounted;
 
 /// Why something is unmounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Why {
+pub(crate) enum UnmountReason {
     /// A command asked for it.
-    Asked,
+    Requested,
     /// It gets another mountpoint.
     Moved,
     /// Its pool goes.
@@ -42,15 +42,15 @@ pub(crate) enum Why {
     Destroyed,
 }
 
-impl Why {
+impl UnmountReason {
     /// Nothing of the dataset can be served any more, wherever it shows.
     pub(crate) fn takes_away(self) -> bool {
-        matches!(self, Why::Exported | Why::Destroyed)
+        matches!(self, UnmountReason::Exported | UnmountReason::Destroyed)
     }
 
     /// Nothing will be mounted there again.
     pub(crate) fn is_for_good(self) -> bool {
-        matches!(self, Why::Moved | Why::Destroyed)
+        matches!(self, UnmountReason::Moved | UnmountReason::Destroyed)
     }
 }
 
@@ -79,7 +79,7 @@ pub(crate) fn ends_within(fs: &dyn MountedFs, time: Duration) -> bool {
 
 /// Where a dataset belongs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Target {
+pub(crate) enum MountTarget {
     /// At this path.
     At(PathBuf),
     /// `mountpoint=legacy`.
@@ -89,17 +89,17 @@ pub(crate) enum Target {
 }
 
 /// Where a mountpoint property says; the altroot is part of it already.
-pub(crate) fn target(property: &str) -> Target {
+pub(crate) fn target(property: &str) -> MountTarget {
     if property == "legacy" {
-        return Target::Legacy;
+        return MountTarget::Legacy;
     }
     if !property.starts_with('/') {
-        return Target::Nowhere;
+        return MountTarget::Nowhere;
     }
     // No `..` may lead out of the altroot: the value comes from a disk.
     let normal = |c: &Component<'_>| matches!(c, Component::Normal(_));
     let path: PathBuf = Path::new(property).components().filter(normal).collect();
-    Target::At(Path::new("/").join(path))
+    MountTarget::At(Path::new("/").join(path))
 }
 
 fn text(dataset: &Dataset, name: &str) -> Result<Option<String>> {
@@ -118,7 +118,7 @@ fn word(dataset: &Dataset, name: &str) -> Result<String> {
 
 /// One dataset of a plan.
 #[derive(Clone)]
-pub(crate) struct Plan {
+pub(crate) struct MountPlan {
     /// The file system.
     pub(crate) dataset: Dataset,
     /// Where.
@@ -167,26 +167,29 @@ impl Refusal {
 ///
 /// # Errors
 /// Its properties cannot be read.
-pub(crate) fn plan(dataset: &Dataset, named: bool) -> Result<std::result::Result<Plan, Refusal>> {
+pub(crate) fn plan(
+    dataset: &Dataset,
+    named: bool,
+) -> Result<std::result::Result<MountPlan, Refusal>> {
     if dataset.kind() != DatasetKind::Filesystem {
         return Ok(Err(Refusal::Kind));
     }
     let at = match target(text(dataset, "mountpoint")?.as_deref().unwrap_or("none")) {
-        Target::At(at) => at,
-        Target::Legacy => return Ok(Err(Refusal::Legacy)),
-        Target::Nowhere => return Ok(Err(Refusal::Nowhere)),
+        MountTarget::At(at) => at,
+        MountTarget::Legacy => return Ok(Err(Refusal::Legacy)),
+        MountTarget::Nowhere => return Ok(Err(Refusal::Nowhere)),
     };
     Ok(match word(dataset, "canmount")?.as_str() {
         "off" => Err(Refusal::CanmountOff),
         "noauto" if !named => Err(Refusal::Noauto),
         _ if dataset.is_incomplete() => Err(Refusal::Incomplete),
         _ if dataset.is_locked() => Err(Refusal::Locked),
-        _ => Ok(Plan { dataset: dataset.clone(), at }),
+        _ => Ok(MountPlan { dataset: dataset.clone(), at }),
     })
 }
 
 /// Where the root of a new pool would be mounted, if it would.
-pub(crate) fn place_of_new(request: &CreateRequest) -> Option<PathBuf> {
+pub(crate) fn mountpoint_of_new(request: &CreateRequest) -> Option<PathBuf> {
     let setting = |name: &str| request.fs_settings.iter().find(|s| s.0 == name).map(|s| &s.1);
     let canmount = setting("canmount").zip(dataset_prop("canmount"));
     if canmount.is_some_and(|(value, prop)| cenote::props::format(prop, value, true) != "on") {
@@ -197,7 +200,7 @@ pub(crate) fn place_of_new(request: &CreateRequest) -> Option<PathBuf> {
         _ => format!("/{}", request.temporary_name.as_ref().unwrap_or(&request.name)),
     };
     match target(&path) {
-        Target::At(at) => match &request.altroot {
+        MountTarget::At(at) => match &request.altroot {
             Some(root) => Some(root.join(at.strip_prefix("/").unwrap_or(&at))),
             None => Some(at),
         },
@@ -212,7 +215,7 @@ pub(crate) fn place_of_new(request: &CreateRequest) -> Option<PathBuf> {
 pub(crate) fn plan_legacy(
     dataset: &Dataset,
     at: &Path,
-) -> Result<std::result::Result<Plan, String>> {
+) -> Result<std::result::Result<MountPlan, String>> {
     let name = dataset.name();
     Ok(match plan(dataset, true)? {
         Err(Refusal::Legacy) if word(dataset, "canmount")? == "off" => {
@@ -220,7 +223,7 @@ pub(crate) fn plan_legacy(
         }
         Err(Refusal::Legacy) if dataset.is_incomplete() => Err(Refusal::Incomplete.message(name)),
         Err(Refusal::Legacy) if dataset.is_locked() => Err(Refusal::Locked.message(name)),
-        Err(Refusal::Legacy) => Ok(Plan { dataset: dataset.clone(), at: at.to_owned() }),
+        Err(Refusal::Legacy) => Ok(MountPlan { dataset: dataset.clone(), at: at.to_owned() }),
         Ok(_) | Err(Refusal::Nowhere) => Err(format!(
             "filesystem '{name}' cannot be mounted using 'mount'.\nUse 'zfs set \
              mountpoint=legacy' or 'zfs mount {name}'.\nSee zfs(8) for more information."
@@ -310,14 +313,14 @@ pub(crate) fn override_with(
 
 /// What is mounted, and what is held.
 #[derive(Default)]
-pub(crate) struct Table {
-    entries: BTreeMap<String, Entry>,
+pub(crate) struct MountTable {
+    entries: BTreeMap<String, MountRecord>,
     /// With where they were.
-    held: BTreeMap<String, Entry>,
+    held: BTreeMap<String, MountRecord>,
 }
 
 /// One mount.
-struct Entry {
+struct MountRecord {
     at: PathBuf,
     fs: Arc<dyn MountedFs>,
 }
@@ -325,17 +328,17 @@ struct Entry {
 /// A dataset, where it is mounted, and its file system.
 pub(crate) type Mount = (String, PathBuf, Arc<dyn MountedFs>);
 
-impl Table {
+impl MountTable {
     /// Adds a mount.
     pub(crate) fn insert(&mut self, dataset: &str, at: PathBuf, fs: Arc<dyn MountedFs>) {
         self.held.remove(dataset);
-        self.entries.insert(dataset.to_owned(), Entry { at, fs });
+        self.entries.insert(dataset.to_owned(), MountRecord { at, fs });
     }
 
     /// Drops mounts that were undone by others (`umount`), `present` being the device numbers
     /// of what the kernel's table shows; what is still served is held.
     pub(crate) fn forget_dead(&mut self, present: Option<&HashSet<String>>) {
-        let shows = |e: &Entry| present.is_none_or(|p| e.fs.is_present(p));
+        let shows = |e: &MountRecord| present.is_none_or(|p| e.fs.is_present(p));
         let gone = self.entries.extract_if(.., |_, e| !e.fs.is_alive() || !shows(e));
         for (name, entry) in gone.collect::<Vec<_>>() {
             self.held.insert(name, entry);
@@ -409,8 +412,8 @@ impl Table {
     }
 
     /// A mount was undone.
-    pub(crate) fn unmounted(&mut self, dataset: &str, left: Left) {
-        if let (Some(entry), Left::Held) = (self.entries.remove(dataset), left) {
+    pub(crate) fn unmounted(&mut self, dataset: &str, left: UnmountOutcome) {
+        if let (Some(entry), UnmountOutcome::Held) = (self.entries.remove(dataset), left) {
             self.held.insert(dataset.to_owned(), entry);
         }
     }
@@ -427,10 +430,10 @@ mod tests {
     use proptest::prelude::*;
 
     /// Alive or not, with a device number.
-    struct Fake(bool, &'static str);
-    impl MountedFs for Fake {
-        fn unmount(&self, _: bool) -> Result<Left> {
-            Ok(Left::Nothing)
+    struct FakeFs(bool, &'static str);
+    impl MountedFs for FakeFs {
+        fn unmount(&self, _: bool) -> Result<UnmountOutcome> {
+            Ok(UnmountOutcome::Ended)
         }
         fn is_present(&self, present: &HashSet<String>) -> bool {
             present.contains(self.1)
@@ -447,7 +450,7 @@ mod tests {
         fn is_own_mount(&self) -> bool {
             true
         }
-        fn cut(&self) {}
+        fn abort(&self) {}
         fn is_alive(&self) -> bool {
             self.0
         }
@@ -459,19 +462,19 @@ mod tests {
 
     #[test]
     fn targets() {
-        assert_eq!(target("/mnt/tank/a"), Target::At("/mnt/tank/a".into()));
-        assert_eq!(target("legacy"), Target::Legacy);
-        assert_eq!(target("none"), Target::Nowhere);
-        assert_eq!(target("-"), Target::Nowhere);
-        assert_eq!(target("/mnt/../../etc"), Target::At("/mnt/etc".into()));
+        assert_eq!(target("/mnt/tank/a"), MountTarget::At("/mnt/tank/a".into()));
+        assert_eq!(target("legacy"), MountTarget::Legacy);
+        assert_eq!(target("none"), MountTarget::Nowhere);
+        assert_eq!(target("-"), MountTarget::Nowhere);
+        assert_eq!(target("/mnt/../../etc"), MountTarget::At("/mnt/etc".into()));
     }
 
     #[test]
     fn the_table_lists_parents_first_and_unmounts_children_first() {
-        let mut t = Table::default();
-        t.insert("p/z", "/a/b".into(), Arc::new(Fake(true, "0:1")));
-        t.insert("p", "/a".into(), Arc::new(Fake(true, "0:2")));
-        t.insert("q", "/b".into(), Arc::new(Fake(false, "0:3")));
+        let mut t = MountTable::default();
+        t.insert("p/z", "/a/b".into(), Arc::new(FakeFs(true, "0:1")));
+        t.insert("p", "/a".into(), Arc::new(FakeFs(true, "0:2")));
+        t.insert("q", "/b".into(), Arc::new(FakeFs(false, "0:3")));
         t.forget_dead(None);
         let names: Vec<String> = t.list().into_iter().map(|m| m.dataset).collect();
         assert_eq!(names, ["p", "p/z"]);
@@ -483,19 +486,19 @@ mod tests {
 
     #[test]
     fn what_others_unmounted_is_held_while_it_is_served() {
-        let mut t = Table::default();
-        let all = |t: &Table| t.held(|_| true).into_iter().map(|h| h.0).collect::<Vec<_>>();
-        t.insert("p", "/a".into(), Arc::new(Fake(true, "0:1")));
-        t.insert("q", "/b".into(), Arc::new(Fake(true, "0:2")));
-        t.insert("r", "/c".into(), Arc::new(Fake(false, "0:3")));
+        let mut t = MountTable::default();
+        let all = |t: &MountTable| t.held(|_| true).into_iter().map(|h| h.0).collect::<Vec<_>>();
+        t.insert("p", "/a".into(), Arc::new(FakeFs(true, "0:1")));
+        t.insert("q", "/b".into(), Arc::new(FakeFs(true, "0:2")));
+        t.insert("r", "/c".into(), Arc::new(FakeFs(false, "0:3")));
         t.forget_dead(Some(&HashSet::from(["0:2".to_owned()])));
         assert!(!t.is_mounted("p") && t.is_mounted("q") && !t.is_mounted("r"));
         // The last one has ended: whoever looks settles that.
         assert_eq!(all(&t), ["p", "r"]);
         t.settled("r");
-        t.unmounted("q", Left::Held);
+        t.unmounted("q", UnmountOutcome::Held);
         assert_eq!(all(&t), ["p", "q"]);
-        t.insert("p", "/a".into(), Arc::new(Fake(true, "0:1")));
+        t.insert("p", "/a".into(), Arc::new(FakeFs(true, "0:1")));
         t.settled("q");
         assert!(t.is_mounted("p") && all(&t).is_empty());
     }
@@ -525,7 +528,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_mountpoint_escapes(path in "/alt/(/|\\.\\.|\\.|a|b){0,12}") {
-            if let Target::At(at) = target(&path) {
+            if let MountTarget::At(at) = target(&path) {
                 prop_assert!(at.starts_with("/alt") && !at.components().any(|c| c == Component::ParentDir));
             }
         }

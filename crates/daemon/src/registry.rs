@@ -12,7 +12,7 @@
 //!
 //! A name (and a guid) is taken, and a phase changed, under the registry's lock, for an
 //! instant. The slow part of each arrow happens outside of it, by whoever has the slot's
-//! turn ([`Turn`]): of those who change one pool one is at work, and those who change other
+//! turn ([`PoolLock`]): of those who change one pool one is at work, and those who change other
 //! pools never meet it. Looking needs no turn. A suspended pool is `Open`, or still
 //! `Importing` where its first group could not be written: it can be looked at, cleared and
 //! given up in any phase ([`Slot::pool`]).
@@ -42,7 +42,7 @@ use proto::ImportArgs;
 use super::state::Listener;
 
 /// How often a waiting request looks whether its client is there.
-const LOOK: Duration = Duration::from_millis(250);
+const CLIENT_CHECK: Duration = Duration::from_millis(250);
 /// A device that keeps an operation so long is said to be silent.
 pub(super) const SILENT: Duration = Duration::from_secs(2);
 
@@ -71,7 +71,7 @@ impl Phase {
     }
 }
 
-struct Inner {
+struct SlotState {
     args: ImportArgs,
     /// Not known yet of a pool that is made.
     guid: Option<u64>,
@@ -85,8 +85,8 @@ struct Inner {
 pub(super) struct Slot {
     name: String,
     opening: Arc<Opening>,
-    turn: Turn,
-    inner: Mutex<Inner>,
+    lock: PoolLock,
+    inner: Mutex<SlotState>,
     /// It was in the list of an earlier daemon.
     again: bool,
     /// Looks that were left behind, and have not come back.
@@ -102,8 +102,8 @@ impl Slot {
         Arc::new(Slot {
             name: name.to_owned(),
             opening: Opening::new(),
-            turn: Turn::default(),
-            inner: Mutex::new(Inner { args, guid, phase, pool: None, gone: false }),
+            lock: PoolLock::default(),
+            inner: Mutex::new(SlotState { args, guid, phase, pool: None, gone: false }),
             again,
             stuck: Mutex::new(0),
         })
@@ -157,7 +157,7 @@ impl Slot {
         let mut inner = self.inner.lock();
         if inner.gone {
             drop(inner);
-            super::beside::bury(pool);
+            super::watched::drop_in_background(pool);
             return false;
         }
         inner.args.guid = pool.guid().0;
@@ -170,7 +170,7 @@ impl Slot {
         self.inner.lock().gone
     }
 
-    fn leave(&self) -> Option<Arc<Pool>> {
+    fn mark_gone(&self) -> Option<Arc<Pool>> {
         let mut inner = self.inner.lock();
         inner.gone = true;
         inner.pool.take()
@@ -194,20 +194,20 @@ impl Slot {
     }
 
     /// Leave to look at the pool on a thread that may have to be left behind.
-    pub(super) fn look(self: &Arc<Self>) -> Option<Look> {
+    pub(super) fn inspection_permit(self: &Arc<Self>) -> Option<InspectionPermit> {
         let mut stuck = self.stuck.lock();
         if *stuck >= STUCK_MAX {
             return None;
         }
         *stuck += 1;
-        Some(Look(Arc::clone(self)))
+        Some(InspectionPermit(Arc::clone(self)))
     }
 }
 
 /// A look at a pool.
-pub(super) struct Look(Arc<Slot>);
+pub(super) struct InspectionPermit(Arc<Slot>);
 
-impl Drop for Look {
+impl Drop for InspectionPermit {
     fn drop(&mut self) {
         *self.0.stuck.lock() -= 1;
     }
@@ -215,25 +215,25 @@ impl Drop for Look {
 
 /// Who changes a pool.
 #[derive(Default)]
-struct Turn {
+struct PoolLock {
     holder: Mutex<Option<(String, Instant)>>,
     free: Condvar,
 }
 
 /// A pool's turn; drop gives it back.
-pub(super) struct TurnGuard(Arc<Slot>);
+pub(super) struct PoolLockGuard(Arc<Slot>);
 
-impl TurnGuard {
+impl PoolLockGuard {
     /// The pool's place.
     pub(super) fn slot(&self) -> &Arc<Slot> {
         &self.0
     }
 }
 
-impl Drop for TurnGuard {
+impl Drop for PoolLockGuard {
     fn drop(&mut self) {
-        *self.0.turn.holder.lock() = None;
-        self.0.turn.free.notify_one();
+        *self.0.lock.holder.lock() = None;
+        self.0.lock.free.notify_one();
     }
 }
 
@@ -243,23 +243,27 @@ fn no_such_pool(name: &str) -> Error {
 
 impl Slot {
     /// Takes the pool's turn for `what`, if it is free or gets free in `time`.
-    pub(super) fn turn_within(self: &Arc<Self>, what: &str, time: Duration) -> Option<TurnGuard> {
+    pub(super) fn try_lock_within(
+        self: &Arc<Self>,
+        what: &str,
+        time: Duration,
+    ) -> Option<PoolLockGuard> {
         let begin = rt::now();
-        let mut holder = self.turn.holder.lock();
+        let mut holder = self.lock.holder.lock();
         while holder.is_some() {
             let left = time.saturating_sub(begin.elapsed());
             if left.is_zero() {
                 return None;
             }
-            self.turn.free.wait_timeout(&mut holder, left);
+            self.lock.free.wait_timeout(&mut holder, left);
         }
         *holder = Some((what.to_owned(), rt::now()));
-        Some(TurnGuard(Arc::clone(self)))
+        Some(PoolLockGuard(Arc::clone(self)))
     }
 
     /// What the pool's turn is held for, and how long.
-    pub(super) fn held_for(&self) -> Option<(String, Duration)> {
-        let holder = self.turn.holder.lock();
+    pub(super) fn lock_holder(&self) -> Option<(String, Duration)> {
+        let holder = self.lock.holder.lock();
         holder.as_ref().map(|(what, since)| (what.clone(), since.elapsed()))
     }
 
@@ -267,16 +271,16 @@ impl Slot {
     ///
     /// # Errors
     /// `NotFound` when the pool is gone, `Interrupted` when the client is.
-    pub(super) fn turn(
+    pub(super) fn lock_pool(
         self: &Arc<Self>,
         what: &str,
         to: &mut (impl Listener + ?Sized),
-    ) -> Result<TurnGuard> {
+    ) -> Result<PoolLockGuard> {
         loop {
-            if let Some(turn) = self.turn_within(what, LOOK) {
+            if let Some(lock) = self.try_lock_within(what, CLIENT_CHECK) {
                 return match self.is_gone() {
                     true => Err(no_such_pool(&self.name)),
-                    false => Ok(turn),
+                    false => Ok(lock),
                 };
             }
             if to.is_gone() {
@@ -285,7 +289,7 @@ impl Slot {
             if self.is_gone() {
                 return Err(no_such_pool(&self.name));
             }
-            if let Some((held, time)) = self.held_for() {
+            if let Some((held, time)) = self.lock_holder() {
                 let line = format!("'{}': {held}, for {} s", self.name, time.as_secs());
                 to.progress(&line, 0, 0);
             }
@@ -326,7 +330,7 @@ impl Registry {
             slots.remove(slot.name());
         }
         drop(slots);
-        slot.leave()
+        slot.mark_gone()
     }
 
     pub(super) fn get(&self, name: &str) -> Option<Arc<Slot>> {
@@ -354,16 +358,16 @@ impl Registry {
     /// are left out: whoever opens them says so.
     ///
     /// # Errors
-    /// As [`Slot::turn`].
-    pub(super) fn turns<'a>(
+    /// As [`Slot::lock`].
+    pub(super) fn lock_pools<'a>(
         &self,
         names: impl Iterator<Item = &'a str>,
         what: &str,
         to: &mut (impl Listener + ?Sized),
-    ) -> Result<Vec<TurnGuard>> {
+    ) -> Result<Vec<PoolLockGuard>> {
         let names: BTreeSet<&str> = names.collect();
         let slots = names.into_iter().filter_map(|name| self.get(name));
-        slots.map(|slot| slot.turn(what, to)).collect()
+        slots.map(|slot| slot.lock_pool(what, to)).collect()
     }
 }
 
@@ -394,23 +398,23 @@ mod tests {
 
     /// An import that could not write its first group held what every other command needed.
     #[test]
-    fn a_turn_that_hangs_is_in_nobody_elses_way() {
+    fn a_lock_that_hangs_does_not_block_other_pools() {
         let registry = Registry::default();
         let (a, b) = (slot("a", 1), slot("b", 2));
         assert!(registry.insert(&a).is_ok() && registry.insert(&b).is_ok());
-        let held = a.turn("importing", &mut Log).unwrap();
-        assert!(a.turn_within("x", Duration::ZERO).is_none());
-        assert_eq!(a.held_for().unwrap().0, "importing");
-        let turns = registry.turns(["b", "nope", "b"].into_iter(), "y", &mut Log).unwrap();
-        assert_eq!((turns.len(), turns[0].slot().name()), (1, "b"));
+        let held = a.lock_pool("importing", &mut Log).unwrap();
+        assert!(a.try_lock_within("x", Duration::ZERO).is_none());
+        assert_eq!(a.lock_holder().unwrap().0, "importing");
+        let locks = registry.lock_pools(["b", "nope", "b"].into_iter(), "y", &mut Log).unwrap();
+        assert_eq!((locks.len(), locks[0].slot().name()), (1, "b"));
         // Taken away by force: whoever waits for the turn is told, and the holder sees it.
         let waiting = Arc::clone(&a);
-        let waiting = rt::spawn("waits", move || waiting.turn("z", &mut Log).err().unwrap());
+        let waiting = rt::spawn("waits", move || waiting.lock_pool("z", &mut Log).err().unwrap());
         registry.remove(&a);
         assert_eq!(waiting.unwrap().join().unwrap().kind(), ErrorKind::NotFound);
         assert!(held.slot().is_gone());
         drop(held);
-        assert!(a.turn_within("x", Duration::ZERO).is_some());
+        assert!(a.try_lock_within("x", Duration::ZERO).is_some());
         assert!(a.give_up_is_seen());
     }
 
@@ -422,11 +426,11 @@ mod tests {
     }
 
     #[test]
-    fn looks_are_counted() {
+    fn inspections_are_counted() {
         let a = slot("a", 1);
-        let looks: Vec<_> = (0..STUCK_MAX).map(|_| a.look().unwrap()).collect();
-        assert!(a.look().is_none());
-        drop(looks);
-        assert!(a.look().is_some());
+        let permits: Vec<_> = (0..STUCK_MAX).map(|_| a.inspection_permit().unwrap()).collect();
+        assert!(a.inspection_permit().is_none());
+        drop(permits);
+        assert!(a.inspection_permit().is_some());
     }
 }

@@ -15,8 +15,8 @@ use std::sync::Arc;
 use base::{Error, Result};
 use cenote::{Dataset, DatasetKind, Pool};
 
-use super::mounts::{self, Plan, Why};
-use super::state::{Listener, State};
+use super::mounts::{self, MountPlan, UnmountReason};
+use super::state::{DaemonState, Listener};
 
 /// Properties that say where and whether.
 const PLACE: [&str; 2] = ["mountpoint", "canmount"];
@@ -24,9 +24,9 @@ const PLACE: [&str; 2] = ["mountpoint", "canmount"];
 const MANNER: [&str; 7] = ["readonly", "setuid", "devices", "exec", "snapdir", "acltype", "atime"];
 
 /// Hears nothing: what fails is told in other words.
-struct Silence;
+struct NullListener;
 
-impl Listener for Silence {
+impl Listener for NullListener {
     fn progress(&mut self, _: &str, _: u64, _: u64) {}
     fn problem(&mut self, _: String) {}
     fn remark(&mut self, _: String) {}
@@ -42,7 +42,7 @@ pub(super) struct Remount {
     manner: bool,
     canmount: bool,
     /// What was unmounted.
-    gone: Vec<String>,
+    unmounted: Vec<String>,
 }
 
 fn inside(name: &str, root: &str) -> bool {
@@ -62,7 +62,7 @@ impl Remount {
             place: fs && !leave && any(&PLACE),
             manner: fs && any(&MANNER),
             canmount: any(&["canmount"]) && !any(&["mountpoint"]),
-            gone: Vec::new(),
+            unmounted: Vec::new(),
         })
     }
 
@@ -70,28 +70,28 @@ impl Remount {
     ///
     /// # Errors
     /// Something is in use: an empty message, for it was told.
-    pub(super) fn before(&mut self, state: &State, to: &mut dyn Listener) -> Result<()> {
+    pub(super) fn before(&mut self, state: &DaemonState, to: &mut dyn Listener) -> Result<()> {
         // `canmount` concerns the dataset alone, and undoes no mount by itself.
         if !self.place || self.canmount {
             return Ok(());
         }
         let root = self.root.clone();
         let moving = |name: &str| inside(name, &root);
-        self.gone = state.mounted_below(moving).into_iter().map(|m| m.0).collect();
-        if state.unmount_where(moving, Why::Moved, false, to) {
+        self.unmounted = state.mounted_below(moving).into_iter().map(|m| m.0).collect();
+        if state.unmount_where(moving, UnmountReason::Moved, false, to) {
             return Ok(());
         }
         Err(Error::busy(String::new()))
     }
 
     /// Mounts what belongs mounted now, and tells the rest how.
-    pub(super) fn after(&mut self, state: &State, pool: &Arc<Pool>, to: &mut dyn Listener) {
+    pub(super) fn after(&mut self, state: &DaemonState, pool: &Arc<Pool>, to: &mut dyn Listener) {
         let Ok(dataset) = pool.dataset(&self.root) else { return };
         if self.place && self.canmount {
             self.after_canmount(state, &dataset, to);
         } else if self.place {
             // Those that were mounted by hand (`noauto`) come back, too.
-            for name in self.gone.iter().rev() {
+            for name in self.unmounted.iter().rev() {
                 mount_again(state, pool, name, to);
             }
             if dataset.kind() == DatasetKind::Filesystem {
@@ -104,12 +104,12 @@ impl Remount {
     }
 
     /// `on` mounts, `off` unmounts, `noauto` leaves everything as it is.
-    fn after_canmount(&self, state: &State, dataset: &Dataset, to: &mut dyn Listener) {
+    fn after_canmount(&self, state: &DaemonState, dataset: &Dataset, to: &mut dyn Listener) {
         match mounts::plan(dataset, false) {
             Ok(Ok(plan)) if !state.is_mounted(dataset.name()) => mount(state, &plan, to),
             Ok(Err(mounts::Refusal::CanmountOff)) => {
                 let root = dataset.name().to_owned();
-                state.unmount_where(|name| name == root, Why::Moved, false, to);
+                state.unmount_where(|name| name == root, UnmountReason::Moved, false, to);
             }
             Ok(_) => {}
             Err(e) => to.problem(format!("cannot mount '{}': {e}", dataset.name())),
@@ -117,13 +117,13 @@ impl Remount {
     }
 }
 
-fn mount(state: &State, plan: &Plan, to: &mut dyn Listener) {
+fn mount(state: &DaemonState, plan: &MountPlan, to: &mut dyn Listener) {
     if let Err(e) = state.mount_one(plan, &[], true) {
         to.problem(e.message().to_owned());
     }
 }
 
-fn mount_again(state: &State, pool: &Pool, name: &str, to: &mut dyn Listener) {
+fn mount_again(state: &DaemonState, pool: &Pool, name: &str, to: &mut dyn Listener) {
     let Ok(dataset) = pool.dataset(name) else { return };
     match mounts::plan(&dataset, true) {
         Ok(Ok(plan)) if !state.is_mounted(name) => mount(state, &plan, to),
@@ -133,7 +133,7 @@ fn mount_again(state: &State, pool: &Pool, name: &str, to: &mut dyn Listener) {
 }
 
 /// Tells the mounts of a dataset and what is below it how they are now.
-fn follow(state: &State, pool: &Arc<Pool>, root: &str, to: &mut dyn Listener) {
+fn follow(state: &DaemonState, pool: &Arc<Pool>, root: &str, to: &mut dyn Listener) {
     for (name, at, fs) in state.mounted_below(|n| inside(n, root)) {
         let options = pool.dataset(&name).and_then(|d| mounts::options(&d));
         let done = options.and_then(|options| fs.remount(&options));
@@ -146,10 +146,17 @@ fn follow(state: &State, pool: &Arc<Pool>, root: &str, to: &mut dyn Listener) {
     }
 }
 
-fn remount_fully(state: &State, pool: &Arc<Pool>, name: &str, at: PathBuf, to: &mut dyn Listener) {
+fn remount_fully(
+    state: &DaemonState,
+    pool: &Arc<Pool>,
+    name: &str,
+    at: PathBuf,
+    to: &mut dyn Listener,
+) {
     let below = state.mounted_below(|n| inside(n, name) && n != name);
     let mine = |n: &str| n == name;
-    let unused = below.is_empty() && state.unmount_where(mine, Why::Asked, false, &mut Silence);
+    let unused = below.is_empty()
+        && state.unmount_where(mine, UnmountReason::Requested, false, &mut NullListener);
     if !unused {
         let text = format!("'{}' is in use: the change shows at its next mount", at.display());
         to.remark(text);
@@ -159,7 +166,7 @@ fn remount_fully(state: &State, pool: &Arc<Pool>, name: &str, at: PathBuf, to: &
 }
 
 /// Tells the mounts that snapshots of theirs came or went.
-pub(super) fn snapshots_changed(state: &State, names: &[String]) {
+pub(super) fn snapshots_changed(state: &DaemonState, names: &[String]) {
     let mut by_dataset: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (fs, snap) in names.iter().filter_map(|n| n.split_once('@')) {
         by_dataset.entry(fs).or_default().push(snap);

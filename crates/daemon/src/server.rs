@@ -9,18 +9,18 @@ use std::time::Duration;
 
 use base::{Error, ErrorKind, Result, rt};
 use mount::FuseMounter;
-use proto::client::{Client, LAST_BREATH, PAUSE};
+use proto::client::{Client, PAUSE, SHUTDOWN_GRACE};
 use proto::runtime::{self, Runtime};
-use proto::{Hello, Reply, Request, Row};
+use proto::{DatasetRow, Hello, Reply, Request};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::geteuid;
 use ui::Exit;
 use ui::signals::Signals;
 
-use super::beside::beside;
-use super::clients::{Client as Connected, Clients, Inbox};
+use super::clients::{Clients, Connection, Inbox};
 use super::handle::{RowListener, handle};
-use super::state::{Listener, Log, State};
+use super::state::{DaemonState, Listener, Log};
+use super::watched::run_watched;
 
 /// How long a connected client may take to say hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
@@ -43,7 +43,7 @@ pub(crate) fn run(runtime: &Runtime, detached: bool, metrics: Option<String>) ->
     }
     let signals = Signals::block()?;
     clean(runtime);
-    let state = Arc::new(State::new(runtime, Box::new(FuseMounter::default()))?);
+    let state = Arc::new(DaemonState::new(runtime, Box::new(FuseMounter::default()))?);
     let listener = listen(runtime)?;
     ui::err(&format!(
         "cenote daemon {} started, pid {}",
@@ -61,13 +61,13 @@ pub(crate) fn run(runtime: &Runtime, detached: bool, metrics: Option<String>) ->
     accept(&state, &listener);
     let _gone = std::fs::remove_file(runtime.socket());
     ui::err("cenote daemon ended");
-    leave(&lock)
+    exit_now(&lock)
 }
 
 /// Ends the process now. Threads that the kernel holds for a device that does not answer
 /// may outlive this: the kernel keeps the process's files open for them, the lock too. So
 /// the lock is given back, and nobody is waited for.
-fn leave(lock: &File) -> ! {
+fn exit_now(lock: &File) -> ! {
     let _held_until_the_end = rustix::fs::flock(lock, rustix::fs::FlockOperation::Unlock);
     // SAFETY: ends the process. What would run at an exit is of no use: all files that
     // matter were written and synced.
@@ -79,7 +79,7 @@ fn lock(runtime: &Runtime) -> Result<File> {
     let begin = rt::now();
     loop {
         match runtime.lock() {
-            Err(e) if e.kind() == ErrorKind::Busy && begin.elapsed() < LAST_BREATH => {
+            Err(e) if e.kind() == ErrorKind::Busy && begin.elapsed() < SHUTDOWN_GRACE => {
                 if !matches!(Client::running(runtime), Ok(None)) {
                     return Err(e);
                 }
@@ -130,7 +130,7 @@ fn clean(runtime: &Runtime) {
 }
 
 /// Closes all pools but remembers them, then lets the accept loop end.
-fn end(state: &Arc<State>, socket: &std::path::Path) {
+fn end(state: &Arc<DaemonState>, socket: &std::path::Path) {
     state.set_ending();
     if let Err(e) = state.close_all(true, false, &mut Log) {
         ui::err(e.message());
@@ -139,7 +139,7 @@ fn end(state: &Arc<State>, socket: &std::path::Path) {
     let _wake = UnixStream::connect(socket);
 }
 
-fn accept(state: &Arc<State>, listener: &UnixListener) {
+fn accept(state: &Arc<DaemonState>, listener: &UnixListener) {
     let clients = Arc::new(Clients::default());
     for stream in listener.incoming() {
         if state.is_stopping() {
@@ -183,7 +183,7 @@ fn check_peer(stream: &UnixStream) -> Result<()> {
     Err(Error::permission(format!("user {} is not served", peer.uid.as_raw())))
 }
 
-fn connection(state: &Arc<State>, stream: &UnixStream, client: &Connected) -> Result<()> {
+fn connection(state: &Arc<DaemonState>, stream: &UnixStream, client: &Connection) -> Result<()> {
     check_peer(stream)?;
     let mut inbox = Inbox::new(stream, client);
     let Some(hello) = inbox.receive::<Hello>(Some(HELLO_TIMEOUT))? else { return Ok(()) };
@@ -204,17 +204,17 @@ fn connection(state: &Arc<State>, stream: &UnixStream, client: &Connected) -> Re
 
 /// Has a request served beside this thread, which sees whether the client is there and tells
 /// it which device is waited for.
-fn respond(state: &Arc<State>, request: Request, to: &mut Wire<'_>) -> Reply {
+fn respond(state: &Arc<DaemonState>, request: Request, to: &mut Wire<'_>) -> Reply {
     let serving = Arc::clone(state);
     // Whatever ends pools is not left behind.
     let to_the_end = matches!(request, Request::Stop { force: true });
     let leave = &mut |to: &mut dyn RowListener, quiet: Duration| {
         if quiet > Duration::from_secs(1) {
-            state.tell_silence(to);
+            state.report_silence(to);
         }
         to.is_gone() && !to_the_end
     };
-    let reply = beside(to, leave, move |relay| handle(&serving, &request, relay));
+    let reply = run_watched(to, leave, move |relay| handle(&serving, &request, relay));
     reply.unwrap_or_else(|| Reply::Failed("the request broke off".to_owned()))
 }
 
@@ -252,7 +252,7 @@ impl Listener for Wire<'_> {
 }
 
 impl RowListener for Wire<'_> {
-    fn rows(&mut self, rows: Vec<Row>) {
+    fn rows(&mut self, rows: Vec<DatasetRow>) {
         if !rows.is_empty() {
             self.send(&Reply::Rows(rows));
         }

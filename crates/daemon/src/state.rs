@@ -20,9 +20,9 @@ use proto::{ImportArgs, MountArgs, SearchArgs};
 use serde::{Deserialize, Serialize};
 
 use super::handle::RowListener;
-use super::mounts::{self, Refusal, Table, Why};
-use super::places::Places;
-use super::registry::{Phase, Registry, Slot, TurnGuard};
+use super::mount_dirs::MountDirs;
+use super::mounts::{self, MountTable, Refusal, UnmountReason};
+use super::registry::{Phase, PoolLockGuard, Registry, Slot};
 
 /// Who hears how a request goes on, and whether anyone still listens.
 pub(crate) trait Listener {
@@ -40,7 +40,7 @@ pub(crate) trait Listener {
 pub(crate) struct Log;
 
 impl RowListener for Log {
-    fn rows(&mut self, _: Vec<proto::Row>) {}
+    fn rows(&mut self, _: Vec<proto::DatasetRow>) {}
 }
 
 impl Listener for Log {
@@ -58,10 +58,10 @@ impl Listener for Log {
 
 /// What is written about a pool in the list of imported pools.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Saved(pub(super) ImportArgs);
+pub(super) struct SavedPool(pub(super) ImportArgs);
 
 /// Everything the daemon holds.
-pub(crate) struct State {
+pub(crate) struct DaemonState {
     engine: Arc<Engine>,
     runtime: Runtime,
     mounter: Box<dyn Mounter>,
@@ -69,8 +69,8 @@ pub(crate) struct State {
     registry: Registry,
     /// Held while a list is written.
     saving: Mutex<()>,
-    mounts: Mutex<Table>,
-    places: Places,
+    mounts: Mutex<MountTable>,
+    mount_dirs: MountDirs,
     volumes: Volumes,
     kstats: Mutex<Option<KstatMount>>,
     stopping: AtomicBool,
@@ -96,14 +96,14 @@ fn arc_max() -> Result<Option<u64>> {
     size.map(Some).map_err(|e| Error::invalid(format!("CENOTE_ARC_MAX: {e}")))
 }
 
-impl State {
+impl DaemonState {
     /// Starts the engine; no pool is imported yet.
     ///
     /// # Errors
     /// The engine cannot start, or `CENOTE_ARC_MAX` is no size.
-    pub(crate) fn new(runtime: &Runtime, mounter: Box<dyn Mounter>) -> Result<State> {
+    pub(crate) fn new(runtime: &Runtime, mounter: Box<dyn Mounter>) -> Result<DaemonState> {
         crate::heap::keep();
-        Ok(State {
+        Ok(DaemonState {
             engine: Engine::new(EngineConfig {
                 cache_bytes: arc_max()?,
                 give_back: Some(crate::heap::give_back),
@@ -114,8 +114,8 @@ impl State {
             started: rt::now(),
             registry: Registry::default(),
             saving: Mutex::new(()),
-            mounts: Mutex::new(Table::default()),
-            places: Places::new(runtime.places()),
+            mounts: Mutex::new(MountTable::default()),
+            mount_dirs: MountDirs::new(runtime.made_dirs()),
             volumes: Volumes::new(runtime.volumes()),
             kstats: Mutex::new(None),
             stopping: AtomicBool::new(false),
@@ -142,8 +142,8 @@ impl State {
         datasets: impl Iterator<Item = &'a str>,
         what: &str,
         to: &mut (impl Listener + ?Sized),
-    ) -> Result<Vec<TurnGuard>> {
-        self.registry.turns(datasets.map(pool_name), what, to)
+    ) -> Result<Vec<PoolLockGuard>> {
+        self.registry.lock_pools(datasets.map(pool_name), what, to)
     }
 
     /// The mounts of datasets that `wanted` accepts, children first.
@@ -270,8 +270,8 @@ impl State {
             Phase::Creating => false,
         };
         let all = self.registry.all();
-        let saved: Vec<Saved> =
-            all.iter().filter(|s| is_ours(s)).map(|s| Saved(s.args())).collect();
+        let saved: Vec<SavedPool> =
+            all.iter().filter(|s| is_ours(s)).map(|s| SavedPool(s.args())).collect();
         runtime::store(&self.runtime.pools(), &saved)
     }
 
@@ -295,7 +295,7 @@ impl State {
         to: &mut dyn Listener,
     ) -> Result<()> {
         let slot = self.registry.find(name)?;
-        let _turn = slot.turn("vdevs are added", to)?;
+        let _turn = slot.lock_pool("vdevs are added", to)?;
         let missing = || Error::not_found(format!("cannot open '{name}': no such pool"));
         let pool = slot.pool().ok_or_else(missing)?;
         self.engine.add_vdevs(&pool, request)?;
@@ -357,14 +357,14 @@ impl State {
     }
 
     /// Whether the mountpoint lies in the dataset's own pool, in which nothing can be made.
-    fn is_in_read_only(&self, plan: &mounts::Plan) -> bool {
+    fn is_in_read_only(&self, plan: &mounts::MountPlan) -> bool {
         let pool = plan.dataset.name().split('/').next().unwrap_or_default();
         plan.dataset.check_writable().is_err() && self.mounts.lock().is_inside_pool(&plan.at, pool)
     }
 
     pub(super) fn mount_one(
         &self,
-        plan: &mounts::Plan,
+        plan: &mounts::MountPlan,
         given: &[String],
         overlay: bool,
     ) -> Result<()> {
@@ -380,7 +380,7 @@ impl State {
         let mut options = mounts::options(&plan.dataset).map_err(fail)?;
         let writable = plan.dataset.check_writable().is_ok();
         mounts::override_with(&mut options, given, writable).map_err(fail)?;
-        self.places.prepare(&plan.at, overlay).map_err(place)?;
+        self.mount_dirs.prepare(&plan.at, overlay).map_err(place)?;
         let fs = match self.put_back(name, &plan.at, &options).map_err(fail)? {
             Some(fs) => fs,
             None => self.mounter.mount(&plan.dataset, &plan.at, &options).map_err(fail)?,
@@ -450,7 +450,7 @@ impl State {
             self.each_pool("unmount", to, move |state, pool, to| {
                 let below = format!("{}/", pool.name());
                 let of_pool = |n: &str| n == pool.name() || n.starts_with(&below);
-                state.unmount_where(of_pool, Why::Asked, force, to);
+                state.unmount_where(of_pool, UnmountReason::Requested, force, to);
             });
             return Ok(());
         };
@@ -474,7 +474,7 @@ impl State {
         let _turn = self.changing(std::iter::once(&*dataset), "a dataset is unmounted", to)?;
         let under = format!("{dataset}/");
         let wanted = |n: &str| n == dataset || n.starts_with(&under);
-        if self.unmount_where(wanted, Why::Asked, force, to) {
+        if self.unmount_where(wanted, UnmountReason::Requested, force, to) {
             return Ok(());
         }
         Err(Error::busy(String::new()))
@@ -499,7 +499,10 @@ impl State {
     ///
     /// # Errors
     /// The engine's.
-    pub(crate) fn discover(&self, search: &SearchArgs) -> Result<(Vec<proto::Found>, Vec<String>)> {
+    pub(crate) fn discover(
+        &self,
+        search: &SearchArgs,
+    ) -> Result<(Vec<proto::ImportCandidate>, Vec<String>)> {
         let found = self
             .engine
             .discover(&Search { paths: search.paths.clone(), destroyed: search.destroyed })?;
@@ -515,7 +518,7 @@ impl State {
                 Some(_) => return None,
                 None => None,
             };
-            Some(proto::Found { imported: as_name, ..super::convert::found(p) })
+            Some(proto::ImportCandidate { imported: as_name, ..super::convert::found(p) })
         };
         let problems = found.problems.iter().map(|(p, e)| ui::problem(p, e));
         Ok((found.pools.iter().filter_map(shown).collect(), problems.collect()))

@@ -18,9 +18,9 @@ use cenote::inspect::ondisk::znode::{ZFS_APPENDONLY, ZFS_IMMUTABLE, ZFS_NODUMP, 
 use fuse::{Data, Errno, IoctlArgs, Request};
 
 use super::io;
-use super::node::Node;
+use super::node::NodeTarget;
 use super::write::stale;
-use super::zfs::{Answer, ZfsMount};
+use super::zfs::{FsResult, ZfsMount};
 
 /// The commands, of `linux/fs.h`.
 const GET_FLAGS: u32 = 0x8008_6601;
@@ -38,14 +38,14 @@ const FLAGS: [(u64, u32, u32); 4] = [
 ];
 
 /// One of the two sets of numbers that the kernel has for flags.
-type Form = fn(&(u64, u32, u32)) -> u32;
+type FlagEncoding = fn(&(u64, u32, u32)) -> u32;
 
-fn shown(pflags: u64, form: Form) -> u32 {
+fn shown(pflags: u64, form: FlagEncoding) -> u32 {
     FLAGS.iter().filter(|f| pflags & f.0 != 0).fold(0, |all, f| all | form(f))
 }
 
 /// ZFS's flags once those asked for are set, and the others of the four are not.
-fn wanted(old: u64, asked: u32, form: Form) -> Answer<u64> {
+fn wanted(old: u64, asked: u32, form: FlagEncoding) -> FsResult<u64> {
     let known = FLAGS.iter().fold(0, |all, f| all | form(f));
     if asked & !known != 0 {
         return Err(Errno::EOPNOTSUPP);
@@ -55,19 +55,21 @@ fn wanted(old: u64, asked: u32, form: Form) -> Answer<u64> {
     Ok(old & !ours | on)
 }
 
-fn word(input: &[u8], at: usize) -> Answer<u32> {
+fn word(input: &[u8], at: usize) -> FsResult<u32> {
     let bytes = input.get(at..).and_then(|rest| rest.first_chunk::<4>());
     bytes.map(|b| u32::from_ne_bytes(*b)).ok_or(Errno::EINVAL)
 }
 
 impl ZfsMount {
     /// Serves an ioctl; `ENOTTY` for others than the four.
-    pub(super) fn control(&self, req: &Request, args: &IoctlArgs<'_>) -> Answer<(i32, Data)> {
+    pub(super) fn control(&self, req: &Request, args: &IoctlArgs<'_>) -> FsResult<(i32, Data)> {
         if ![GET_FLAGS, SET_FLAGS, GET_FSX, SET_FSX].contains(&args.cmd) {
             return Err(Errno::ENOTTY);
         }
-        let Node::Object(space, id) = self.node(args.node)? else { return Err(Errno::ENOTTY) };
-        let now = self.space(space)?.attrs(id, io(fuse::Mode::Blocking)).map_err(stale)?;
+        let NodeTarget::Object(space, id) = self.node(args.node)? else {
+            return Err(Errno::ENOTTY);
+        };
+        let now = self.space(space)?.attrs(id, io(fuse::BlockingMode::Blocking)).map_err(stale)?;
         match args.cmd {
             GET_FLAGS => {
                 let bytes = shown(now.pflags, |f| f.1).to_ne_bytes();
@@ -105,7 +107,7 @@ impl ZfsMount {
         now: &Attrs,
         flags: u64,
         project: Option<u32>,
-    ) -> Answer<(i32, Data)> {
+    ) -> FsResult<(i32, Data)> {
         let id = self.changeable(node)?;
         if !self.kernel_checks_flags() && req.uid != 0 && req.uid != now.uid {
             return Err(Errno::EPERM);
@@ -126,7 +128,7 @@ mod tests {
     #[test]
     fn flags_are_mapped_both_ways_and_others_refused() {
         let other = 0x8_0000_0000;
-        for form in [(|f| f.1) as Form, |f| f.2] {
+        for form in [(|f| f.1) as FlagEncoding, |f| f.2] {
             for f in FLAGS {
                 let set = wanted(other, form(&f), form).unwrap();
                 assert_eq!(set, other | f.0);

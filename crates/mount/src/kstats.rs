@@ -7,7 +7,7 @@
 //! stays that of the open file. Nothing is kept while nobody reads but the
 //! numbers of the nodes that the kernel knows.
 //!
-//! Lock order: `Nodes` and `open` are leaf locks; the registry is not called under
+//! Lock order: `KstatNodes` and `open` are leaf locks; the registry is not called under
 //! them.
 
 use std::collections::{BTreeMap, HashMap};
@@ -20,10 +20,12 @@ use base::rt::{Mutex, RwLock};
 use base::{Buf, BufMut, Error, Result};
 use cenote::kstat::{Node, Registry, text};
 use fuse::{
-    Attr, Config, Data, DirSink, Entry, Errno, Filesystem, Mode, Opened, ROOT_ID, ReadArgs,
-    ReleaseArgs, Request, Session, Statfs, Timestamp, UnmountOptions,
+    Attr, BlockingMode, Config, Data, DirSink, Errno, Filesystem, LookupEntry, Opened, ROOT_ID,
+    ReadArgs, ReleaseArgs, Request, Session, Statfs, Timestamp, UnmountOptions,
 };
 use rustix::process::{getegid, geteuid};
+
+use super::zfs::FsResult;
 
 /// Turns the directory off when it says `off`.
 const ENV: &str = "CENOTE_KSTAT";
@@ -32,16 +34,14 @@ const OPEN_MAX: usize = 4096;
 /// Names are asked for again each time: they come and go with pools.
 const TTL: Duration = Duration::ZERO;
 
-type Answer<T> = std::result::Result<T, Errno>;
-
 /// Paths by number and back. A number is not used again.
-struct Nodes {
+struct KstatNodes {
     paths: HashMap<u64, String>,
     ids: HashMap<String, u64>,
     next: u64,
 }
 
-impl Nodes {
+impl KstatNodes {
     fn id(&mut self, path: &str) -> u64 {
         if path.is_empty() {
             return ROOT_ID;
@@ -63,7 +63,7 @@ impl Nodes {
 
 struct KstatFs {
     registry: Arc<Registry>,
-    nodes: RwLock<Nodes>,
+    nodes: RwLock<KstatNodes>,
     open: Mutex<BTreeMap<u64, Buf>>,
     handles: AtomicU64,
     since: Timestamp,
@@ -74,7 +74,7 @@ impl KstatFs {
         let now = base::rt::wall_clock();
         KstatFs {
             registry,
-            nodes: RwLock::new(Nodes {
+            nodes: RwLock::new(KstatNodes {
                 paths: HashMap::new(),
                 ids: HashMap::new(),
                 next: ROOT_ID + 1,
@@ -86,7 +86,7 @@ impl KstatFs {
     }
 
     /// The path of a node, if there still is something.
-    fn path(&self, id: u64) -> Answer<(String, Node)> {
+    fn path(&self, id: u64) -> FsResult<(String, Node)> {
         let path = self.nodes.read().path(id).ok_or(Errno::ESTALE)?;
         let node = self.registry.node(&path).ok_or(Errno::ENOENT)?;
         Ok((path, node))
@@ -126,7 +126,7 @@ fn buffer(bytes: &[u8]) -> Buf {
 }
 
 impl Filesystem for KstatFs {
-    fn lookup(&self, _: &Request, _: Mode, dir: u64, name: &[u8]) -> Answer<Entry> {
+    fn lookup(&self, _: &Request, _: BlockingMode, dir: u64, name: &[u8]) -> FsResult<LookupEntry> {
         let (path, node) = self.path(dir)?;
         if node != Node::Dir {
             return Err(Errno::ENOTDIR);
@@ -136,13 +136,13 @@ impl Filesystem for KstatFs {
             b".." => parent(&path).to_owned(),
             name => match std::str::from_utf8(name) {
                 Ok(name) => joined(&path, name),
-                Err(_) => return Ok(Entry::negative(TTL)),
+                Err(_) => return Ok(LookupEntry::negative(TTL)),
             },
         };
-        let Some(node) = self.registry.node(&found) else { return Ok(Entry::negative(TTL)) };
+        let Some(node) = self.registry.node(&found) else { return Ok(LookupEntry::negative(TTL)) };
         let id = self.nodes.write().id(&found);
         let attr = self.attr(id, node);
-        Ok(Entry { node: id, generation: 0, attr, entry_ttl: TTL, attr_ttl: TTL })
+        Ok(LookupEntry { node: id, generation: 0, attr, entry_ttl: TTL, attr_ttl: TTL })
     }
 
     fn forget(&self, id: u64, _: u64) {
@@ -155,12 +155,18 @@ impl Filesystem for KstatFs {
         }
     }
 
-    fn getattr(&self, _: &Request, _: Mode, id: u64, _: Option<u64>) -> Answer<(Attr, Duration)> {
+    fn getattr(
+        &self,
+        _: &Request,
+        _: BlockingMode,
+        id: u64,
+        _: Option<u64>,
+    ) -> FsResult<(Attr, Duration)> {
         let (_, node) = self.path(id)?;
         Ok((self.attr(id, node), TTL))
     }
 
-    fn open(&self, _: &Request, _: Mode, id: u64, _: u32) -> Answer<Opened> {
+    fn open(&self, _: &Request, _: BlockingMode, id: u64, _: u32) -> FsResult<Opened> {
         let (path, node) = self.path(id)?;
         if node == Node::Dir {
             return Err(Errno::EISDIR);
@@ -176,7 +182,7 @@ impl Filesystem for KstatFs {
         Ok(Opened { direct_io: true, no_flush: true, ..Opened::new(handle) })
     }
 
-    fn read(&self, _: &Request, _: Mode, args: &ReadArgs) -> Answer<Data> {
+    fn read(&self, _: &Request, _: BlockingMode, args: &ReadArgs) -> FsResult<Data> {
         let open = self.open.lock();
         let bytes = open.get(&args.handle).ok_or(Errno::EBADF)?;
         let from = usize::try_from(args.offset).unwrap_or(usize::MAX).min(bytes.len());
@@ -185,7 +191,7 @@ impl Filesystem for KstatFs {
         Ok(bytes.slice(from..end).into())
     }
 
-    fn release(&self, _: &Request, args: &ReleaseArgs) -> Answer<()> {
+    fn release(&self, _: &Request, args: &ReleaseArgs) -> FsResult<()> {
         self.open.lock().remove(&args.handle);
         Ok(())
     }
@@ -193,12 +199,12 @@ impl Filesystem for KstatFs {
     fn readdir(
         &self,
         _: &Request,
-        _: Mode,
+        _: BlockingMode,
         id: u64,
         _: u64,
         offset: u64,
         sink: &mut DirSink,
-    ) -> Answer<()> {
+    ) -> FsResult<()> {
         let (path, node) = self.path(id)?;
         if node != Node::Dir {
             return Err(Errno::ENOTDIR);
@@ -218,11 +224,11 @@ impl Filesystem for KstatFs {
         Ok(())
     }
 
-    fn statfs(&self, _: &Request, _: Mode, _: u64) -> Answer<Statfs> {
+    fn statfs(&self, _: &Request, _: BlockingMode, _: u64) -> FsResult<Statfs> {
         Ok(Statfs { bsize: 4096, frsize: 4096, namelen: 255, ..Statfs::default() })
     }
 
-    fn listxattr(&self, _: &Request, _: Mode, _: u64, _: u32) -> Answer<Data> {
+    fn listxattr(&self, _: &Request, _: BlockingMode, _: u64, _: u32) -> FsResult<Data> {
         Ok(Data::empty())
     }
 }
@@ -236,7 +242,7 @@ pub struct KstatMount {
 
 /// Others may pass through the directories that lead to the mount; what else lies
 /// in the runtime directory has its own mode.
-fn let_others_pass(runtime: &Path) -> std::io::Result<()> {
+fn allow_traversal(runtime: &Path) -> std::io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
     let mode = std::fs::metadata(runtime)?.permissions().mode();
     std::fs::set_permissions(runtime, std::fs::Permissions::from_mode(mode & 0o7777 | 0o011))
@@ -263,7 +269,7 @@ impl KstatMount {
         let config = Config { export: false, ..Config::default() };
         let session = Session::mount(fs, &dir, &options, &config)?;
         if geteuid().is_root() {
-            let_others_pass(runtime)
+            allow_traversal(runtime)
                 .map_err(|e| Error::io("cannot open the runtime directory to others", e))?;
         }
         Ok(Some(KstatMount { session, dir, runtime: runtime.to_owned() }))
@@ -300,7 +306,7 @@ mod tests {
 
     fn read(fs: &KstatFs, handle: u64, offset: u64, size: u32) -> Vec<u8> {
         let args = ReadArgs { node: 0, handle, offset, size, flags: 0, lock_owner: None };
-        let data = fs.read(&Request::default(), Mode::Blocking, &args).unwrap();
+        let data = fs.read(&Request::default(), BlockingMode::Blocking, &args).unwrap();
         data.bufs().iter().flat_map(|b| b.to_vec()).collect()
     }
 
@@ -308,20 +314,20 @@ mod tests {
     fn an_open_file_keeps_its_text_and_a_pool_goes() {
         let (fs, owner) = fs();
         let req = Request::default();
-        let tank = fs.lookup(&req, Mode::Blocking, ROOT_ID, b"tank").unwrap();
+        let tank = fs.lookup(&req, BlockingMode::Blocking, ROOT_ID, b"tank").unwrap();
         assert_eq!(tank.attr.mode, 0o040_555);
-        let file = fs.lookup(&req, Mode::Blocking, tank.node, b"objset-0x1").unwrap();
+        let file = fs.lookup(&req, BlockingMode::Blocking, tank.node, b"objset-0x1").unwrap();
         assert_eq!((file.attr.mode, file.attr.size), (0o100_444, 0));
-        let up = fs.lookup(&req, Mode::Blocking, tank.node, b"..").unwrap();
+        let up = fs.lookup(&req, BlockingMode::Blocking, tank.node, b"..").unwrap();
         assert_eq!(up.node, ROOT_ID);
-        let opened = fs.open(&req, Mode::Blocking, file.node, 0).unwrap();
+        let opened = fs.open(&req, BlockingMode::Blocking, file.node, 0).unwrap();
         assert!(opened.direct_io);
         drop(owner);
         let text = String::from_utf8(read(&fs, opened.handle, 0, 4096)).unwrap();
         assert!(text.ends_with("reads                           4    7\n"), "{text}");
         assert_eq!(read(&fs, opened.handle, text.len() as u64 - 2, 4096), b"7\n");
         assert!(read(&fs, opened.handle, u64::MAX, 4096).is_empty());
-        let gone = fs.open(&req, Mode::Blocking, file.node, 0).unwrap_err();
+        let gone = fs.open(&req, BlockingMode::Blocking, file.node, 0).unwrap_err();
         assert_eq!(gone, Errno::ENOENT);
         let args = ReleaseArgs { node: 0, handle: opened.handle, flags: 0, flock_unlock: None };
         fs.release(&req, &args).unwrap();
@@ -331,6 +337,6 @@ mod tests {
         fs.forget(tank.node, 1);
         fs.forget(ROOT_ID, 1);
         assert!(fs.nodes.read().paths.is_empty() && fs.nodes.read().ids.is_empty());
-        assert_eq!(fs.lookup(&req, Mode::Blocking, ROOT_ID, b"\xff").unwrap().node, 0);
+        assert_eq!(fs.lookup(&req, BlockingMode::Blocking, ROOT_ID, b"\xff").unwrap().node, 0);
     }
 }

@@ -13,13 +13,13 @@
 //! dataset belongs: what holds for a mount comes as [`MountOptions`].
 
 mod flags;
-mod gone;
 pub mod kstats;
 mod member;
 mod mounted;
 mod node;
 mod ops;
 mod pages;
+mod removed_dirs;
 mod tree;
 mod tree_ops;
 pub mod volumes;
@@ -42,13 +42,13 @@ use fuse::{
 };
 use rustix::process::geteuid;
 
-pub use mounted::{Left, MountOptions, MountedFs, Mounter};
+pub use mounted::{MountOptions, MountedFs, Mounter, UnmountOutcome};
 
 /// The engine's word for a FUSE operation's mode.
-fn io(mode: fuse::Mode) -> Io {
+fn io(mode: fuse::BlockingMode) -> Io {
     match mode {
-        fuse::Mode::NonBlocking => Io::MEMORY,
-        fuse::Mode::Blocking => Io::WAIT,
+        fuse::BlockingMode::NonBlocking => Io::MEMORY,
+        fuse::BlockingMode::Blocking => Io::WAIT,
     }
 }
 
@@ -63,12 +63,12 @@ pub struct FuseMounter {
 
 impl FuseMounter {
     /// The mount that a directory lies inside of, if it is one of those.
-    fn around(&self, at: &Path) -> Option<Arc<FuseMount>> {
+    fn mount_containing(&self, at: &Path) -> Option<Arc<FuseMount>> {
         let mut trees = self.trees.lock();
         trees.retain(|tree| tree.strong_count() > 0);
         let alive: Vec<_> = trees.iter().filter_map(Weak::upgrade).collect();
         drop(trees);
-        alive.into_iter().find(|tree| tree.is_around(at))
+        alive.into_iter().find(|tree| tree.contains(at))
     }
 
     /// The latency limit that all mounts with `keepawake` share.
@@ -91,7 +91,7 @@ impl Mounter for FuseMounter {
         // As an ordinary user `fusermount3` cannot enter a mount of ours.
         let nests = !geteuid().is_root();
         let real = std::fs::canonicalize(mountpoint).unwrap_or_else(|_| mountpoint.to_owned());
-        if nests && let Some(host) = self.around(&real) {
+        if nests && let Some(host) = self.mount_containing(&real) {
             return Ok(Arc::new(member::MemberMount::new(host, dataset, &real, options)?));
         }
         let fs = Arc::new(zfs::ZfsMount::new(dataset, options)?);
@@ -119,7 +119,8 @@ impl Mounter for FuseMounter {
             true => &UringTransport::default(),
             false => &DevTransport,
         };
-        let tree = nests.then(|| Arc::new(tree::Tree::new(Arc::clone(&fs), options.posix_acl)));
+        let tree =
+            nests.then(|| Arc::new(tree::MountTree::new(Arc::clone(&fs), options.posix_acl)));
         let served: Arc<dyn Filesystem> = match &tree {
             Some(tree) => Arc::clone(tree) as _,
             None => Arc::clone(&fs) as _,
@@ -180,7 +181,7 @@ struct FuseMount {
     session: Session,
     fs: Arc<zfs::ZfsMount>,
     /// With other datasets, of which `fs` is the topmost.
-    tree: Option<Arc<tree::Tree>>,
+    tree: Option<Arc<tree::MountTree>>,
     name: String,
     /// The options that hold.
     now: Mutex<MountOptions>,
@@ -195,7 +196,7 @@ fn pool_of(name: &str) -> &str {
 
 impl FuseMount {
     /// Whether a directory, which exists, lies inside of this mount.
-    fn is_around(&self, at: &Path) -> bool {
+    fn contains(&self, at: &Path) -> bool {
         let device = |path: &Path| std::fs::symlink_metadata(path).ok().map(|m| m.dev());
         let inside = |own: &PathBuf| at.starts_with(own) && at != own;
         self.is_alive()
@@ -216,23 +217,23 @@ impl FuseMount {
     }
 
     /// It was unmounted here.
-    fn left(&self, kept: Option<Kept>) -> Left {
+    fn left(&self, kept: Option<Kept>) -> UnmountOutcome {
         if !self.shown().is_empty() {
             *self.kept.lock() = kept;
-            return Left::Held;
+            return UnmountOutcome::Held;
         }
         drop(kept);
         // Root would see whoever holds it.
         let patience = if geteuid().is_root() { LETS_GO } else { LETS_GO_SOON };
         if !self.session.ends_within(patience) {
-            return Left::Held;
+            return UnmountOutcome::Held;
         }
         self.session.join();
-        Left::Nothing
+        UnmountOutcome::Ended
     }
 
     /// Ends it, wherever it shows.
-    fn end(&self) -> Result<Left> {
+    fn end(&self) -> Result<UnmountOutcome> {
         *self.kept.lock() = None;
         if !self.session.ends_within(LETS_GO_SOON) {
             self.session.cut();
@@ -242,12 +243,12 @@ impl FuseMount {
             }
         }
         self.session.join();
-        Ok(Left::Nothing)
+        Ok(UnmountOutcome::Ended)
     }
 }
 
 impl MountedFs for FuseMount {
-    fn unmount(&self, force: bool) -> Result<Left> {
+    fn unmount(&self, force: bool) -> Result<UnmountOutcome> {
         let root = geteuid().is_root();
         if !force && self.tree.as_ref().is_some_and(|tree| tree.has_members()) {
             return Err(Error::busy("other datasets are mounted in it"));
@@ -264,7 +265,7 @@ impl MountedFs for FuseMount {
                 if root && !self.fs.is_suspended() {
                     self.session.join();
                 }
-                Ok(Left::Nothing)
+                Ok(UnmountOutcome::Ended)
             }
             Err(e) => Err(e),
         }
@@ -303,7 +304,7 @@ impl MountedFs for FuseMount {
         true
     }
 
-    fn cut(&self) {
+    fn abort(&self) {
         self.session.cut();
     }
 

@@ -8,15 +8,15 @@ use base::rt::Mutex;
 use base::{Error, Result};
 use cenote::Dataset;
 
-use super::tree::{Member, Tree};
+use super::tree::{Member, MountTree};
 use super::zfs::ZfsMount;
 use super::{FuseMount, LETS_GO, pool_of};
-use crate::{Left, MountOptions, MountedFs};
+use crate::{MountOptions, MountedFs, UnmountOutcome};
 
 /// A member of a tree.
 pub(super) struct MemberMount {
     host: Arc<FuseMount>,
-    tree: Arc<Tree>,
+    tree: Arc<MountTree>,
     member: Arc<Member>,
     fs: Arc<ZfsMount>,
     at: PathBuf,
@@ -28,7 +28,7 @@ impl MemberMount {
     /// Shows a dataset at a directory inside of `host`.
     ///
     /// # Errors
-    /// It is another pool's mount; the dataset cannot be opened; those of [`Tree::add`].
+    /// It is another pool's mount; the dataset cannot be opened; those of [`MountTree::add`].
     pub(super) fn new(
         host: Arc<FuseMount>,
         dataset: &Dataset,
@@ -58,7 +58,7 @@ impl MemberMount {
 }
 
 impl MountedFs for MemberMount {
-    fn unmount(&self, force: bool) -> Result<Left> {
+    fn unmount(&self, force: bool) -> Result<UnmountOutcome> {
         self.tree.remove(&self.member, force, &self.at)?;
         // What is under way still has it.
         let begin = base::rt::now();
@@ -68,7 +68,7 @@ impl MountedFs for MemberMount {
             }
             base::rt::sleep(std::time::Duration::from_millis(5));
         }
-        Ok(Left::Nothing)
+        Ok(UnmountOutcome::Ended)
     }
 
     fn is_present(&self, present: &HashSet<String>) -> bool {
@@ -91,9 +91,9 @@ impl MountedFs for MemberMount {
         false
     }
 
-    fn cut(&self) {
+    fn abort(&self) {
         // All members are of one pool.
-        self.host.cut();
+        self.host.abort();
     }
 
     fn is_alive(&self) -> bool {

@@ -43,9 +43,9 @@ pub struct MountOptions {
 
 /// What is left of a file system that was unmounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Left {
+pub enum UnmountOutcome {
     /// Nothing: it is served no more.
-    Nothing,
+    Ended,
     /// It shows elsewhere and is served there.
     Held,
 }
@@ -57,7 +57,7 @@ pub trait MountedFs: Send + Sync {
     ///
     /// # Errors
     /// [`base::ErrorKind::Busy`] if it is in use.
-    fn unmount(&self, force: bool) -> Result<Left>;
+    fn unmount(&self, force: bool) -> Result<UnmountOutcome>;
     /// Whether it shows in this mount namespace, `present` being the device numbers of what
     /// does.
     fn is_present(&self, present: &HashSet<String>) -> bool;
@@ -74,7 +74,7 @@ pub trait MountedFs: Send + Sync {
     fn is_own_mount(&self) -> bool;
     /// Ends it wherever it shows, without waiting: what is open there fails. Its pool was
     /// given up.
-    fn cut(&self);
+    fn abort(&self);
     /// Whether it is still mounted and served.
     fn is_alive(&self) -> bool;
     /// Makes these options hold; false if only a new mount can do that.

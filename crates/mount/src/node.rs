@@ -26,7 +26,7 @@ pub(super) const SPACES_MAX: usize = CONTROL as usize;
 
 /// What a node is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Node {
+pub(super) enum NodeTarget {
     /// An object of the dataset (0) or of a snapshot.
     Object(u16, ObjectId),
     /// `.zfs`.
@@ -37,20 +37,20 @@ pub(super) enum Node {
     Shares,
 }
 
-impl Node {
+impl NodeTarget {
     /// The node of a number, `root` being the dataset's root directory.
-    pub(super) fn from_id(id: u64, root: ObjectId) -> Option<Node> {
+    pub(super) fn from_id(id: u64, root: ObjectId) -> Option<NodeTarget> {
         if id == fuse::ROOT_ID {
-            return Some(Node::Object(0, root));
+            return Some(NodeTarget::Object(0, root));
         }
         let object = id & OBJECT_MASK;
         match u16::try_from(id >> SPACE_SHIFT).ok()? {
-            CONTROL if object == CTL_INO & OBJECT_MASK => Some(Node::Control),
-            CONTROL if object == SNAPDIR_INO & OBJECT_MASK => Some(Node::Snapdir),
-            CONTROL if object == SHARES_INO & OBJECT_MASK => Some(Node::Shares),
+            CONTROL if object == CTL_INO & OBJECT_MASK => Some(NodeTarget::Control),
+            CONTROL if object == SNAPDIR_INO & OBJECT_MASK => Some(NodeTarget::Snapdir),
+            CONTROL if object == SHARES_INO & OBJECT_MASK => Some(NodeTarget::Shares),
             CONTROL => None,
             _ if object == 0 => None,
-            space => Some(Node::Object(space, ObjectId(object))),
+            space => Some(NodeTarget::Object(space, ObjectId(object))),
         }
     }
 
@@ -58,14 +58,14 @@ impl Node {
     pub(super) fn id(self, root: ObjectId) -> Option<u64> {
         let pack = |space: u16, low: u64| (u64::from(space) << SPACE_SHIFT) | low;
         match self {
-            Node::Object(0, object) if object == root => Some(fuse::ROOT_ID),
-            Node::Object(space, object) if object.0 <= OBJECT_MASK && object.0 > 0 => {
+            NodeTarget::Object(0, object) if object == root => Some(fuse::ROOT_ID),
+            NodeTarget::Object(space, object) if object.0 <= OBJECT_MASK && object.0 > 0 => {
                 Some(pack(space, object.0)).filter(|id| *id != fuse::ROOT_ID)
             }
-            Node::Object(..) => None,
-            Node::Control => Some(pack(CONTROL, CTL_INO & OBJECT_MASK)),
-            Node::Snapdir => Some(pack(CONTROL, SNAPDIR_INO & OBJECT_MASK)),
-            Node::Shares => Some(pack(CONTROL, SHARES_INO & OBJECT_MASK)),
+            NodeTarget::Object(..) => None,
+            NodeTarget::Control => Some(pack(CONTROL, CTL_INO & OBJECT_MASK)),
+            NodeTarget::Snapdir => Some(pack(CONTROL, SNAPDIR_INO & OBJECT_MASK)),
+            NodeTarget::Shares => Some(pack(CONTROL, SHARES_INO & OBJECT_MASK)),
         }
     }
 }
@@ -79,16 +79,16 @@ mod tests {
         #[test]
         fn numbers_are_unique_and_invertible(space in 0u16..u16::MAX, object in any::<u64>(), root in 2u64..100) {
             let root = ObjectId(root);
-            let node = Node::Object(space, ObjectId(object));
+            let node = NodeTarget::Object(space, ObjectId(object));
             if let Some(id) = node.id(root) {
-                prop_assert_eq!(Node::from_id(id, root), Some(node));
+                prop_assert_eq!(NodeTarget::from_id(id, root), Some(node));
             }
         }
 
         #[test]
         fn every_number_is_its_nodes(id in any::<u64>(), root in 2u64..100) {
             let root = ObjectId(root);
-            if let Some(node) = Node::from_id(id, root) {
+            if let Some(node) = NodeTarget::from_id(id, root) {
                 let back = node.id(root);
                 prop_assert!(back == Some(id) || (id == root.0 && back == Some(fuse::ROOT_ID)));
             }
@@ -98,12 +98,12 @@ mod tests {
     #[test]
     fn special_nodes() {
         let root = ObjectId(34);
-        assert_eq!(Node::from_id(1, root), Some(Node::Object(0, root)));
-        assert_eq!(Node::Object(0, root).id(root), Some(1));
-        assert_eq!(Node::Object(0, ObjectId(1)).id(root), None);
-        for node in [Node::Control, Node::Snapdir, Node::Shares] {
-            assert_eq!(Node::from_id(node.id(root).unwrap(), root), Some(node));
+        assert_eq!(NodeTarget::from_id(1, root), Some(NodeTarget::Object(0, root)));
+        assert_eq!(NodeTarget::Object(0, root).id(root), Some(1));
+        assert_eq!(NodeTarget::Object(0, ObjectId(1)).id(root), None);
+        for node in [NodeTarget::Control, NodeTarget::Snapdir, NodeTarget::Shares] {
+            assert_eq!(NodeTarget::from_id(node.id(root).unwrap(), root), Some(node));
         }
-        assert_eq!(Node::Object(3, root).id(root), Some((3 << 48) | 34));
+        assert_eq!(NodeTarget::Object(3, root).id(root), Some((3 << 48) | 34));
     }
 }

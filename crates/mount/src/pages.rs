@@ -24,7 +24,7 @@ use base::rt::{Instant, Mutex};
 use fuse::Notifier;
 
 /// Threads that may drop pages at a time, of the 128 requests that a mount serves at once.
-const TELLERS_MAX: usize = 16;
+const INVALIDATORS_MAX: usize = 16;
 /// Files share marks beyond so many.
 const MARKS: usize = 1024;
 /// Seconds for which a file that was read through the cache is taken to be in it; a direct
@@ -39,11 +39,11 @@ pub(super) struct Pages {
     /// Second of the last such read, by node; 0 is never.
     reads: Box<[AtomicU32]>,
     tellers: AtomicUsize,
-    late: Mutex<Late>,
+    late: Mutex<DelayedInvalidations>,
 }
 
 #[derive(Default)]
-struct Late {
+struct DelayedInvalidations {
     nodes: HashSet<u64>,
     running: bool,
 }
@@ -69,7 +69,7 @@ impl Pages {
     }
 
     /// A file is about to be read into the kernel's cache.
-    pub(super) fn are_read(&self, node: u64) {
+    pub(super) fn mark_read(&self, node: u64) {
         let (mark, now) = (self.mark(node), self.now());
         if mark.load(Relaxed) != now {
             mark.store(now, SeqCst);
@@ -82,7 +82,7 @@ impl Pages {
     }
 
     /// A range was written around the cache, and the writer has no answer yet.
-    pub(super) fn are_old(
+    pub(super) fn invalidate_written(
         self: &Arc<Self>,
         notifier: Option<&Notifier>,
         node: u64,
@@ -93,7 +93,7 @@ impl Pages {
             return;
         };
         let (Ok(at), Ok(len)) = (i64::try_from(offset), i64::try_from(len)) else { return };
-        if self.tellers.fetch_add(1, SeqCst) < TELLERS_MAX {
+        if self.tellers.fetch_add(1, SeqCst) < INVALIDATORS_MAX {
             // A kernel that knows the node no more has no pages of it.
             let _unknown = notifier.inval_inode(node, at, len);
         } else {
@@ -142,7 +142,7 @@ mod tests {
     fn files_that_are_read_are_known() {
         let pages = Pages::default();
         assert!(!(1..5000).any(|node| pages.may_be_there(node)));
-        pages.are_read(77);
+        pages.mark_read(77);
         assert!(pages.may_be_there(77));
         let others = (1..5000).filter(|node| pages.may_be_there(*node)).count();
         assert!((1..=30).contains(&others), "{others}");

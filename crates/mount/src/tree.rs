@@ -27,7 +27,7 @@
 //! POSIX ACLs, the transport) is decided by the topmost dataset; `readonly` is each member's
 //! own. Files cannot be moved or linked from member to member (`EXDEV`), as between mounts.
 //!
-//! Lock order: `Tree::members`, `Ids::table`, `Shown::outs` and `Covers` are leaves; no file
+//! Lock order: `MountTree::members`, `Ids::table`, `NodeIdMap::outs` and `Covers` are leaves; no file
 //! system is called under them.
 
 use std::collections::{BTreeMap, HashMap};
@@ -39,9 +39,11 @@ use std::time::Duration;
 
 use base::rt::{Condvar, Mutex, RwLock};
 use base::{Error, ErrorKind, Result};
-use fuse::{Attr, Entry, Errno, Filesystem, Mode, Negotiated, Notifier, Outward, ROOT_ID};
+use fuse::{
+    Attr, BlockingMode, Errno, Filesystem, LookupEntry, Negotiated, Notifier, Outward, ROOT_ID,
+};
 
-use super::zfs::{Answer, ZfsMount};
+use super::zfs::{FsResult, ZfsMount};
 
 const SPACE_SHIFT: u32 = 48;
 const LOW: u64 = (1 << SPACE_SHIFT) - 1;
@@ -95,7 +97,7 @@ impl Covers {
 }
 
 /// How a member shows in the mount.
-struct Shown {
+struct NodeIdMap {
     ids: Arc<Ids>,
     covers: Arc<Covers>,
     member: usize,
@@ -108,7 +110,7 @@ struct Shown {
     forgotten: Condvar,
 }
 
-impl Shown {
+impl NodeIdMap {
     /// Its own number of a node, from a space of its own and the kernel's number.
     fn inward(space: u16, node: u64) -> u64 {
         match (space, node & LOW) {
@@ -144,7 +146,7 @@ impl Shown {
     }
 }
 
-impl Outward for Shown {
+impl Outward for NodeIdMap {
     fn ino(&self, ino: u64) -> u64 {
         // What a disk made too large stays as it is.
         if ino <= LOW { ino | self.tag << SPACE_SHIFT } else { ino }
@@ -170,11 +172,11 @@ impl Outward for Shown {
         Some(u64::from(number) << SPACE_SHIFT | node & LOW)
     }
 
-    fn entry(&self, entry: &Entry) -> Option<Entry> {
+    fn entry(&self, entry: &LookupEntry) -> Option<LookupEntry> {
         let node = self.node(entry.node)?;
         // Another member is there: the kernel looks it up by its name.
         let covered = self.covers.get(node).is_some();
-        (!covered).then(|| Entry { node, attr: self.attr(entry.attr), ..*entry })
+        (!covered).then(|| LookupEntry { node, attr: self.attr(entry.attr), ..*entry })
     }
 
     fn granted(&self, _: u64) {
@@ -184,7 +186,7 @@ impl Outward for Shown {
 
 /// Where a member is.
 #[derive(Clone)]
-struct Spot {
+struct MemberMountpoint {
     /// The kernel's numbers of the directory around it, and of the one that it covers.
     parent: u64,
     covered: u64,
@@ -193,12 +195,12 @@ struct Spot {
 
 /// A dataset of the mount.
 pub(super) struct Member {
-    shown: Arc<Shown>,
+    shown: Arc<NodeIdMap>,
     /// Until it went.
     fs: RwLock<Option<Arc<ZfsMount>>>,
     opens: AtomicUsize,
     /// None of the topmost dataset.
-    spot: Option<Spot>,
+    mountpoint: Option<MemberMountpoint>,
 }
 
 impl Member {
@@ -208,26 +210,26 @@ impl Member {
     }
 
     /// An entry as the kernel gets it; it counts as a lookup.
-    fn counted(&self, entry: Entry) -> Answer<Entry> {
+    fn counted(&self, entry: LookupEntry) -> FsResult<LookupEntry> {
         if entry.node == 0 {
             return Ok(entry);
         }
         let node = self.shown.node(entry.node).ok_or(Errno::ENOMEM)?;
         self.shown.granted(node);
-        Ok(Entry { node, attr: self.shown.attr(entry.attr), ..entry })
+        Ok(LookupEntry { node, attr: self.shown.attr(entry.attr), ..entry })
     }
 }
 
 /// A node: its member, the member's file system, and its number there.
-pub(super) struct At {
+pub(super) struct MemberNode {
     pub(super) member: Arc<Member>,
     pub(super) fs: Arc<ZfsMount>,
     pub(super) node: u64,
 }
 
-impl At {
+impl MemberNode {
     /// An entry of something new.
-    pub(super) fn made(&self, entry: Entry) -> Answer<Entry> {
+    pub(super) fn made(&self, entry: LookupEntry) -> FsResult<LookupEntry> {
         self.member.counted(entry)
     }
 
@@ -241,7 +243,7 @@ impl At {
     }
 
     /// Another node of the same member.
-    pub(super) fn same(&self, other: &At) -> Answer<()> {
+    pub(super) fn same(&self, other: &MemberNode) -> FsResult<()> {
         match Arc::ptr_eq(&self.member, &other.member) {
             true => Ok(()),
             false => Err(Errno::EXDEV),
@@ -254,7 +256,7 @@ impl At {
 }
 
 /// The datasets of one mount.
-pub(super) struct Tree {
+pub(super) struct MountTree {
     ids: Arc<Ids>,
     covers: Arc<Covers>,
     /// By number; `None` where one was that is gone.
@@ -265,10 +267,10 @@ pub(super) struct Tree {
     pub(super) acls: bool,
 }
 
-impl Tree {
+impl MountTree {
     /// Of a topmost dataset, and whether the kernel checks POSIX ACLs.
-    pub(super) fn new(top: Arc<ZfsMount>, acls: bool) -> Tree {
-        let tree = Tree {
+    pub(super) fn new(top: Arc<ZfsMount>, acls: bool) -> MountTree {
+        let tree = MountTree {
             ids: Arc::default(),
             covers: Arc::default(),
             members: RwLock::default(),
@@ -280,12 +282,12 @@ impl Tree {
         // The first: so its numbers are the kernel's.
         let _root = shown.node(ROOT_ID);
         let (fs, opens) = (RwLock::new(Some(top)), AtomicUsize::new(0));
-        tree.members.write().push(Some(Arc::new(Member { shown, fs, opens, spot: None })));
+        tree.members.write().push(Some(Arc::new(Member { shown, fs, opens, mountpoint: None })));
         tree
     }
 
-    fn shown(&self, member: usize, tag: u64) -> Arc<Shown> {
-        Arc::new(Shown {
+    fn shown(&self, member: usize, tag: u64) -> Arc<NodeIdMap> {
+        Arc::new(NodeIdMap {
             ids: Arc::clone(&self.ids),
             covers: Arc::clone(&self.covers),
             member,
@@ -299,12 +301,12 @@ impl Tree {
     /// Tells how to tell the kernel something.
     pub(super) fn attach(&self, notifier: Notifier) {
         for member in self.all() {
-            tell_how(&member, &notifier);
+            attach_notifier(&member, &notifier);
         }
         let _attached_once = self.notifier.set(notifier);
     }
 
-    pub(super) fn agreed(&self, negotiated: &Negotiated) {
+    pub(super) fn set_negotiated(&self, negotiated: &Negotiated) {
         let _agreed_once = self.negotiated.set(*negotiated);
         self.all().iter().filter_map(|m| m.fs()).for_each(|fs| Filesystem::init(&*fs, negotiated));
     }
@@ -326,18 +328,18 @@ impl Tree {
         }
     }
 
-    fn member(&self, number: usize) -> Answer<Arc<Member>> {
+    fn member(&self, number: usize) -> FsResult<Arc<Member>> {
         self.members.read().get(number).cloned().flatten().ok_or(Errno::EIO)
     }
 
     /// What a number of the kernel's stands for.
-    pub(super) fn at(&self, node: u64) -> Answer<At> {
+    pub(super) fn at(&self, node: u64) -> FsResult<MemberNode> {
         let number = usize::try_from(node >> SPACE_SHIFT).unwrap_or(usize::MAX);
         let known = self.ids.table.read().get(number).copied();
         let (member, space) = known.ok_or(Errno::ESTALE)?;
         let member = self.member(member)?;
         let fs = member.fs().ok_or(Errno::EIO)?;
-        Ok(At { member, fs, node: Shown::inward(space, node) })
+        Ok(MemberNode { member, fs, node: NodeIdMap::inward(space, node) })
     }
 
     /// The kernel took back lookups.
@@ -346,18 +348,23 @@ impl Tree {
         let Some((member, space)) = self.ids.table.read().get(number).copied() else { return };
         let Ok(member) = self.member(member) else { return };
         if let Some(fs) = member.fs() {
-            fs.forget(Shown::inward(space, node), count);
+            fs.forget(NodeIdMap::inward(space, node), count);
         }
         member.shown.forget(count);
     }
 
     /// A file was closed.
-    pub(super) fn released(at: &At) {
+    pub(super) fn released(at: &MemberNode) {
         let _at_most = at.member.opens.fetch_update(AcqRel, Acquire, |n| n.checked_sub(1));
     }
 
     /// The entry of a name as the kernel gets it: of the member that covers it, if one does.
-    pub(super) fn entry(&self, mode: Mode, parent: &At, found: Entry) -> Answer<Entry> {
+    pub(super) fn entry(
+        &self,
+        mode: BlockingMode,
+        parent: &MemberNode,
+        found: LookupEntry,
+    ) -> FsResult<LookupEntry> {
         let mut member = Arc::clone(&parent.member);
         let mut entry = found;
         while entry.node != 0 {
@@ -373,11 +380,11 @@ impl Tree {
     }
 
     /// What a name stands for must not be covered: it is about to go.
-    pub(super) fn check_free(&self, parent: &At, name: &[u8]) -> Answer<()> {
+    pub(super) fn check_free(&self, parent: &MemberNode, name: &[u8]) -> FsResult<()> {
         if self.covers.is_empty() {
             return Ok(());
         }
-        let found = match parent.fs.find(Mode::Blocking, parent.node, name) {
+        let found = match parent.fs.find(BlockingMode::Blocking, parent.node, name) {
             Ok(found) => found,
             Err(Errno::ENOENT) => return Ok(()),
             Err(e) => return Err(e),
@@ -387,13 +394,14 @@ impl Tree {
     }
 
     /// The directory at a path below the mount.
-    fn spot(&self, below: &Path) -> Answer<Spot> {
+    fn mountpoint(&self, below: &Path) -> FsResult<MemberMountpoint> {
         let mut at = self.at(ROOT_ID)?;
-        let mut spot = Spot { parent: ROOT_ID, covered: ROOT_ID, name: Vec::new() };
+        let mut mountpoint =
+            MemberMountpoint { parent: ROOT_ID, covered: ROOT_ID, name: Vec::new() };
         for part in below.components() {
             let Component::Normal(name) = part else { return Err(Errno::EINVAL) };
             let name = std::os::unix::ffi::OsStrExt::as_bytes(name);
-            let entry = at.fs.find(Mode::Blocking, at.node, name)?;
+            let entry = at.fs.find(BlockingMode::Blocking, at.node, name)?;
             if entry.attr.mode & S_IFMT != S_IFDIR {
                 return Err(Errno::ENOTDIR);
             }
@@ -401,8 +409,8 @@ impl Tree {
             if entry.node >> SPACE_SHIFT != 0 {
                 return Err(Errno::EROFS);
             }
-            let number = |at: &At, node| at.member.shown.node(node).ok_or(Errno::ENOMEM);
-            spot = Spot {
+            let number = |at: &MemberNode, node| at.member.shown.node(node).ok_or(Errno::ENOMEM);
+            mountpoint = MemberMountpoint {
                 parent: number(&at, at.node)?,
                 covered: number(&at, entry.node)?,
                 name: name.to_vec(),
@@ -411,11 +419,11 @@ impl Tree {
             while let Some(member) = self.covers.get(number(&at, at.node)?) {
                 let member = self.member(member)?;
                 let fs = member.fs().ok_or(Errno::EIO)?;
-                at = At { member, fs, node: ROOT_ID };
-                spot.covered = number(&at, ROOT_ID)?;
+                at = MemberNode { member, fs, node: ROOT_ID };
+                mountpoint.covered = number(&at, ROOT_ID)?;
             }
         }
-        if spot.name.is_empty() { Err(Errno::EBUSY) } else { Ok(spot) }
+        if mountpoint.name.is_empty() { Err(Errno::EBUSY) } else { Ok(mountpoint) }
     }
 
     /// The number for a dataset's inodes: made of its object's, so that it is the same each
@@ -440,7 +448,7 @@ impl Tree {
     ) -> Result<Arc<Member>> {
         let failed =
             |e: Errno| Error::io("cannot mount", std::io::Error::from_raw_os_error(e.raw()));
-        let spot = self.spot(below).map_err(failed)?;
+        let mountpoint = self.mountpoint(below).map_err(failed)?;
         let full = || Error::limit("too many datasets were mounted in this mount");
         let tag = self.tag(object).ok_or_else(full)?;
         if let Some(negotiated) = self.negotiated.get() {
@@ -452,18 +460,19 @@ impl Tree {
             shown.node(ROOT_ID).ok_or_else(full)?;
             let held = RwLock::new(Some(Arc::clone(fs)));
             let opens = AtomicUsize::new(0);
-            let member = Arc::new(Member { shown, fs: held, opens, spot: Some(spot.clone()) });
+            let member =
+                Arc::new(Member { shown, fs: held, opens, mountpoint: Some(mountpoint.clone()) });
             members.push(Some(Arc::clone(&member)));
             member
         };
         if let Some(notifier) = self.notifier.get() {
-            tell_how(&member, notifier);
+            attach_notifier(&member, notifier);
         }
         self.covers.change(|c| {
-            c.insert(spot.covered, member.shown.member);
+            c.insert(mountpoint.covered, member.shown.member);
         });
         let root = member.shown.ino(fs.root().0);
-        if self.shows(&spot, whole, |ino| ino == root) {
+        if self.shows(&mountpoint, whole, |ino| ino == root) {
             return Ok(member);
         }
         self.remove(&member, true, whole)?;
@@ -471,11 +480,16 @@ impl Tree {
     }
 
     /// Has the kernel look a name up anew until it shows what is there.
-    fn shows(&self, spot: &Spot, whole: &Path, right: impl Fn(u64) -> bool) -> bool {
+    fn shows(
+        &self,
+        mountpoint: &MemberMountpoint,
+        whole: &Path,
+        right: impl Fn(u64) -> bool,
+    ) -> bool {
         use std::os::unix::fs::MetadataExt;
         let Some(notifier) = self.notifier.get() else { return false };
         for _ in 0..LOOKS_MAX {
-            let _unknown = notifier.inval_entry(spot.parent, &spot.name);
+            let _unknown = notifier.inval_entry(mountpoint.parent, &mountpoint.name);
             // Answers under way are of before.
             let _old_kernel = notifier.inc_epoch();
             if std::fs::symlink_metadata(whole).is_ok_and(|meta| right(meta.ino())) {
@@ -490,30 +504,32 @@ impl Tree {
     /// # Errors
     /// `Busy`.
     pub(super) fn remove(&self, member: &Arc<Member>, force: bool, whole: &Path) -> Result<()> {
-        let Some(spot) = &member.spot else { return Err(Error::bug("the mount's own root")) };
+        let Some(mountpoint) = &member.mountpoint else {
+            return Err(Error::bug("the mount's own root"));
+        };
         let busy = || Error::busy("in use");
         let number = member.shown.member;
         // Another one covers a directory of this one.
-        let is_around = |m: &Arc<Member>| {
-            let covered = m.spot.as_ref().and_then(|s| self.at(s.covered).ok());
+        let contains = |m: &Arc<Member>| {
+            let covered = m.mountpoint.as_ref().and_then(|s| self.at(s.covered).ok());
             covered.is_some_and(|at| Arc::ptr_eq(&at.member, member))
         };
-        let around = self.all().iter().any(is_around);
+        let around = self.all().iter().any(contains);
         if !force && (around || member.opens.load(Acquire) > 0) {
             return Err(busy());
         }
         self.covers.change(|c| {
-            c.remove(&spot.covered);
+            c.remove(&mountpoint.covered);
         });
         if let Some(notifier) = self.notifier.get() {
-            let _unknown = notifier.inval_entry(spot.parent, &spot.name);
+            let _unknown = notifier.inval_entry(mountpoint.parent, &mountpoint.name);
         }
         if !member.shown.is_forgotten(if force { Duration::ZERO } else { FORGETS }) && !force {
             self.covers.change(|c| {
-                c.insert(spot.covered, number);
+                c.insert(mountpoint.covered, number);
             });
             let root = member.fs().map(|fs| member.shown.ino(fs.root().0));
-            self.shows(spot, whole, |ino| Some(ino) == root);
+            self.shows(mountpoint, whole, |ino| Some(ino) == root);
             return Err(busy());
         }
         if let Some(slot) = self.members.write().get_mut(number) {
@@ -525,7 +541,7 @@ impl Tree {
 }
 
 /// Tells a member how to tell the kernel something.
-fn tell_how(member: &Member, notifier: &Notifier) {
+fn attach_notifier(member: &Member, notifier: &Notifier) {
     if let Some(fs) = member.fs() {
         fs.attach(notifier.showing_as(Arc::clone(&member.shown) as _));
     }
@@ -536,8 +552,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn shown(ids: &Arc<Ids>, member: usize, tag: u64) -> Shown {
-        Shown {
+    fn shown(ids: &Arc<Ids>, member: usize, tag: u64) -> NodeIdMap {
+        NodeIdMap {
             ids: Arc::clone(ids),
             covers: Arc::default(),
             member,
@@ -554,14 +570,14 @@ mod tests {
             nodes in prop::collection::vec((0usize..4, any::<u16>(), 1u64..LOW), 1..60),
         ) {
             let ids = Arc::<Ids>::default();
-            let all: Vec<Shown> = (0..4).map(|m| shown(&ids, m, m as u64)).collect();
+            let all: Vec<NodeIdMap> = (0..4).map(|m| shown(&ids, m, m as u64)).collect();
             prop_assert_eq!(all[0].node(ROOT_ID), Some(ROOT_ID));
             for &(m, space, low) in &nodes {
                 let node = u64::from(space) << SPACE_SHIFT | low;
                 let out = all[m].node(node).unwrap();
                 let number = (out >> SPACE_SHIFT) as usize;
                 let (member, own) = ids.table.read()[number];
-                prop_assert_eq!((member, Shown::inward(own, out)), (m, node));
+                prop_assert_eq!((member, NodeIdMap::inward(own, out)), (m, node));
                 prop_assert_eq!(all[0].node(low), Some(low), "the topmost dataset's stay");
             }
         }

@@ -28,13 +28,13 @@ use cenote::files::{
     Time, WritePosition,
 };
 use fuse::{
-    Attr, CopyRange, Entry, Errno, Negotiated, NewNode, Opened, Request, SetAttr, Timestamp,
+    Attr, CopyRange, Errno, LookupEntry, Negotiated, NewNode, Opened, Request, SetAttr, Timestamp,
     WriteArgs,
 };
 
-use super::node::Node;
+use super::node::NodeTarget;
 use super::xattrs::status_of;
-use super::zfs::{Answer, ZfsMount, attr};
+use super::zfs::{FsResult, ZfsMount, attr};
 
 use cenote::inspect::ondisk::znode::{ZFS_APPENDONLY, ZFS_IMMUTABLE};
 
@@ -109,7 +109,7 @@ fn set_time(t: fuse::SetTime) -> SetTime {
 impl ZfsMount {
     fn own(&self, node: u64) -> Option<ObjectId> {
         match self.node(node) {
-            Ok(Node::Object(0, id)) if self.writable => Some(id),
+            Ok(NodeTarget::Object(0, id)) if self.writable => Some(id),
             _ => None,
         }
     }
@@ -131,7 +131,7 @@ impl ZfsMount {
     }
 
     /// What was agreed with the kernel.
-    pub(super) fn agreed(&self, negotiated: &Negotiated) {
+    pub(super) fn set_negotiated(&self, negotiated: &Negotiated) {
         self.direct_writes.store(negotiated.minor >= COHERENT_MINOR, Relaxed);
         self.checks_flags.store(negotiated.minor >= CHECKED_MINOR, Relaxed);
     }
@@ -157,7 +157,7 @@ impl ZfsMount {
         }
     }
 
-    pub(super) fn open_file(&self, node: u64, flags: u32) -> Answer<Opened> {
+    pub(super) fn open_file(&self, node: u64, flags: u32) -> FsResult<Opened> {
         if !self.writable && !self.is_direct() {
             // Nothing to hold, no time of access to keep, no way to choose: the kernel opens
             // files by itself from now on, and a small file is one request instead of three.
@@ -175,7 +175,7 @@ impl ZfsMount {
     }
 
     /// What the kernel checks at `open` where it knows a file's flags: here it does not.
-    fn check_open(&self, id: ObjectId, flags: u32) -> Answer<()> {
+    fn check_open(&self, id: ObjectId, flags: u32) -> FsResult<()> {
         if flags & O_ACCMODE == 0 {
             return Ok(());
         }
@@ -191,14 +191,14 @@ impl ZfsMount {
         }
     }
 
-    pub(super) fn close_file(&self, node: u64) -> Answer<()> {
+    pub(super) fn close_file(&self, node: u64) -> FsResult<()> {
         if let Some(id) = self.own(node) {
             self.let_go(id);
         }
         Ok(())
     }
 
-    fn new_entry(&self, attrs: &Attrs) -> Answer<Entry> {
+    fn new_entry(&self, attrs: &Attrs) -> FsResult<LookupEntry> {
         self.own_entry(attrs)
     }
 
@@ -208,7 +208,7 @@ impl ZfsMount {
         parent: u64,
         name: &[u8],
         new: &NewNode,
-    ) -> Answer<Entry> {
+    ) -> FsResult<LookupEntry> {
         let dir = self.changeable_name(parent, name)?;
         let kind = FileKind::from_nibble(u64::from(new.mode >> 12 & 0xf));
         if kind == FileKind::Unknown {
@@ -225,7 +225,7 @@ impl ZfsMount {
         parent: u64,
         name: &[u8],
         new: &NewNode,
-    ) -> Answer<Entry> {
+    ) -> FsResult<LookupEntry> {
         let dir = self.changeable_name(parent, name)?;
         let attrs = self.fs().make(&caller(req, new.umask), dir, name, &New::dir(new.mode))?;
         self.new_entry(&attrs)
@@ -237,7 +237,7 @@ impl ZfsMount {
         parent: u64,
         name: &[u8],
         target: &[u8],
-    ) -> Answer<Entry> {
+    ) -> FsResult<LookupEntry> {
         let dir = self.changeable_name(parent, name)?;
         let attrs = self.fs().make(&caller(req, 0), dir, name, &New::symlink(target))?;
         self.new_entry(&attrs)
@@ -250,7 +250,7 @@ impl ZfsMount {
         name: &[u8],
         new: &NewNode,
         flags: u32,
-    ) -> Answer<(Entry, Opened)> {
+    ) -> FsResult<(LookupEntry, Opened)> {
         let dir = self.changeable_name(parent, name)?;
         let attrs = self.fs().make(&caller(req, new.umask), dir, name, &New::file(new.mode))?;
         self.fs().hold(attrs.id).map_err(stale)?;
@@ -263,7 +263,7 @@ impl ZfsMount {
         parent: u64,
         new: &NewNode,
         flags: u32,
-    ) -> Answer<(Entry, Opened)> {
+    ) -> FsResult<(LookupEntry, Opened)> {
         let dir = self.changeable(parent)?;
         let attrs = self.fs().make_unlinked(&caller(req, new.umask), dir, new.mode)?;
         Ok((self.new_entry(&attrs)?, self.opened(flags)))
@@ -275,7 +275,7 @@ impl ZfsMount {
         parent: u64,
         name: &[u8],
         is_dir: bool,
-    ) -> Answer<()> {
+    ) -> FsResult<()> {
         let dir = self.changeable(parent)?;
         let by = caller(req, 0);
         match is_dir {
@@ -294,7 +294,7 @@ impl ZfsMount {
     ) -> base::Result<T> {
         let found = self.fs().lookup(parent, name, Io::WAIT).ok();
         let dir = found.filter(|f| f.kind == FileKind::Dir);
-        let node = dir.as_ref().and_then(|f| Node::Object(0, f.id).id(self.fs().root()));
+        let node = dir.as_ref().and_then(|f| NodeTarget::Object(0, f.id).id(self.fs().root()));
         let attrs = dir.and_then(|f| self.fs().attrs(f.id, Io::WAIT).ok());
         if let (Some(node), Some(attrs)) = (node, attrs) {
             self.gone.put(node, attr(&attrs));
@@ -309,7 +309,7 @@ impl ZfsMount {
         from: (u64, &[u8]),
         to: (u64, &[u8]),
         flags: u32,
-    ) -> Answer<()> {
+    ) -> FsResult<()> {
         let how = RENAME.iter().find(|r| r.0 == flags).map(|r| r.1).ok_or(Errno::EINVAL)?;
         let old = (self.changeable(from.0)?, from.1);
         let new = (self.changeable_name(to.0, to.1)?, to.1);
@@ -323,14 +323,14 @@ impl ZfsMount {
         node: u64,
         parent: u64,
         name: &[u8],
-    ) -> Answer<Entry> {
+    ) -> FsResult<LookupEntry> {
         let id = self.changeable(node)?;
         let dir = self.changeable_name(parent, name)?;
         let attrs = self.fs().link(&caller(req, 0), id, dir, name)?;
         self.new_entry(&attrs)
     }
 
-    pub(super) fn write_file(&self, req: &Request, args: &WriteArgs, data: &[u8]) -> Answer<u32> {
+    pub(super) fn write_file(&self, req: &Request, args: &WriteArgs, data: &[u8]) -> FsResult<u32> {
         let id = self.changeable(args.node)?;
         let by = writer(req, args.kill_suidgid);
         let fs = self.fs();
@@ -347,7 +347,7 @@ impl ZfsMount {
     }
 
     /// Who changes a file without the right to, takes its capabilities away.
-    fn drop_capability(&self, req: &Request, id: ObjectId) -> Answer<()> {
+    fn drop_capability(&self, req: &Request, id: ObjectId) -> FsResult<()> {
         let attrs = self.fs().attrs(id, Io::WAIT).map_err(stale)?;
         if !attrs.may_have_xattrs {
             return Ok(());
@@ -357,7 +357,7 @@ impl ZfsMount {
 
     /// Takes set-id bits away as a write does; for `fallocate` the kernel leaves that to
     /// the server, and does not say who may keep them.
-    fn drop_set_ids(&self, req: &Request, id: ObjectId) -> Answer<()> {
+    fn drop_set_ids(&self, req: &Request, id: ObjectId) -> FsResult<()> {
         if req.uid == 0 {
             return Ok(());
         }
@@ -375,7 +375,7 @@ impl ZfsMount {
 
     /// Changes attributes. With the owner, and with the content if the caller may not
     /// keep them, set-id bits go in the same call, and capabilities before it.
-    fn set(&self, req: &Request, id: ObjectId, set: &SetAttrs, kill: bool) -> Answer<Attrs> {
+    fn set(&self, req: &Request, id: ObjectId, set: &SetAttrs, kill: bool) -> FsResult<Attrs> {
         if kill || set.uid.is_some() || set.gid.is_some() {
             self.drop_capability(req, id)?;
         }
@@ -387,7 +387,7 @@ impl ZfsMount {
         req: &Request,
         node: u64,
         set: &SetAttr,
-    ) -> Answer<(Attr, Duration)> {
+    ) -> FsResult<(Attr, Duration)> {
         let id = self.changeable(node)?;
         let changes = SetAttrs {
             mode: set.mode.map(|m| m & 0o7777),
@@ -411,14 +411,14 @@ impl ZfsMount {
         offset: u64,
         len: u64,
         mode: u32,
-    ) -> Answer<()> {
+    ) -> FsResult<()> {
         let id = self.changeable(node)?;
         self.drop_set_ids(req, id)?;
         let what = match mode {
             m if m == PUNCH_HOLE | KEEP_SIZE => Falloc::PunchHole,
             ZERO_RANGE => Falloc::ZeroRange { keep_size: false },
             m if m == ZERO_RANGE | KEEP_SIZE => Falloc::ZeroRange { keep_size: true },
-            0 | KEEP_SIZE => return self.promise(req, id, offset, len, mode == 0),
+            0 | KEEP_SIZE => return self.reserve(req, id, offset, len, mode == 0),
             _ => return Err(Errno::EOPNOTSUPP),
         };
         self.fs().allocate(&caller(req, 0), id, what, offset, len).map_err(stale)
@@ -426,14 +426,14 @@ impl ZfsMount {
 
     /// Where every block is written anew nothing can be reserved: there is room now, or
     /// there is not. The file gets its size.
-    fn promise(
+    fn reserve(
         &self,
         req: &Request,
         id: ObjectId,
         offset: u64,
         len: u64,
         grow: bool,
-    ) -> Answer<()> {
+    ) -> FsResult<()> {
         let end = offset.checked_add(len).ok_or(Errno::EFBIG)?;
         let now = self.fs().attrs(id, Io::WAIT).map_err(stale)?;
         if now.kind != FileKind::Regular {
@@ -450,7 +450,7 @@ impl ZfsMount {
         Ok(())
     }
 
-    pub(super) fn copy(&self, req: &Request, range: &CopyRange) -> Answer<u64> {
+    pub(super) fn copy(&self, req: &Request, range: &CopyRange) -> FsResult<u64> {
         if range.flags != 0 {
             return Err(Errno::EINVAL);
         }
@@ -461,14 +461,14 @@ impl ZfsMount {
         self.fs().copy_range(&by, from, to, range.len).map_err(stale)
     }
 
-    pub(super) fn sync_object(&self, node: u64) -> Answer<()> {
+    pub(super) fn sync_object(&self, node: u64) -> FsResult<()> {
         match self.own(node) {
             Some(id) => Ok(self.fs().fsync(id).map_err(stale)?),
             None => Ok(()),
         }
     }
 
-    pub(super) fn sync_all(&self) -> Answer<()> {
+    pub(super) fn sync_all(&self) -> FsResult<()> {
         if self.writable {
             self.fs().sync_all()?;
         }

@@ -14,12 +14,12 @@ use std::io::Read;
 
 use cenote::Io;
 use cenote::files::{SetAttrs, SetHow};
-use fuse::{Data, Errno, Mode, Request};
+use fuse::{BlockingMode, Data, Errno, Request};
 
 use super::io;
-use super::node::Node;
+use super::node::NodeTarget;
 use super::write::{caller, stale, writer};
-use super::zfs::{Answer, ZfsMount};
+use super::zfs::{FsResult, ZfsMount};
 
 /// Flags of `setxattr`.
 const HOW: [(u32, SetHow); 3] = [(0, SetHow::Any), (1, SetHow::Create), (2, SetHow::Replace)];
@@ -55,12 +55,12 @@ fn is_admin(req: &Request) -> bool {
 
 impl ZfsMount {
     /// Whether there are attributes of this name here.
-    fn check_name(&self, name: &[u8]) -> Answer<()> {
+    fn check_name(&self, name: &[u8]) -> FsResult<()> {
         let there = !name.starts_with(SYSTEM) || self.has_acls() && ACL_NAMES.contains(&name);
         if there { Ok(()) } else { Err(Errno::EOPNOTSUPP) }
     }
 
-    pub(super) fn give_xattr(&self, mode: Mode, node: u64, name: &[u8]) -> Answer<Data> {
+    pub(super) fn give_xattr(&self, mode: BlockingMode, node: u64, name: &[u8]) -> FsResult<Data> {
         self.check_name(name)?;
         let (fs, id) = self.object(node, Errno::ENODATA)?;
         match fs.get_xattr(id, name, io(mode)).map_err(stale)? {
@@ -69,8 +69,13 @@ impl ZfsMount {
         }
     }
 
-    pub(super) fn list_xattrs(&self, req: &Request, mode: Mode, node: u64) -> Answer<Data> {
-        let Node::Object(space, id) = self.node(node)? else { return Ok(Data::empty()) };
+    pub(super) fn list_xattrs(
+        &self,
+        req: &Request,
+        mode: BlockingMode,
+        node: u64,
+    ) -> FsResult<Data> {
+        let NodeTarget::Object(space, id) = self.node(node)? else { return Ok(Data::empty()) };
         let all = self.space(space)?.list_xattrs(id, io(mode)).map_err(stale)?;
         let mut admin = None;
         let mut names = Vec::new();
@@ -95,7 +100,7 @@ impl ZfsMount {
         value: &[u8],
         flags: u32,
         kill_sgid: bool,
-    ) -> Answer<()> {
+    ) -> FsResult<()> {
         self.check_name(name)?;
         let id = self.changeable(node)?;
         let how = HOW.iter().find(|x| x.0 == flags).map(|x| x.1).ok_or(Errno::EINVAL)?;
@@ -112,7 +117,7 @@ impl ZfsMount {
         Ok(())
     }
 
-    pub(super) fn drop_xattr(&self, req: &Request, node: u64, name: &[u8]) -> Answer<()> {
+    pub(super) fn drop_xattr(&self, req: &Request, node: u64, name: &[u8]) -> FsResult<()> {
         self.check_name(name)?;
         let id = self.changeable(node)?;
         self.fs().remove_xattr(&caller(req, 0), id, name).map_err(stale)

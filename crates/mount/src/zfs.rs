@@ -53,12 +53,15 @@ use base::{ErrorKind, ObjectId, Result};
 use cenote::files::{Atime, Attrs, CaseSensitivity, DirEntry};
 use cenote::props::PropData;
 use cenote::{Dataset, FileSystem, Io};
-use fuse::{Attr, DirSink, Entry, Errno, FOREVER, Mode, Notifier, Statfs, Timestamp, WriteArgs};
+use fuse::{
+    Attr, BlockingMode, DirSink, Errno, FOREVER, LookupEntry, Notifier, Statfs, Timestamp,
+    WriteArgs,
+};
 
-use super::gone::Gone;
 use super::io;
-use super::node::{CTL_INO, Node, SHARES_INO, SNAPDIR_INO, SNAPROOT_INO, SPACES_MAX};
+use super::node::{CTL_INO, NodeTarget, SHARES_INO, SNAPDIR_INO, SNAPROOT_INO, SPACES_MAX};
 use super::pages::Pages;
+use super::removed_dirs::RemovedDirs;
 use crate::MountOptions;
 
 const CTL_NAME: &[u8] = b".zfs";
@@ -71,7 +74,7 @@ const S_IFDIR: u32 = 0o040_000;
 /// Unit of space in `statfs`.
 const FRAGMENT: u64 = 512;
 
-pub(super) type Answer<T> = std::result::Result<T, Errno>;
+pub(super) type FsResult<T> = std::result::Result<T, Errno>;
 
 /// The file systems of one mount: index 0 is the dataset, others are snapshots.
 struct Spaces {
@@ -125,7 +128,7 @@ pub(super) struct ZfsMount {
     pub(super) direct_writes: AtomicBool,
     /// The kernel has checked whether a caller may change flags.
     pub(super) checks_flags: AtomicBool,
-    pub(super) gone: Gone,
+    pub(super) gone: RemovedDirs,
     pages: Arc<Pages>,
 }
 
@@ -189,8 +192,8 @@ pub(super) fn attr(a: &Attrs) -> Attr {
     }
 }
 
-fn entry(node: u64, generation: u64, attr: Attr) -> Entry {
-    Entry { node, generation, attr, entry_ttl: FOREVER, attr_ttl: FOREVER }
+fn entry(node: u64, generation: u64, attr: Attr) -> LookupEntry {
+    LookupEntry { node, generation, attr, entry_ttl: FOREVER, attr_ttl: FOREVER }
 }
 
 /// Of `st_mode`.
@@ -238,7 +241,7 @@ impl ZfsMount {
             posix_acl: options.posix_acl,
             direct_writes: AtomicBool::new(false),
             checks_flags: AtomicBool::new(false),
-            gone: Gone::default(),
+            gone: RemovedDirs::default(),
             pages: Arc::default(),
         })
     }
@@ -254,8 +257,8 @@ impl ZfsMount {
         *self.access.write() = Access::of(options);
         self.visible.store(options.snapdir_visible, Relaxed);
         self.has_ctl.store(!options.snapdir_disabled, Relaxed);
-        self.tell(|n| n.inval_entry(fuse::ROOT_ID, CTL_NAME));
-        self.tell(|n| n.inval_inode(fuse::ROOT_ID, 0, 0));
+        self.notify_kernel(|n| n.inval_entry(fuse::ROOT_ID, CTL_NAME));
+        self.notify_kernel(|n| n.inval_inode(fuse::ROOT_ID, 0, 0));
     }
 
     /// Snapshots of these names came or went: what was known of them is forgotten, here
@@ -275,15 +278,15 @@ impl ZfsMount {
                 }
             }
         }
-        let Some(snapdir) = Node::Snapdir.id(self.root()) else { return };
+        let Some(snapdir) = NodeTarget::Snapdir.id(self.root()) else { return };
         for name in names {
-            self.tell(|n| n.inval_entry(snapdir, name.as_bytes()));
+            self.notify_kernel(|n| n.inval_entry(snapdir, name.as_bytes()));
         }
-        self.tell(|n| n.inval_inode(snapdir, 0, 0));
+        self.notify_kernel(|n| n.inval_inode(snapdir, 0, 0));
     }
 
     /// An invalidation; a kernel that knows nothing of it needs none.
-    fn tell(&self, what: impl FnOnce(&Notifier) -> fuse::Result<()>) {
+    fn notify_kernel(&self, what: impl FnOnce(&Notifier) -> fuse::Result<()>) {
         if let Some(notifier) = self.notifier.get() {
             let _unmounted = what(notifier);
         }
@@ -291,7 +294,7 @@ impl ZfsMount {
 
     /// Attributes of a node changed in a way that the kernel does not see.
     pub(super) fn attrs_changed(&self, node: u64) {
-        self.tell(|n| n.inval_inode(node, -1, 0));
+        self.notify_kernel(|n| n.inval_inode(node, -1, 0));
     }
 
     /// Whether the kernel has checked that a caller may change a file's flags.
@@ -302,7 +305,7 @@ impl ZfsMount {
     /// A file is about to be read, open with these flags.
     pub(super) fn reads(&self, node: u64, flags: u32) {
         if self.writable && !self.direct_io && flags & O_DIRECT == 0 {
-            self.pages.are_read(node);
+            self.pages.mark_read(node);
         }
     }
 
@@ -310,13 +313,13 @@ impl ZfsMount {
     /// pass the cache by are written synchronously: the kernel drops what it holds itself.
     pub(super) fn wrote(&self, args: &WriteArgs, len: usize) {
         if args.flags & O_DIRECT != 0 && !self.direct_io {
-            self.pages.are_old(self.notifier.get(), args.node, args.offset, len);
+            self.pages.invalidate_written(self.notifier.get(), args.node, args.offset, len);
         }
     }
 
     /// A file or a directory was read.
     pub(super) fn accessed(&self, node: u64, is_dir: bool) {
-        let Ok(Node::Object(0, id)) = self.node(node) else { return };
+        let Ok(NodeTarget::Object(0, id)) = self.node(node) else { return };
         let access = *self.access.read();
         if self.check_writable().is_ok() && !(is_dir && access.not_of_dirs) {
             self.fs.accessed_as(id, access.rule);
@@ -352,7 +355,7 @@ impl ZfsMount {
     }
 
     /// Whether something can be changed now.
-    pub(super) fn check_writable(&self) -> Answer<()> {
+    pub(super) fn check_writable(&self) -> FsResult<()> {
         if self.writable && !self.read_only.load(Relaxed) { Ok(()) } else { Err(Errno::EROFS) }
     }
 
@@ -379,24 +382,24 @@ impl ZfsMount {
     }
 
     /// The entry of an object of the dataset, whose attributes are these.
-    pub(super) fn own_entry(&self, attrs: &Attrs) -> Answer<Entry> {
-        let node = Node::Object(0, attrs.id).id(self.root()).ok_or(Errno::EIO)?;
+    pub(super) fn own_entry(&self, attrs: &Attrs) -> FsResult<LookupEntry> {
+        let node = NodeTarget::Object(0, attrs.id).id(self.root()).ok_or(Errno::EIO)?;
         let attr = attr(attrs);
         let entry_ttl = if self.exact { FOREVER } else { Duration::ZERO };
         let attr_ttl = self.attr_ttl(&attr);
-        Ok(Entry { node, generation: attrs.generation, attr, entry_ttl, attr_ttl })
+        Ok(LookupEntry { node, generation: attrs.generation, attr, entry_ttl, attr_ttl })
     }
 
     /// The object of a node that can be changed.
-    pub(super) fn changeable(&self, node: u64) -> Answer<ObjectId> {
+    pub(super) fn changeable(&self, node: u64) -> FsResult<ObjectId> {
         match self.node(node)? {
-            Node::Object(0, id) => self.check_writable().map(|()| id),
+            NodeTarget::Object(0, id) => self.check_writable().map(|()| id),
             _ => Err(Errno::EROFS),
         }
     }
 
     /// A directory in which a name can be made or removed.
-    pub(super) fn changeable_name(&self, node: u64, name: &[u8]) -> Answer<ObjectId> {
+    pub(super) fn changeable_name(&self, node: u64, name: &[u8]) -> FsResult<ObjectId> {
         let dir = self.changeable(node)?;
         if dir == self.root() && name == CTL_NAME && self.has_ctl() {
             return Err(Errno::EEXIST);
@@ -413,11 +416,11 @@ impl ZfsMount {
         self.fs.root()
     }
 
-    pub(super) fn node(&self, id: u64) -> Answer<Node> {
-        Node::from_id(id, self.root()).ok_or(Errno::ESTALE)
+    pub(super) fn node(&self, id: u64) -> FsResult<NodeTarget> {
+        NodeTarget::from_id(id, self.root()).ok_or(Errno::ESTALE)
     }
 
-    pub(super) fn space(&self, space: u16) -> Answer<Arc<FileSystem>> {
+    pub(super) fn space(&self, space: u16) -> FsResult<Arc<FileSystem>> {
         if space == 0 {
             return Ok(Arc::clone(&self.fs));
         }
@@ -427,15 +430,19 @@ impl ZfsMount {
     }
 
     /// An object and the file system it is in.
-    pub(super) fn object(&self, id: u64, otherwise: Errno) -> Answer<(Arc<FileSystem>, ObjectId)> {
+    pub(super) fn object(
+        &self,
+        id: u64,
+        otherwise: Errno,
+    ) -> FsResult<(Arc<FileSystem>, ObjectId)> {
         match self.node(id)? {
-            Node::Object(space, object) => Ok((self.space(space)?, object)),
-            Node::Control | Node::Snapdir | Node::Shares => Err(otherwise),
+            NodeTarget::Object(space, object) => Ok((self.space(space)?, object)),
+            NodeTarget::Control | NodeTarget::Snapdir | NodeTarget::Shares => Err(otherwise),
         }
     }
 
     /// The snapshots by name, with their creation; read when they changed.
-    pub(super) fn snapshots(&self, mode: Mode) -> Answer<Snapshots> {
+    pub(super) fn snapshots(&self, mode: BlockingMode) -> FsResult<Snapshots> {
         let changes = {
             let known = self.snapshots.read();
             if let Some(list) = &known.0 {
@@ -443,7 +450,7 @@ impl ZfsMount {
             }
             known.1
         };
-        if mode == Mode::NonBlocking {
+        if mode == BlockingMode::NonBlocking {
             return Err(Errno::WOULD_BLOCK);
         }
         let mut list = Vec::new();
@@ -463,11 +470,11 @@ impl ZfsMount {
     }
 
     /// The file system of a snapshot, opened if it was not yet.
-    fn snapshot(&self, name: &[u8], mode: Mode) -> Answer<u16> {
+    fn snapshot(&self, name: &[u8], mode: BlockingMode) -> FsResult<u16> {
         if let Some(&space) = self.spaces.read().by_name.get(name) {
             return Ok(space);
         }
-        if mode == Mode::NonBlocking {
+        if mode == BlockingMode::NonBlocking {
             return Err(Errno::WOULD_BLOCK);
         }
         let text = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
@@ -507,12 +514,18 @@ impl ZfsMount {
         spaces.list.get(usize::from(space)).and_then(Option::as_ref).map_or(0, |s| s.1)
     }
 
-    fn object_entry(&self, space: u16, fs: &FileSystem, id: ObjectId, io: Io) -> Answer<Entry> {
+    fn object_entry(
+        &self,
+        space: u16,
+        fs: &FileSystem,
+        id: ObjectId,
+        io: Io,
+    ) -> FsResult<LookupEntry> {
         let attrs = fs.attrs(id, io)?;
         if space == 0 {
             return self.own_entry(&attrs);
         }
-        let node = Node::Object(space, id).id(self.root()).ok_or(Errno::EIO)?;
+        let node = NodeTarget::Object(space, id).id(self.root()).ok_or(Errno::EIO)?;
         Ok(entry(node, attrs.generation, self.object_attr(space, fs, &attrs)))
     }
 
@@ -538,43 +551,54 @@ impl ZfsMount {
         }
     }
 
-    pub(super) fn control_entry(&self, node: Node, mode: Mode) -> Answer<Entry> {
+    pub(super) fn control_entry(
+        &self,
+        node: NodeTarget,
+        mode: BlockingMode,
+    ) -> FsResult<LookupEntry> {
         let attr = match node {
-            Node::Snapdir => {
+            NodeTarget::Snapdir => {
                 let count = u32::try_from(self.snapshots(mode)?.len()).unwrap_or(u32::MAX);
                 self.control_attr(SNAPDIR_INO, count.saturating_add(2))
             }
-            Node::Shares => self.control_attr(SHARES_INO, 2),
+            NodeTarget::Shares => self.control_attr(SHARES_INO, 2),
             _ => self.control_attr(CTL_INO, 4),
         };
         Ok(entry(node.id(self.root()).ok_or(Errno::EIO)?, 0, attr))
     }
 
-    pub(super) fn find(&self, mode: Mode, parent: u64, name: &[u8]) -> Answer<Entry> {
+    pub(super) fn find(
+        &self,
+        mode: BlockingMode,
+        parent: u64,
+        name: &[u8],
+    ) -> FsResult<LookupEntry> {
         let root = self.root();
         match (self.node(parent)?, name) {
-            (node @ (Node::Control | Node::Snapdir | Node::Shares), b".") => {
+            (node @ (NodeTarget::Control | NodeTarget::Snapdir | NodeTarget::Shares), b".") => {
                 self.control_entry(node, mode)
             }
-            (Node::Control, b"..") => self.object_entry(0, &self.fs, root, io(mode)),
-            (Node::Control, SNAPDIR_NAME) => self.control_entry(Node::Snapdir, mode),
-            (Node::Control, SHARES_NAME) => self.control_entry(Node::Shares, mode),
-            (Node::Snapdir | Node::Shares, b"..") => self.control_entry(Node::Control, mode),
-            (Node::Control | Node::Shares, _) => Err(Errno::ENOENT),
-            (Node::Snapdir, name) => {
+            (NodeTarget::Control, b"..") => self.object_entry(0, &self.fs, root, io(mode)),
+            (NodeTarget::Control, SNAPDIR_NAME) => self.control_entry(NodeTarget::Snapdir, mode),
+            (NodeTarget::Control, SHARES_NAME) => self.control_entry(NodeTarget::Shares, mode),
+            (NodeTarget::Snapdir | NodeTarget::Shares, b"..") => {
+                self.control_entry(NodeTarget::Control, mode)
+            }
+            (NodeTarget::Control | NodeTarget::Shares, _) => Err(Errno::ENOENT),
+            (NodeTarget::Snapdir, name) => {
                 let space = self.snapshot(name, mode)?;
                 let fs = self.space(space)?;
                 self.object_entry(space, &fs, fs.root(), io(mode))
             }
-            (Node::Object(0, id), CTL_NAME) if id == root && self.has_ctl() => {
-                self.control_entry(Node::Control, mode)
+            (NodeTarget::Object(0, id), CTL_NAME) if id == root && self.has_ctl() => {
+                self.control_entry(NodeTarget::Control, mode)
             }
-            (Node::Object(space, id), name) => {
+            (NodeTarget::Object(space, id), name) => {
                 let fs = self.space(space)?;
                 match name {
                     b"." => return self.object_entry(space, &fs, id, io(mode)),
                     b".." if space != 0 && id == fs.root() => {
-                        return self.control_entry(Node::Snapdir, mode);
+                        return self.control_entry(NodeTarget::Snapdir, mode);
                     }
                     _ => {}
                 }
@@ -586,20 +610,20 @@ impl ZfsMount {
 
     pub(super) fn list(
         &self,
-        mode: Mode,
+        mode: BlockingMode,
         node: u64,
         offset: u64,
         sink: &mut DirSink,
         plus: bool,
-    ) -> Answer<()> {
+    ) -> FsResult<()> {
         match self.node(node)? {
-            Node::Object(space, id) => {
+            NodeTarget::Object(space, id) => {
                 let fs = self.space(space)?;
                 let is_root = space == 0 && id == self.root();
                 let ctl = is_root && self.visible.load(Relaxed) && self.has_ctl();
                 Listing { mount: self, fs: &fs, space, mode, plus, ctl }.run(id, offset, sink)
             }
-            Node::Control => {
+            NodeTarget::Control => {
                 let names: [(u64, &[u8]); 4] = [
                     (CTL_INO, b"."),
                     (self.root().0, b".."),
@@ -609,12 +633,12 @@ impl ZfsMount {
                 fixed(sink, offset, names.into_iter());
                 Ok(())
             }
-            Node::Shares => {
+            NodeTarget::Shares => {
                 let dots: [(u64, &[u8]); 2] = [(SHARES_INO, b"."), (CTL_INO, b"..")];
                 fixed(sink, offset, dots.into_iter());
                 Ok(())
             }
-            Node::Snapdir => {
+            NodeTarget::Snapdir => {
                 let dots: [(u64, &[u8]); 2] = [(SNAPDIR_INO, b"."), (CTL_INO, b"..")];
                 let list = self.snapshots(mode)?;
                 let names = list.iter().map(|s| (SNAPDIR_INO, s.0.as_slice()));
@@ -648,14 +672,14 @@ struct Listing<'a> {
     mount: &'a ZfsMount,
     fs: &'a FileSystem,
     space: u16,
-    mode: Mode,
+    mode: BlockingMode,
     plus: bool,
     /// `.zfs` is listed.
     ctl: bool,
 }
 
 impl Listing<'_> {
-    fn run(&self, id: ObjectId, offset: u64, sink: &mut DirSink) -> Answer<()> {
+    fn run(&self, id: ObjectId, offset: u64, sink: &mut DirSink) -> FsResult<()> {
         let mut cookie = offset;
         if self.ctl && cookie == COOKIE_CTL {
             if !self.add_ctl(sink) {
@@ -685,7 +709,7 @@ impl Listing<'_> {
         sink.add(CTL_INO, COOKIE_BEHIND_CTL, S_IFDIR, CTL_NAME)
     }
 
-    fn add(&self, e: &DirEntry, sink: &mut DirSink) -> Answer<bool> {
+    fn add(&self, e: &DirEntry, sink: &mut DirSink) -> FsResult<bool> {
         // The kernel would fail the whole listing for one impossible name.
         if e.name.is_empty() || e.name.contains(&b'/') || e.name.contains(&0) {
             return Ok(true);

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::Class;
+use super::VdevRole;
 
 /// Devices in one request; more is no pool's.
 pub const DEVICES_MAX: usize = 16_384;
@@ -32,7 +32,7 @@ pub struct NewVdev {
     /// What it is.
     pub kind: NewKind,
     /// What for.
-    pub class: Class,
+    pub class: VdevRole,
     /// Its devices.
     pub children: Vec<NewVdev>,
 }

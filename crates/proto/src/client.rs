@@ -20,7 +20,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long a daemon that does not answer is taken for a dying one: until the kernel has
 /// taken down a process that was killed, its socket takes connections and breaks them, and
 /// its lock is held.
-pub const LAST_BREATH: Duration = Duration::from_secs(10);
+pub const SHUTDOWN_GRACE: Duration = Duration::from_secs(10);
 /// How long a daemon may take to say hello: it does nothing else meanwhile.
 const HELLO_MAX: Duration = Duration::from_secs(5);
 /// How long nothing is done while something is waited for.
@@ -87,7 +87,7 @@ impl Client {
             if let Some(client) = Client::greet(runtime, stream)? {
                 return Ok(Some(client));
             }
-            if begin.elapsed() > LAST_BREATH {
+            if begin.elapsed() > SHUTDOWN_GRACE {
                 return Err(Error::permission("the daemon refused the connection"));
             }
             rt::sleep(PAUSE);
@@ -119,7 +119,7 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::connect`].
-    pub fn for_looking(runtime: &Runtime) -> Result<Option<Client>> {
+    pub fn connect_for_query(runtime: &Runtime) -> Result<Option<Client>> {
         if let Some(client) = Client::running(runtime)? {
             return Ok(Some(client));
         }
@@ -133,10 +133,10 @@ impl Client {
     ///
     /// # Errors
     /// The daemon's refusal; the connection's errors.
-    pub fn ask_rows(
+    pub fn request_rows(
         &mut self,
         request: &Request,
-        mut rows: impl FnMut(crate::Row),
+        mut rows: impl FnMut(crate::DatasetRow),
     ) -> Result<Reply> {
         crate::send(&self.stream, request)?;
         let mut progress = Progress::new("", None);
@@ -163,12 +163,12 @@ impl Client {
         }
     }
 
-    /// As [`Client::ask_rows`], for requests without rows.
+    /// As [`Client::request_rows`], for requests without rows.
     ///
     /// # Errors
     /// As there.
-    pub fn ask(&mut self, request: &Request) -> Result<Reply> {
-        self.ask_rows(request, |_| {})
+    pub fn request(&mut self, request: &Request) -> Result<Reply> {
+        self.request_rows(request, |_| {})
     }
 }
 

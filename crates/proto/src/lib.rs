@@ -41,7 +41,9 @@ pub use dataset::{
     Assign, DatasetChange, DestroyArgs, NewDatasetArgs, PropsArgs, SnapshotArgs, TARGETS_MAX,
     VolumeArgs,
 };
-pub use pool::{Class, ClassIo, Done, Expand, Found, Pool, Removal, Scan, State, Vdev};
+pub use pool::{
+    ClassIo, Expand, ImportCandidate, Pool, Removal, Scan, Vdev, VdevHealth, VdevIoCounts, VdevRole,
+};
 pub use stats::{BATCH_MAX, Stat, TunableInfo, WhatIf};
 
 /// Version of the protocol.
@@ -127,7 +129,7 @@ pub struct ImportArgs {
 
 /// Kinds of datasets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Kind {
+pub enum DatasetType {
     /// A file system.
     Filesystem,
     /// A volume.
@@ -146,7 +148,7 @@ pub struct ListArgs {
     /// Levels below the roots; `None`: all.
     pub depth: Option<u32>,
     /// Kinds wanted; the default of `zfs list` when empty.
-    pub types: Vec<Kind>,
+    pub types: Vec<DatasetType>,
     /// Properties wanted; `None`: all that apply.
     pub props: Option<Vec<String>>,
     /// A root named outright is listed whatever its kind.
@@ -271,7 +273,7 @@ pub enum Request {
 
 /// A property value on the wire.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Data {
+pub enum PropertyValue {
     /// No value.
     None,
     /// A number.
@@ -299,37 +301,37 @@ pub enum Origin {
 
 /// A property on the wire.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Value {
+pub struct PropertyEntry {
     /// In effect.
-    pub value: Data,
+    pub value: PropertyValue,
     /// Whence.
     pub source: Origin,
     /// What a stream brought.
-    pub received: Option<Data>,
+    pub received: Option<PropertyValue>,
 }
 
-impl From<&PropData> for Data {
-    fn from(d: &PropData) -> Data {
+impl From<&PropData> for PropertyValue {
+    fn from(d: &PropData) -> PropertyValue {
         match d {
-            PropData::None => Data::None,
-            PropData::Num(n) => Data::Num(*n),
-            PropData::Str(s) => Data::Str(s.clone()),
+            PropData::None => PropertyValue::None,
+            PropData::Num(n) => PropertyValue::Num(*n),
+            PropData::Str(s) => PropertyValue::Str(s.clone()),
         }
     }
 }
 
-impl From<&Data> for PropData {
-    fn from(d: &Data) -> PropData {
+impl From<&PropertyValue> for PropData {
+    fn from(d: &PropertyValue) -> PropData {
         match d {
-            Data::None => PropData::None,
-            Data::Num(n) => PropData::Num(*n),
-            Data::Str(s) => PropData::Str(s.clone()),
+            PropertyValue::None => PropData::None,
+            PropertyValue::Num(n) => PropData::Num(*n),
+            PropertyValue::Str(s) => PropData::Str(s.clone()),
         }
     }
 }
 
-impl From<&PropValue> for Value {
-    fn from(v: &PropValue) -> Value {
+impl From<&PropValue> for PropertyEntry {
+    fn from(v: &PropValue) -> PropertyEntry {
         let source = match &v.source {
             Source::None => Origin::None,
             Source::Default => Origin::Default,
@@ -338,34 +340,34 @@ impl From<&PropValue> for Value {
             Source::Inherited(from) => Origin::Inherited(from.clone()),
             Source::Received => Origin::Received,
         };
-        let received = v.received.as_ref().map(Data::from);
-        Value { value: (&v.value).into(), source, received }
+        let received = v.received.as_ref().map(PropertyValue::from);
+        PropertyEntry { value: (&v.value).into(), source, received }
     }
 }
 
-impl Value {
+impl PropertyEntry {
     /// A value nobody can set.
-    pub fn fact(value: Data) -> Value {
-        Value { value, source: Origin::None, received: None }
+    pub fn fact(value: PropertyValue) -> PropertyEntry {
+        PropertyEntry { value, source: Origin::None, received: None }
     }
 }
 
 /// One dataset.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Row {
+pub struct DatasetRow {
     /// Full name.
     pub name: String,
     /// Kind.
-    pub kind: Kind,
+    pub kind: DatasetType,
     /// Group of its creation, which orders snapshots.
     pub createtxg: u64,
     /// Properties asked for that apply, in order.
-    pub props: Vec<(String, Value)>,
+    pub props: Vec<(String, PropertyEntry)>,
 }
 
-impl Row {
+impl DatasetRow {
     /// The property, if it applies.
-    pub fn prop(&self, name: &str) -> Option<&Value> {
+    pub fn prop(&self, name: &str) -> Option<&PropertyEntry> {
         self.props.iter().find(|(n, _)| n == name).map(|(_, v)| v)
     }
 }
@@ -400,7 +402,7 @@ pub struct DaemonStatus {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Reply {
     /// Some of the datasets; more may follow.
-    Rows(Vec<Row>),
+    Rows(Vec<DatasetRow>),
     /// Long work goes on: words, units done, units in all.
     Progress(String, u64, u64),
     /// A message for standard error; the request goes on and the command fails.
@@ -416,11 +418,11 @@ pub enum Reply {
     /// Answer to [`Request::Status`].
     Status(DaemonStatus),
     /// Answer to [`Request::Discover`]: pools, and files that could not be read.
-    Found(Vec<Found>, Vec<String>),
+    Found(Vec<ImportCandidate>, Vec<String>),
     /// Answer to [`Request::PoolStatus`].
     Pool(Box<Pool>),
     /// Answer to [`Request::PoolProps`].
-    Props(Vec<(String, Value)>),
+    Props(Vec<(String, PropertyEntry)>),
     /// Answer to [`Request::Mounts`].
     Mounts(Vec<Mounted>),
     /// Answer to [`Request::Kstats`].
@@ -509,10 +511,14 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn data() -> impl Strategy<Value = Data> {
-        prop_oneof![Just(Data::None), any::<u64>().prop_map(Data::Num), ".*".prop_map(Data::Str)]
+    fn data() -> impl Strategy<Value = PropertyValue> {
+        prop_oneof![
+            Just(PropertyValue::None),
+            any::<u64>().prop_map(PropertyValue::Num),
+            ".*".prop_map(PropertyValue::Str)
+        ]
     }
-    fn row() -> impl Strategy<Value = Row> {
+    fn row() -> impl Strategy<Value = DatasetRow> {
         let source = prop_oneof![
             Just(Origin::None),
             Just(Origin::Local),
@@ -520,9 +526,14 @@ mod tests {
             ".*".prop_map(Origin::Inherited)
         ];
         let value = (data(), source, prop::option::of(data()))
-            .prop_map(|(value, source, received)| Value { value, source, received });
+            .prop_map(|(value, source, received)| PropertyEntry { value, source, received });
         (".*", any::<u64>(), prop::collection::vec((".*", value), 0..5)).prop_map(
-            |(name, createtxg, props)| Row { name, kind: Kind::Snapshot, createtxg, props },
+            |(name, createtxg, props)| DatasetRow {
+                name,
+                kind: DatasetType::Snapshot,
+                createtxg,
+                props,
+            },
         )
     }
 

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// A vdev's class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Class {
+pub enum VdevRole {
     /// Ordinary storage.
     Normal,
     /// Dedup table.
@@ -23,7 +23,7 @@ pub enum Class {
 
 /// A vdev's state, by the words that are printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum State {
+pub enum VdevHealth {
     /// Works.
     Online,
     /// Works with less redundancy.
@@ -38,23 +38,23 @@ pub enum State {
     Unavail,
 }
 
-impl State {
+impl VdevHealth {
     /// The word in tables.
     pub fn word(self) -> &'static str {
         match self {
-            State::Online => "ONLINE",
-            State::Degraded => "DEGRADED",
-            State::Faulted => "FAULTED",
-            State::Offline => "OFFLINE",
-            State::Removed => "REMOVED",
-            State::Unavail => "UNAVAIL",
+            VdevHealth::Online => "ONLINE",
+            VdevHealth::Degraded => "DEGRADED",
+            VdevHealth::Faulted => "FAULTED",
+            VdevHealth::Offline => "OFFLINE",
+            VdevHealth::Removed => "REMOVED",
+            VdevHealth::Unavail => "UNAVAIL",
         }
     }
 }
 
 /// What a vdev did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Done {
+pub struct VdevIoCounts {
     /// Nanoseconds in which it did that.
     pub age: u64,
     /// Operations that read.
@@ -101,9 +101,9 @@ pub struct Vdev {
     /// Index among its siblings.
     pub id: u64,
     /// Class.
-    pub class: Class,
+    pub class: VdevRole,
     /// State.
-    pub state: State,
+    pub state: VdevHealth,
     /// Remark behind the counters.
     pub aux: Option<String>,
     /// Failed reads.
@@ -116,7 +116,7 @@ pub struct Vdev {
     pub slow_ios: u64,
     /// What it and all below it did.
     #[serde(default)]
-    pub io: Done,
+    pub io: VdevIoCounts,
     /// How that went: sync reads, sync writes, async reads, async writes, scrub.
     #[serde(default)]
     pub io_classes: Vec<ClassIo>,
@@ -215,7 +215,7 @@ pub struct Pool {
     /// Guid.
     pub guid: u64,
     /// State of the whole.
-    pub health: State,
+    pub health: VdevHealth,
     /// I/O is suspended.
     pub suspended: bool,
     /// What is done to the pool as a whole, instead of its health: `IMPORTING`.
@@ -241,7 +241,7 @@ pub struct Pool {
 
 /// A pool that could be imported.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Found {
+pub struct ImportCandidate {
     /// Name.
     pub name: String,
     /// Guid.
@@ -259,7 +259,7 @@ pub struct Found {
     /// The administrator's comment.
     pub comment: Option<String>,
     /// State of the whole.
-    pub health: State,
+    pub health: VdevHealth,
     /// Features lacking: name, description, whether a read-only import works.
     pub unsupported: Vec<(String, String, bool)>,
     /// The tree.

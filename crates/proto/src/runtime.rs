@@ -106,7 +106,7 @@ impl Runtime {
         self.dir.join("mounts.json")
     }
     /// The list of directories made to mount on.
-    pub fn places(&self) -> PathBuf {
+    pub fn made_dirs(&self) -> PathBuf {
         self.state.join("directories.json")
     }
     /// Where kstats appear as files: what Linux has below `/proc/spl`.

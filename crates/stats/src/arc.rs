@@ -11,7 +11,7 @@ use proto::{Reply, Request, TunableInfo, WhatIf};
 use ui::Exit;
 
 use super::number;
-use super::source::{self, Source};
+use super::source::{self, StatSource};
 
 const USAGE: &str = "\
 usage: arc [--what-if] [--path DIR]
@@ -140,10 +140,10 @@ fn curve(points: &[WhatIf], target: u64) -> String {
 
 fn what_if() -> Result<Exit> {
     let mut client = source::daemon()?;
-    let Reply::WhatIf(points) = client.ask(&Request::WhatIf)? else {
+    let Reply::WhatIf(points) = client.request(&Request::WhatIf)? else {
         return Err(Error::corrupt("the daemon answered something else"));
     };
-    let target = Source::Daemon(Box::new(client)).arcstats()?.number("c").unwrap_or(0);
+    let target = StatSource::Daemon(Box::new(client)).arcstats()?.number("c").unwrap_or(0);
     ui::out(&curve(&points, target));
     Ok(Exit::OK)
 }
@@ -167,15 +167,17 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     if parsed.has('w') {
         return what_if();
     }
-    let mut source = Source::open(parsed.last('P'))?;
+    let mut source = StatSource::open(parsed.last('P'))?;
     let arcstats = source.arcstats()?;
     let own = source.get("cenote_arc")?;
     let tunables = match &mut source {
-        Source::Daemon(client) => match client.ask(&Request::Tunables { names: Vec::new() })? {
-            Reply::Tunables(list) => list,
-            _ => return Err(Error::corrupt("the daemon answered something else")),
-        },
-        Source::Dir(_) => Vec::new(),
+        StatSource::Daemon(client) => {
+            match client.request(&Request::Tunables { names: Vec::new() })? {
+                Reply::Tunables(list) => list,
+                _ => return Err(Error::corrupt("the daemon answered something else")),
+            }
+        }
+        StatSource::Dir(_) => Vec::new(),
     };
     ui::out(&report(&ArcReport::new(&arcstats, own.as_ref()), &tunables));
     Ok(Exit::OK)

@@ -9,9 +9,9 @@ use cenote::kstat::Kstat;
 use commands::getopt::{Bad, Parsed};
 use ui::{Exit, time};
 
-use super::fields::{self, Field, Sample, Unit};
+use super::fields::{self, ArcField, FieldUnit, Sample};
 use super::number;
-use super::source::Source;
+use super::source::StatSource;
 
 const USAGE: &str = "\
 usage: arcstat [-havxzp] [--2007] [--path DIR] [-f fields] [-o file] [-s string] [interval [count]]
@@ -39,7 +39,7 @@ const PAGE: usize = 20;
 
 /// How lines look.
 pub(super) struct Style {
-    fields: Vec<Field>,
+    fields: Vec<ArcField>,
     separator: String,
     raw: bool,
     classic: bool,
@@ -48,8 +48,8 @@ pub(super) struct Style {
 impl Style {
     /// The heading.
     pub(super) fn heading(&self) -> String {
-        let cell = |f: &Field| {
-            let name = if self.classic && f.unit == Unit::Time { "Time" } else { &f.name };
+        let cell = |f: &ArcField| {
+            let name = if self.classic && f.unit == FieldUnit::Time { "Time" } else { &f.name };
             if self.raw { name.to_owned() } else { format!("{name:>w$}", w = f.width) }
         };
         self.fields.iter().map(cell).collect::<Vec<_>>().join(&self.separator)
@@ -58,8 +58,8 @@ impl Style {
     /// A line; `clock` is the time of day.
     pub(super) fn line(&self, sample: &Sample<'_>, clock: &str) -> String {
         let exact = sample.seconds == 1.0;
-        let cell = |f: &Field| {
-            if f.unit == Unit::Time {
+        let cell = |f: &ArcField| {
+            if f.unit == FieldUnit::Time {
                 return format!("{clock:>w$}", w = if self.raw { 0 } else { f.width });
             }
             let value = sample.value(&f.name);
@@ -77,7 +77,7 @@ impl Style {
 ///
 /// # Errors
 /// The message for a field that does not exist, or that needs a second tier.
-pub(super) fn select(list: &str, classic: bool, tier: bool) -> Result<Vec<Field>> {
+pub(super) fn select(list: &str, classic: bool, tier: bool) -> Result<Vec<ArcField>> {
     let all = fields::all(classic);
     let mut out = Vec::new();
     let mut unknown = Vec::new();
@@ -85,7 +85,7 @@ pub(super) fn select(list: &str, classic: bool, tier: bool) -> Result<Vec<Field>
         match all.iter().find(|f| f.name == name) {
             // The column was narrower then.
             Some(field) if classic && field.name == "c" => {
-                out.push(Field { width: 4, ..field.clone() });
+                out.push(ArcField { width: 4, ..field.clone() });
             }
             Some(field) => out.push(field.clone()),
             None => unknown.push(format!("'{}'", name.chars().take(40).collect::<String>())),
@@ -95,7 +95,7 @@ pub(super) fn select(list: &str, classic: bool, tier: bool) -> Result<Vec<Field>
         let unknown = unknown.join(", ");
         return Err(Error::invalid(format!("Invalid column definition! -- [{unknown}]")));
     }
-    let needs_tier = |f: &Field| f.name.starts_with("l2") && !f.name.starts_with("l2hsz");
+    let needs_tier = |f: &ArcField| f.name.starts_with("l2") && !f.name.starts_with("l2hsz");
     if !tier && out.iter().any(needs_tier) {
         return Err(Error::invalid("Incompatible field specified! There is no L2ARC."));
     }
@@ -142,7 +142,7 @@ fn page() -> usize {
     ui::rows().map_or(PAGE, |rows| rows - 3)
 }
 
-fn read(source: &mut Source) -> Result<(Kstat, Kstat)> {
+fn read(source: &mut StatSource) -> Result<(Kstat, Kstat)> {
     let zfetch = source.get("zfetchstats")?.unwrap_or_else(|| Kstat::numbers([]));
     Ok((source.arcstats()?, zfetch))
 }
@@ -162,7 +162,7 @@ pub(super) fn main(argv: &[OsString], classic: bool) -> Result<Exit> {
     }
     let classic = classic || parsed.has('7');
     let (interval, count) = super::interval(&parsed.words())?;
-    let mut source = Source::open(parsed.last('P'))?;
+    let mut source = StatSource::open(parsed.last('P'))?;
     let first = read(&mut source)?;
     let style = style(&parsed, classic, &first.0)?;
     let mut file = match parsed.last('o') {
@@ -185,7 +185,7 @@ pub(super) fn main(argv: &[OsString], classic: bool) -> Result<Exit> {
 }
 
 fn run(
-    source: &mut Source,
+    source: &mut StatSource,
     first: (Kstat, Kstat),
     style: &Style,
     interval: Option<Duration>,

@@ -8,7 +8,7 @@ use cenote::kstat::{json, prometheus, solaris};
 use commands::getopt::Bad;
 use ui::Exit;
 
-use super::source::Source;
+use super::source::StatSource;
 
 const USAGE: &str = "\
 usage: kstat [-pj] [-m MODULE] [-n NAME] [--prometheus] [--path DIR] [interval [count]]
@@ -40,7 +40,7 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     };
     let (interval, count) = super::interval(&parsed.words())?;
     let (module, name) = (parsed.last('m'), parsed.last('n'));
-    let mut source = Source::open(parsed.last('P'))?;
+    let mut source = StatSource::open(parsed.last('P'))?;
     let last = if interval.is_some() { count.unwrap_or(u64::MAX) } else { 1 };
     let mut found = false;
     for done in 0..last {

@@ -17,7 +17,7 @@ const ENV: &str = "CENOTE_KSTAT_DIR";
 const FILES_MAX: usize = 1 << 16;
 
 /// Where statistics come from.
-pub(crate) enum Source {
+pub(crate) enum StatSource {
     /// The daemon.
     Daemon(Box<Client>),
     /// A directory such as `/proc/spl/kstat/zfs`.
@@ -34,21 +34,21 @@ fn odd() -> Error {
 /// # Errors
 /// There is none.
 pub(crate) fn daemon() -> Result<Client> {
-    Client::for_looking(&Runtime::from_env()?)?
+    Client::connect_for_query(&Runtime::from_env()?)?
         .ok_or_else(|| Error::invalid("no daemon is running: import a pool first"))
 }
 
-impl Source {
+impl StatSource {
     /// The directory given, or named by the environment; else the daemon.
     ///
     /// # Errors
     /// There is no such directory, or no daemon.
-    pub(crate) fn open(path: Option<String>) -> Result<Source> {
+    pub(crate) fn open(path: Option<String>) -> Result<StatSource> {
         let named = path.map(PathBuf::from);
         let env = || std::env::var_os(ENV).filter(|v| !v.is_empty()).map(PathBuf::from);
         match named.or_else(env) {
-            None => Ok(Source::Daemon(Box::new(daemon()?))),
-            Some(dir) if dir.is_dir() => Ok(Source::Dir(dir)),
+            None => Ok(StatSource::Daemon(Box::new(daemon()?))),
+            Some(dir) if dir.is_dir() => Ok(StatSource::Dir(dir)),
             Some(dir) => Err(Error::not_found(format!("{}: no such directory", dir.display()))),
         }
     }
@@ -59,11 +59,11 @@ impl Source {
     /// The connection's or the file system's.
     pub(crate) fn names(&mut self) -> Result<Vec<String>> {
         match self {
-            Source::Daemon(client) => match client.ask(&Request::KstatNames)? {
+            StatSource::Daemon(client) => match client.request(&Request::KstatNames)? {
                 Reply::Names(names) => Ok(names),
                 _ => Err(odd()),
             },
-            Source::Dir(dir) => names_below(dir),
+            StatSource::Dir(dir) => names_below(dir),
         }
     }
 
@@ -74,9 +74,9 @@ impl Source {
     pub(crate) fn read(&mut self, paths: &[String]) -> Result<Vec<(String, Kstat)>> {
         let mut out = Vec::new();
         match self {
-            Source::Daemon(client) => {
+            StatSource::Daemon(client) => {
                 for batch in paths.chunks(BATCH_MAX) {
-                    match client.ask(&Request::Kstats { paths: batch.to_vec() })? {
+                    match client.request(&Request::Kstats { paths: batch.to_vec() })? {
                         Reply::Kstats(stats) => {
                             out.extend(stats.into_iter().map(proto::Stat::into_kstat));
                         }
@@ -84,7 +84,7 @@ impl Source {
                     }
                 }
             }
-            Source::Dir(dir) => {
+            StatSource::Dir(dir) => {
                 for path in paths {
                     if let Some(kstat) = read_file(&dir.join(path))? {
                         out.push((path.clone(), kstat));
@@ -98,7 +98,7 @@ impl Source {
     /// One kstat.
     ///
     /// # Errors
-    /// As [`Source::read`].
+    /// As [`StatSource::read`].
     pub(crate) fn get(&mut self, path: &str) -> Result<Option<Kstat>> {
         Ok(self.read(&[path.to_owned()])?.pop().map(|(_, k)| k))
     }
@@ -106,7 +106,7 @@ impl Source {
     /// `arcstats`, which must be there.
     ///
     /// # Errors
-    /// It is not; else as [`Source::read`].
+    /// It is not; else as [`StatSource::read`].
     pub(crate) fn arcstats(&mut self) -> Result<Kstat> {
         let missing = || Error::not_found("there is no arcstats: is this a directory of kstats?");
         self.get("arcstats")?.ok_or_else(missing)

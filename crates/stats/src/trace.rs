@@ -15,7 +15,7 @@ use cenote::inspect::ondisk::zil::RECORD_TYPES;
 use commands::getopt::Bad;
 use ui::{Exit, time};
 
-use super::source::Source;
+use super::source::StatSource;
 
 const USAGE: &str = "\
 usage: trace zil [-h] [-l] [--path DIR] [POOL] [SECONDS]
@@ -29,9 +29,9 @@ const BAR: u64 = 40;
 /// Companies shown.
 const SHARED_MAX: usize = 10;
 
-type Counts = BTreeMap<String, u64>;
+type ZilCounters = BTreeMap<String, u64>;
 
-fn read(source: &mut Source, pool: Option<&str>) -> Result<Counts> {
+fn read(source: &mut StatSource, pool: Option<&str>) -> Result<ZilCounters> {
     let mut paths = source.names()?;
     paths.retain(|p| {
         p.strip_suffix("/cenote_zil").is_some_and(|name| pool.is_none_or(|wanted| wanted == name))
@@ -40,7 +40,7 @@ fn read(source: &mut Source, pool: Option<&str>) -> Result<Counts> {
         let of = pool.map_or_else(|| "no pool".to_owned(), |p| format!("no pool '{p}'"));
         return Err(Error::not_found(format!("{of} is open for writing")));
     }
-    let mut out = Counts::new();
+    let mut out = ZilCounters::new();
     for (_, kstat) in source.read(&paths)? {
         for (name, value) in kstat.entries() {
             *out.entry(name.to_string()).or_default() += value.as_u64().unwrap_or(0);
@@ -49,7 +49,7 @@ fn read(source: &mut Source, pool: Option<&str>) -> Result<Counts> {
     Ok(out)
 }
 
-fn since(now: &Counts, before: &Counts) -> Counts {
+fn since(now: &ZilCounters, before: &ZilCounters) -> ZilCounters {
     let went = |(name, n): (&String, &u64)| {
         (name.clone(), n.saturating_sub(before.get(name).copied().unwrap_or(0)))
     };
@@ -57,7 +57,7 @@ fn since(now: &Counts, before: &Counts) -> Counts {
 }
 
 /// Counters of a family by their numbers.
-fn family(counts: &Counts, prefix: &str) -> BTreeMap<u32, u64> {
+fn family(counts: &ZilCounters, prefix: &str) -> BTreeMap<u32, u64> {
     let of = |(name, n): (&String, &u64)| {
         let index = name.strip_prefix(prefix)?.parse().ok()?;
         Some((index, *n))
@@ -108,7 +108,7 @@ fn thread(id: &str) -> String {
     }
 }
 
-fn report(went: &Counts, name: &dyn Fn(&str) -> String) -> String {
+fn report(went: &ZilCounters, name: &dyn Fn(&str) -> String) -> String {
     let n = |name: &str| went.get(name).copied().unwrap_or(0);
     let mut out = format!(
         "  commits {}, batches {}, waited for a group {}, records {}, blocks {}\n\n",
@@ -181,7 +181,7 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     if !(0.001..=86_400.0).contains(&seconds) || rest.len() > 1 {
         return Ok(misuse("invalid interval or pool"));
     }
-    let mut source = Source::open(parsed.last('P'))?;
+    let mut source = StatSource::open(parsed.last('P'))?;
     let pool = rest.first().map(String::as_str);
     let mut before = read(&mut source, pool)?;
     loop {
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn a_report_of_what_went() {
-        let counts = |list: &[(&str, u64)]| -> Counts {
+        let counts = |list: &[(&str, u64)]| -> ZilCounters {
             list.iter().map(|(k, n)| ((*k).to_owned(), *n)).collect()
         };
         let before = counts(&[("commits", 5), ("size_12", 5), ("type_9", 5)]);

@@ -21,8 +21,11 @@ Sizes take suffixes (512M). A change takes effect at once and lasts as long as
 the daemon.
 ";
 
-fn ask(client: &mut proto::client::Client, request: &Request) -> Result<Vec<TunableInfo>> {
-    match client.ask(request)? {
+fn fetch_tunables(
+    client: &mut proto::client::Client,
+    request: &Request,
+) -> Result<Vec<TunableInfo>> {
+    match client.request(request)? {
         Reply::Tunables(list) => Ok(list),
         _ => Err(Error::corrupt("the daemon answered something else")),
     }
@@ -80,7 +83,7 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     let listing = words.is_empty() || words == ["list"];
     if listing {
         let all = parsed.has('a') || !words.is_empty();
-        let list = ask(&mut client, &Request::Tunables { names: Vec::new() })?;
+        let list = fetch_tunables(&mut client, &Request::Tunables { names: Vec::new() })?;
         ui::out(&show(&list, all));
         return Ok(Exit::OK);
     }
@@ -91,7 +94,7 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
             Some((name, value)) => Request::Tune { name: name.into(), value: value.into() },
             None => Request::Tunables { names: vec![word] },
         };
-        match ask(&mut client, &request) {
+        match fetch_tunables(&mut client, &request) {
             Ok(list) => shown.extend(list),
             Err(e) => {
                 ui::err(e.message());

@@ -17,7 +17,7 @@ use ui::Exit;
 use ui::progress::Progress;
 
 use super::bptext::{self, histogram};
-use super::{Ask, exit, worse};
+use super::{DumpOptions, exit, worse};
 
 struct Screen {
     progress: Mutex<Option<Progress>>,
@@ -79,13 +79,13 @@ impl Watch for Screen {
 }
 
 /// Audits and reports.
-pub(super) fn main(ask: &Ask, spa: &Spa) -> Result<Exit> {
-    let verify = match ask.level('c') {
+pub(super) fn main(opts: &DumpOptions, spa: &Spa) -> Result<Exit> {
+    let verify = match opts.level('c') {
         0 => Verify::Nothing,
         1 => Verify::Metadata,
         _ => Verify::All,
     };
-    let options = AuditOptions { verify, leaks: !ask.has('L'), ..AuditOptions::default() };
+    let options = AuditOptions { verify, leaks: !opts.has('L'), ..AuditOptions::default() };
     let what = match verify {
         Verify::Nothing => "",
         Verify::Metadata => "metadata ",
@@ -104,7 +104,7 @@ pub(super) fn main(ask: &Ask, spa: &Spa) -> Result<Exit> {
     spa.zio().tree().set_queue_limits(QueueLimits::for_checks());
     let report = spa.audit(options, &screen)?;
     drop(screen);
-    ui::out(&text(&report, ask));
+    ui::out(&text(&report, opts));
     Ok(verdict(&report))
 }
 
@@ -114,7 +114,7 @@ fn verdict(report: &Report) -> Exit {
     worse(space, read)
 }
 
-fn text(report: &Report, ask: &Ask) -> String {
+fn text(report: &Report, opts: &DumpOptions) -> String {
     let mut out = String::new();
     if !report.errnos.is_empty() {
         out.push_str("\nError counts:\n\n\terrno  count\n");
@@ -124,7 +124,7 @@ fn text(report: &Report, ask: &Ask) -> String {
     }
     wrong(report, &mut out);
     // -c alone is zdb's -b with checksums.
-    let level = ask.level('b').max(usize::from(ask.has('c')));
+    let level = opts.level('b').max(usize::from(opts.has('c')));
     summary(report, &mut out);
     if level >= 3 {
         embedded_sizes(&report.stats, &mut out);
@@ -132,8 +132,8 @@ fn text(report: &Report, ask: &Ask) -> String {
     let _ = writeln!(out, "\tDittoed blocks on same vdev: {}", report.stats.same_vdev)
         .and_then(|()| indirect(report, &mut out));
     if level >= 2 {
-        table(&report.stats, level >= 3, ask.has('P'), &mut out);
-        sizes(&report.stats, ask.has('P'), &mut out);
+        table(&report.stats, level >= 3, opts.has('P'), &mut out);
+        sizes(&report.stats, opts.has('P'), &mut out);
     }
     out.push('\n');
     out

@@ -8,7 +8,7 @@ use cenote::inspect::ondisk::uberblock::{ScratchState, Uberblock};
 use cenote::inspect::spa::Spa;
 use ui::time::strftime;
 
-use super::{Ask, bptext};
+use super::{DumpOptions, bptext};
 
 /// The configuration that the MOS holds.
 pub(super) fn mos_config(spa: &Spa) -> Result<()> {
@@ -66,7 +66,7 @@ fn scratch(state: ScratchState) -> u64 {
 }
 
 /// The uberblock that the pool was opened from.
-pub(super) fn uberblock(_ask: &Ask, spa: &Spa) {
+pub(super) fn uberblock(_ask: &DumpOptions, spa: &Spa) {
     ui::out(&format!("\nUberblock:\n{}\n", uberblock_text(spa.uberblock(), true)));
 }
 

@@ -15,15 +15,15 @@ use cenote::inspect::spa::audit::log::{LogVisitor, log_header, walk_log};
 use cenote::inspect::zio::Zio;
 use ui::time::ctime;
 
-use super::{Ask, bptext};
+use super::{DumpOptions, bptext};
 
 /// Shows a dataset's log, if it has one.
-pub(super) fn show(ask: &Ask, spa: &Spa, os: &Objset) -> Result<()> {
+pub(super) fn show(opts: &DumpOptions, spa: &Spa, os: &Objset) -> Result<()> {
     let header = log_header(&os.phys())?;
     if header.log.is_end() {
         return Ok(());
     }
-    let level = ask.level('i').max(ask.level('d'));
+    let level = opts.level('i').max(opts.level('d'));
     ui::out(&format!(
         "\n    ZIL header: claim_txg {}, claim_blk_seq {}, claim_lr_seq {} replay_seq {}, flags \
          0x{:x}\n",

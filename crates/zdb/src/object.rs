@@ -17,7 +17,7 @@ use cenote::inspect::zpl::FileSystem;
 use ui::Exit;
 use ui::time::ctime;
 
-use super::{Ask, bptext, exit, zaps};
+use super::{DumpOptions, bptext, exit, zaps};
 
 /// What `-O` shows without more `-d`s.
 pub(super) const PATH_LEVEL: usize = 2;
@@ -47,16 +47,16 @@ pub(super) struct Dump<'a> {
 impl<'a> Dump<'a> {
     /// For this object set.
     pub(super) fn new(
-        ask: &Ask,
+        opts: &DumpOptions,
         spa: &'a Spa,
         os: &'a Arc<Objset>,
         _dataset: Option<&DslDataset>,
     ) -> Dump<'a> {
         // A locked file system shows what its dnodes tell.
-        let fs = (os.kind() == ObjsetType::Zfs && ask.level('d') >= 4 || ask.has('O'))
+        let fs = (os.kind() == ObjsetType::Zfs && opts.level('d') >= 4 || opts.has('O'))
             .then(|| FileSystem::open(Arc::clone(os), Io::WAIT).ok())
             .flatten();
-        Dump { spa, os, fs, level: ask.level('d'), exact: ask.has('P'), header: Cell::new(true) }
+        Dump { spa, os, fs, level: opts.level('d'), exact: opts.has('P'), header: Cell::new(true) }
     }
 
     /// With at least this verbosity.

@@ -17,7 +17,7 @@ use cenote::files::FileType as FileKind;
 use cenote::{Extent, FileSystem, Io, Volume};
 use ui::progress::Progress;
 
-use super::{Content, Source};
+use super::{Operand, OperandTarget};
 
 /// Bytes of one read.
 const PIECE: u64 = 4 << 20;
@@ -79,7 +79,7 @@ pub(super) enum Piece {
 
 /// Where a piece lies.
 #[derive(Clone, Copy)]
-struct Place {
+struct PieceRange {
     offset: u64,
     len: u64,
     data: bool,
@@ -98,7 +98,7 @@ impl<'a> Finder<'a> {
         Finder { source, at: 0, run: (0, false) }
     }
 
-    fn next(&mut self) -> Result<Option<Place>> {
+    fn next(&mut self) -> Result<Option<PieceRange>> {
         let (offset, size) = (self.at, self.source.size());
         if offset >= size {
             return Ok(None);
@@ -113,12 +113,12 @@ impl<'a> Finder<'a> {
         let data = data || end - offset < HOLE_LEAST;
         let of_piece = (offset / PIECE + 1).saturating_mul(PIECE).min(size);
         self.at = if data { of_piece } else { end };
-        Ok(Some(Place { offset, len: self.at - offset, data }))
+        Ok(Some(PieceRange { offset, len: self.at - offset, data }))
     }
 }
 
 #[derive(Default)]
-struct State {
+struct StreamState {
     /// Pieces found.
     found: u64,
     /// Pieces consumed.
@@ -130,9 +130,9 @@ struct State {
     broken: bool,
 }
 
-struct Shared<'a> {
+struct StreamShared<'a> {
     finder: Mutex<Finder<'a>>,
-    state: Mutex<State>,
+    state: Mutex<StreamState>,
     changed: Condvar,
 }
 
@@ -152,12 +152,12 @@ pub(super) fn stream(
         }
         return Ok(());
     }
-    let (finder, state) = (Mutex::new(finder), Mutex::new(State::default()));
-    let shared = Shared { finder, state, changed: Condvar::new() };
+    let (finder, state) = (Mutex::new(finder), Mutex::new(StreamState::default()));
+    let shared = StreamShared { finder, state, changed: Condvar::new() };
     let result = Mutex::new(Ok(()));
     let consumer = Mutex::new(consume);
     rt::fan_out(READERS + 1, |i| {
-        let _end = End(&shared);
+        let _end = StopOnPanic(&shared);
         if i > 0 {
             shared.read_ahead(source);
             return;
@@ -170,9 +170,9 @@ pub(super) fn stream(
 }
 
 /// A thread of a stream: if it panics, the others do not wait for it.
-struct End<'a>(&'a Shared<'a>);
+struct StopOnPanic<'a>(&'a StreamShared<'a>);
 
-impl Drop for End<'_> {
+impl Drop for StopOnPanic<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.0.state.lock().broken = true;
@@ -181,7 +181,7 @@ impl Drop for End<'_> {
     }
 }
 
-impl Shared<'_> {
+impl StreamShared<'_> {
     fn stop(&self) {
         self.state.lock().stop = true;
         self.changed.notify_all();
@@ -275,8 +275,8 @@ impl Shared<'_> {
 }
 
 /// The bytes of a piece, if it has any.
-fn fetch(source: &dyn Bytes, place: Place) -> Result<Piece> {
-    let Place { offset, len, data } = place;
+fn fetch(source: &dyn Bytes, place: PieceRange) -> Result<Piece> {
+    let PieceRange { offset, len, data } = place;
     if !data {
         return Ok(Piece::Hole(len));
     }
@@ -289,11 +289,11 @@ fn fetch(source: &dyn Bytes, place: Place) -> Result<Piece> {
 }
 
 /// `cat`: bytes to standard output, holes skipped where that is a regular file.
-pub(super) fn cat(source: &Source) -> Result<bool> {
+pub(super) fn cat(source: &Operand) -> Result<bool> {
     let file;
     let bytes: &dyn Bytes = match &source.content {
-        Content::Volume(volume) => &**volume,
-        Content::File(fs, id) => {
+        OperandTarget::Volume(volume) => &**volume,
+        OperandTarget::File(fs, id) => {
             let attrs = fs.attrs(*id, Io::WAIT)?;
             match attrs.kind {
                 FileKind::Regular => {}
@@ -428,8 +428,8 @@ pub(super) mod tests {
 
     #[test]
     fn a_reader_that_dies_ends_the_stream() {
-        struct Dies(Fake);
-        impl Bytes for Dies {
+        struct PanickingBytes(Fake);
+        impl Bytes for PanickingBytes {
             fn size(&self) -> u64 {
                 self.0.size()
             }
@@ -443,7 +443,8 @@ pub(super) mod tests {
                 self.0.extent(offset)
             }
         }
-        let fake = Dies(Fake { size: 64 << 20, hole: (64 << 20, 64 << 20), fails_at: None });
+        let fake =
+            PanickingBytes(Fake { size: 64 << 20, hole: (64 << 20, 64 << 20), fails_at: None });
         let run = std::panic::AssertUnwindSafe(|| stream(&fake, &mut |_, _| Ok(())));
         assert!(std::panic::catch_unwind(run).is_err());
     }

@@ -17,10 +17,10 @@ use rustix::process::geteuid;
 use ui::progress::Progress;
 
 use super::cat::{Bytes, FileBytes, Piece, stream};
-use super::{Content, DEPTH_MAX, Source, entries, is_dir, too_deep};
+use super::{DEPTH_MAX, Operand, OperandTarget, entries, is_dir, too_deep};
 
 /// `cp SOURCE TARGET`; false if something could not be copied.
-pub(super) fn cp(source: &Source, target: &Path, recursive: bool, many: bool) -> Result<bool> {
+pub(super) fn cp(source: &Operand, target: &Path, recursive: bool, many: bool) -> Result<bool> {
     if target.as_os_str().is_empty() {
         return Err(Error::invalid("missing target"));
     }
@@ -30,12 +30,12 @@ pub(super) fn cp(source: &Source, target: &Path, recursive: bool, many: bool) ->
     }
     let to = if into { target.join(OsStr::from_bytes(&source.name)) } else { target.to_owned() };
     match &source.content {
-        Content::Volume(volume) => {
+        OperandTarget::Volume(volume) => {
             let mut copier = Copier::new(None);
             copier.bytes(&**volume, &to, 0o600)?;
             Ok(copier.fine)
         }
-        Content::File(fs, id) => {
+        OperandTarget::File(fs, id) => {
             let attrs = fs.attrs(*id, Io::WAIT)?;
             if is_dir(&attrs) && !recursive {
                 return Err(Error::new(ErrorKind::IsDir, "is a directory: use -r"));
@@ -106,7 +106,7 @@ impl<'a> Copier<'a> {
             }
         }
         for (attrs, to) in dirs.into_iter().rev() {
-            self.dress(fs, &attrs, &to);
+            self.set_attributes(fs, &attrs, &to);
         }
         Ok(())
     }
@@ -149,7 +149,7 @@ impl<'a> Copier<'a> {
                 return Err(Error::unsupported("a file of unknown kind"));
             }
         }
-        self.dress(fs, attrs, to);
+        self.set_attributes(fs, attrs, to);
         Ok(())
     }
 
@@ -180,7 +180,7 @@ impl<'a> Copier<'a> {
     }
 
     /// Sets attributes; what the running system refuses is told and left.
-    fn dress(&mut self, fs: &FileSystem, attrs: &Attrs, to: &Path) {
+    fn set_attributes(&mut self, fs: &FileSystem, attrs: &Attrs, to: &Path) {
         let link = attrs.kind == FileKind::Symlink;
         if let Err(e) = self.xattrs(fs, attrs, to) {
             self.complain(to, &e);

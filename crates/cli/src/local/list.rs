@@ -8,7 +8,7 @@ use cenote::props::nicebytes;
 use cenote::{FileSystem, Io};
 use ui::time;
 
-use super::{Content, DEPTH_MAX, Source, entries, is_dir, too_deep};
+use super::{DEPTH_MAX, Operand, OperandTarget, entries, is_dir, too_deep};
 
 /// A name that cannot disturb a terminal.
 fn shown(name: &[u8]) -> String {
@@ -81,15 +81,15 @@ fn line(fs: &FileSystem, name: &[u8], a: &Attrs, long: bool) -> String {
 
 /// `ls`; false if something could not be read.
 pub(super) fn ls(
-    source: &Source,
+    source: &Operand,
     operand: &str,
     long: bool,
     recursive: bool,
     many: bool,
 ) -> Result<bool> {
     let (fs, id) = match &source.content {
-        Content::File(fs, id) => (fs, *id),
-        Content::Volume(volume) => {
+        OperandTarget::File(fs, id) => (fs, *id),
+        OperandTarget::Volume(volume) => {
             let name = shown(&source.name);
             ui::out(&if long {
                 format!("{:>12} {name}\n", volume.size())
@@ -137,8 +137,8 @@ pub(super) fn ls(
 }
 
 /// `tree`; false if something could not be read.
-pub(super) fn tree(source: &Source, operand: &str) -> Result<bool> {
-    let Content::File(fs, id) = &source.content else {
+pub(super) fn tree(source: &Operand, operand: &str) -> Result<bool> {
+    let OperandTarget::File(fs, id) = &source.content else {
         ui::out(&format!("{operand}\n"));
         return Ok(true);
     };

@@ -10,7 +10,7 @@
 mod cat;
 mod copy;
 mod list;
-mod past;
+mod uberblocks;
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -88,7 +88,7 @@ pub(crate) fn uberblocks(argv: &[OsString]) -> Result<Exit> {
         return Ok(misuse(Some("exactly one pool must be named")));
     };
     let pools = Pools::new(&parsed, None)?;
-    past::list(&pools.engine, &pools.find(name)?, parsed.has('H'), parsed.has('p'))
+    uberblocks::list(&pools.engine, &pools.find(name)?, parsed.has('H'), parsed.has('p'))
 }
 
 fn misuse(message: Option<&str>) -> Exit {
@@ -100,7 +100,7 @@ fn misuse(message: Option<&str>) -> Exit {
 }
 
 /// What an operand names.
-enum Content {
+enum OperandTarget {
     /// A file or directory.
     File(Arc<FileSystem>, ObjectId),
     /// A volume.
@@ -108,8 +108,8 @@ enum Content {
 }
 
 /// What an operand names, and its last name.
-struct Source {
-    content: Content,
+struct Operand {
+    content: OperandTarget,
     name: Vec<u8>,
 }
 
@@ -176,21 +176,21 @@ impl Pools {
         Ok(pool.clone())
     }
 
-    fn open(&mut self, operand: &OsStr) -> Result<Source> {
+    fn open(&mut self, operand: &OsStr) -> Result<Operand> {
         let (name, path) = split(operand)?;
         let end = name.find(['/', '@', '#']).unwrap_or(name.len());
         let pool = self.pool(name.get(..end).unwrap_or(&name))?;
         let dataset = pool.dataset(&name)?;
         if holds_volume(&dataset)? {
             let last = name.rsplit('/').next().unwrap_or(&name);
-            let content = Content::Volume(dataset.open_volume()?);
-            return Ok(Source { content, name: last.as_bytes().to_vec() });
+            let content = OperandTarget::Volume(dataset.open_volume()?);
+            return Ok(Operand { content, name: last.as_bytes().to_vec() });
         }
         let fs = dataset.open_fs()?;
         let id = fs.walk(&path, Io::WAIT)?;
         let last = path.split(|b| *b == b'/').rfind(|p| !p.is_empty());
         let name = last.map_or_else(|| name.replace('/', "-").into_bytes(), <[u8]>::to_vec);
-        Ok(Source { content: Content::File(fs, id), name })
+        Ok(Operand { content: OperandTarget::File(fs, id), name })
     }
 }
 

@@ -14,30 +14,30 @@ const FIXED: [(char, &str); 4] =
     [('o', "--ops"), ('p', "--plant"), ('f', "--fault"), ('k', "--keep")];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Of {
+enum SimTarget {
     Posix,
     Logs,
 }
 
-impl Of {
+impl SimTarget {
     fn name(self) -> &'static str {
         match self {
-            Of::Posix => "posix",
-            Of::Logs => "logs",
+            SimTarget::Posix => "posix",
+            SimTarget::Logs => "logs",
         }
     }
 
     fn setup(self, seed: u64) -> Setup {
         match self {
-            Of::Posix => posix::setup(seed),
-            Of::Logs => logs::setup(seed),
+            SimTarget::Posix => posix::setup(seed),
+            SimTarget::Logs => logs::setup(seed),
         }
     }
 }
 
 /// Which runs.
-struct Plan {
-    of: Of,
+struct SimPlan {
+    of: SimTarget,
     seed: u64,
     runs: u64,
     layout: Option<::sim::setup::Layout>,
@@ -49,7 +49,7 @@ struct Plan {
     dir: Option<String>,
 }
 
-impl Plan {
+impl SimPlan {
     fn setup(&self, seed: u64) -> Setup {
         let usual = self.of.setup(seed);
         Setup {
@@ -84,10 +84,10 @@ struct Sum {
 ///
 /// # Errors
 /// `Invalid` for options that do not go with it.
-fn plan(parsed: &Parsed) -> Result<Option<Plan>> {
+fn plan(parsed: &Parsed) -> Result<Option<SimPlan>> {
     let of = match parsed.last('w').as_deref() {
-        Some("posix") => Of::Posix,
-        Some("logs") => Of::Logs,
+        Some("posix") => SimTarget::Posix,
+        Some("logs") => SimTarget::Logs,
         _ => return Ok(None),
     };
     for (letter, name) in FIXED {
@@ -101,7 +101,7 @@ fn plan(parsed: &Parsed) -> Result<Option<Plan>> {
         return Err(Error::invalid("'--dir' goes with '--crash'"));
     }
     let size = |n: Option<u64>| n.map(|n| n as usize);
-    Ok(Some(Plan {
+    Ok(Some(SimPlan {
         of,
         seed: given(parsed, 's', 0..=u64::MAX)?.unwrap_or(1),
         runs: given(parsed, 'r', 1..=u64::MAX)?.unwrap_or(1),
@@ -116,16 +116,16 @@ fn plan(parsed: &Parsed) -> Result<Option<Plan>> {
 }
 
 /// Makes the run of one seed and crashes it everywhere.
-fn run(plan: &Plan, setup: Setup, sum: &mut Sum) {
+fn run(plan: &SimPlan, setup: Setup, sum: &mut Sum) {
     match plan.of {
-        Of::Posix => {
+        SimTarget::Posix => {
             let recorded = posix::record_as(setup);
             let tally = recorded.crash_everywhere(plan.stride, plan.more, plan.judges);
             sum.points += tally.points;
             sum.images += tally.images;
             sum.failure = tally.failure.map(|f| (f.crash, f.to_string()));
         }
-        Of::Logs => {
+        SimTarget::Logs => {
             let recorded = logs::record_as(setup, logs::Plant::Nothing);
             let tally = recorded.crash_everywhere(plan.stride, plan.more, plan.judges);
             sum.points += tally.points;
@@ -135,7 +135,7 @@ fn run(plan: &Plan, setup: Setup, sum: &mut Sum) {
     }
 }
 
-fn leave(disks: &SimDisks, plan: &Plan, (event, seed): (u64, u64)) -> Result<()> {
+fn leave(disks: &SimDisks, plan: &SimPlan, (event, seed): (u64, u64)) -> Result<()> {
     let Some(dir) = &plan.dir else { return Ok(()) };
     let images = disks.crash_image(event, seed)?;
     device::sim::write_files(&images, std::path::Path::new(dir)).map(drop)
@@ -148,10 +148,10 @@ fn check_event(event: u64, start: u64) -> Result<()> {
 }
 
 /// Judges one crash of one run.
-fn one_crash(plan: &Plan, crash: (u64, u64)) -> Result<Exit> {
+fn one_crash(plan: &SimPlan, crash: (u64, u64)) -> Result<Exit> {
     let setup = plan.setup(plan.seed);
     let verdict = match plan.of {
-        Of::Posix => {
+        SimTarget::Posix => {
             let recorded = posix::record_as(setup);
             check_event(crash.0, recorded.start)?;
             leave(&recorded.disks, plan, crash)?;
@@ -162,7 +162,7 @@ fn one_crash(plan: &Plan, crash: (u64, u64)) -> Result<Exit> {
                 None => recorded.crash_once(crash.0, crash.1).map(whole),
             }
         }
-        Of::Logs => {
+        SimTarget::Logs => {
             let recorded = logs::record_as(setup, logs::Plant::Nothing);
             check_event(crash.0, recorded.start)?;
             leave(&recorded.disks, plan, crash)?;

@@ -7,7 +7,7 @@ use cenote::props::{Attr, dataset_prop, is_space_prop, is_user_prop};
 use proto::{Assign, DatasetChange, PropsArgs, SnapshotArgs};
 use ui::Exit;
 
-use super::{ask, command_line, misuse, options, property, select};
+use super::{command_line, misuse, options, property, request_change, select};
 
 /// Complains about names that are none.
 fn check_names(names: &[String], snapshots: bool) -> Result<()> {
@@ -43,7 +43,7 @@ pub(super) fn snapshot(called: &str, argv: &[OsString]) -> Result<Exit> {
     check_names(&names, true)?;
     let recursive = parsed.has('r');
     let args = SnapshotArgs { names, recursive, props, command: command_line(called, argv) };
-    let (_, failed) = ask(DatasetChange::Snapshot(args))?;
+    let (_, failed) = request_change(DatasetChange::Snapshot(args))?;
     Ok(Exit::failed_if(failed))
 }
 
@@ -80,7 +80,7 @@ pub(super) fn set(argv: &[OsString]) -> Result<Exit> {
         no_remount: parsed.has('u'),
         command: command_line("set", argv),
     };
-    let (_, failed) = ask(DatasetChange::Props(args))?;
+    let (_, failed) = request_change(DatasetChange::Props(args))?;
     Ok(Exit::failed_if(failed))
 }
 
@@ -150,7 +150,7 @@ pub(super) fn inherit(argv: &[OsString]) -> Result<Exit> {
         no_remount: false,
         command: command_line("inherit", argv),
     };
-    let (_, failed) = ask(DatasetChange::Props(args))?;
+    let (_, failed) = request_change(DatasetChange::Props(args))?;
     Ok(Exit::failed_if(failed))
 }
 

@@ -7,7 +7,7 @@ use cenote::props::nicebytes;
 use proto::{DatasetChange, DestroyArgs, Reply};
 use ui::Exit;
 
-use super::{ask, command_line, misuse, options, select};
+use super::{command_line, misuse, options, request_change, select};
 
 /// `zfs destroy ...`
 pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
@@ -33,7 +33,7 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         dry_run: parsed.has('n'),
         command: command_line("destroy", argv),
     };
-    let (reply, failed) = match ask(DatasetChange::Destroy(args)) {
+    let (reply, failed) = match request_change(DatasetChange::Destroy(args)) {
         // Everything was told already.
         Ok((Reply::Done, _)) => return Ok(Exit::FAILURE),
         other => other?,

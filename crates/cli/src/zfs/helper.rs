@@ -113,7 +113,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
     if parsed.has('f') {
         return Ok(Exit::OK);
     }
-    let Some(mut client) = Client::for_looking(&Runtime::from_env()?)? else {
+    let Some(mut client) = Client::connect_for_query(&Runtime::from_env()?)? else {
         ui::err(&format!("cannot open '{source}': dataset does not exist"));
         return Ok(FAILED);
     };
@@ -124,7 +124,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
         lax: parsed.has('s'),
         ..MountArgs::default()
     };
-    match client.ask(&Request::Mount(args)) {
+    match client.request(&Request::Mount(args)) {
         Ok(_) if !client.failed => Ok(Exit::OK),
         Ok(_) => Ok(FAILED),
         Err(e) => {

@@ -88,13 +88,13 @@ fn property(list: &mut Vec<(String, String)>, text: &str) -> std::result::Result
 }
 
 /// Asks for a change. A refusal is the whole message.
-fn ask(change: DatasetChange) -> Result<(Reply, bool)> {
-    let mut client = match Client::for_looking(&Runtime::from_env()?)? {
+fn request_change(change: DatasetChange) -> Result<(Reply, bool)> {
+    let mut client = match Client::connect_for_query(&Runtime::from_env()?)? {
         Some(client) => client,
         // Nothing is imported: the daemon's own words for that.
         None => Client::connect(&Runtime::from_env()?)?,
     };
-    let reply = client.ask(&Request::ChangeDatasets(Box::new(change)))?;
+    let reply = client.request(&Request::ChangeDatasets(Box::new(change)))?;
     Ok((reply, client.failed))
 }
 

@@ -137,7 +137,7 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         let mut from = 0;
         loop {
             let request = Request::History { name: name.clone(), from };
-            let Reply::History(records, more) = pools.ask(&request)? else { return Err(odd()) };
+            let Reply::History(records, more) = pools.request(&request)? else { return Err(odd()) };
             let lines = records.iter().filter_map(|r| line(r, parsed.has('i'), users.as_ref()));
             ui::out(&lines.collect::<String>());
             from += records.len() as u64;

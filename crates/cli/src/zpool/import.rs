@@ -8,12 +8,12 @@ use base::{Error, Result};
 use commands::getopt::Parsed;
 use proto::client::Client;
 use proto::runtime::Runtime;
-use proto::{Class, Found, ImportArgs, Reply, Request, State, Vdev};
+use proto::{ImportArgs, ImportCandidate, Reply, Request, Vdev, VdevHealth, VdevRole};
 use ui::Exit;
 use ui::time::ctime;
 
 use super::status::{CLASSES, Facts};
-use super::vdevs::{self, Line, Naming};
+use super::vdevs::{self, Naming, VdevLine};
 use super::{misuse, odd, options};
 
 /// `zpool import ...`
@@ -44,7 +44,7 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     };
     let runtime = Runtime::from_env()?;
     let mut client = Client::connect(&runtime)?;
-    let reply = client.ask(&Request::Discover(args.search.clone()))?;
+    let reply = client.request(&Request::Discover(args.search.clone()))?;
     let Reply::Found(mut found, problems) = reply else { return Err(odd()) };
     if !args.search.destroyed {
         found.retain(|p| !p.destroyed);
@@ -161,9 +161,9 @@ fn option(args: &mut ImportArgs, text: &str) -> std::result::Result<(), String> 
     Ok(())
 }
 
-fn choose(found: Vec<Found>, name: &str) -> Result<Vec<Found>> {
+fn choose(found: Vec<ImportCandidate>, name: &str) -> Result<Vec<ImportCandidate>> {
     let guid: Option<u64> = name.parse().ok().filter(|g| *g != 0);
-    let mut chosen: Vec<Found> =
+    let mut chosen: Vec<ImportCandidate> =
         found.into_iter().filter(|p| p.name == name || Some(p.guid) == guid).collect();
     if let Some(at) = chosen.iter().position(|p| Some(p.guid) == guid) {
         chosen = vec![chosen.swap_remove(at)];
@@ -179,7 +179,7 @@ fn choose(found: Vec<Found>, name: &str) -> Result<Vec<Found>> {
 
 /// The complaint about a pool that is imported already: such are not found.
 fn imported(client: &mut Client, name: &str) -> Result<Option<Error>> {
-    let Reply::Names(names) = client.ask(&Request::PoolNames)? else { return Err(odd()) };
+    let Reply::Names(names) = client.request(&Request::PoolNames)? else { return Err(odd()) };
     Ok(names.iter().any(|n| n == name).then(|| {
         Error::invalid(format!(
             "cannot import '{name}': a pool with that name already exists\nuse the form 'zpool \
@@ -189,10 +189,10 @@ fn imported(client: &mut Client, name: &str) -> Result<Option<Error>> {
 }
 
 fn all_online(v: &Vdev) -> bool {
-    v.state == State::Online && v.children.iter().all(all_online)
+    v.state == VdevHealth::Online && v.children.iter().all(all_online)
 }
 
-fn import(client: &mut Client, pool: &Found, args: &ImportArgs) -> Result<()> {
+fn import(client: &mut Client, pool: &ImportCandidate, args: &ImportArgs) -> Result<()> {
     if let Some(name) = &pool.imported {
         let wanted = args.new_name.as_ref().unwrap_or(&pool.name);
         if name == wanted {
@@ -211,13 +211,13 @@ fn import(client: &mut Client, pool: &Found, args: &ImportArgs) -> Result<()> {
         return Err(Error::busy(foreign(pool)));
     }
     let args = ImportArgs { guid: pool.guid, name: pool.name.clone(), ..args.clone() };
-    let reply = client.ask(&Request::Import(Box::new(args)))?;
+    let reply = client.request(&Request::Import(Box::new(args)))?;
     let Reply::Imported(_, lines) = reply else { return Err(odd()) };
     lines.iter().for_each(|line| ui::out(&format!("{line}\n")));
     Ok(())
 }
 
-fn foreign(pool: &Found) -> String {
+fn foreign(pool: &ImportCandidate) -> String {
     let host = pool.hostname.as_deref().unwrap_or("<unknown>");
     let when = pool.last_accessed.map_or_else(|| "an unknown time".to_owned(), ctime);
     format!(
@@ -229,7 +229,7 @@ fn foreign(pool: &Found) -> String {
     )
 }
 
-fn list(found: &[Found]) {
+fn list(found: &[ImportCandidate]) {
     if found.is_empty() {
         ui::err("no pools available to import");
         return;
@@ -239,9 +239,9 @@ fn list(found: &[Found]) {
 }
 
 /// Words for `status:` and `action:`.
-fn verdict(p: &Found) -> (Option<&'static str>, &'static str) {
+fn verdict(p: &ImportCandidate) -> (Option<&'static str>, &'static str) {
     let f = Facts::of(&p.root, p.health);
-    let dead = matches!(p.health, State::Unavail | State::Faulted);
+    let dead = matches!(p.health, VdevHealth::Unavail | VdevHealth::Faulted);
     if p.unsupported.iter().any(|u| !u.2) {
         return (
             Some("The pool uses the following feature(s) not supported on this system:"),
@@ -273,7 +273,7 @@ fn verdict(p: &Found) -> (Option<&'static str>, &'static str) {
             "The pool can be imported using its name or numeric identifier and\n\tthe '-f' flag.",
         );
     }
-    if p.health != State::Online {
+    if p.health != VdevHealth::Online {
         return (
             Some(f.import_status()),
             "The pool can be imported despite missing or damaged devices.  The\n\tfault tolerance \
@@ -283,7 +283,7 @@ fn verdict(p: &Found) -> (Option<&'static str>, &'static str) {
     (None, "The pool can be imported using its name or numeric identifier.")
 }
 
-fn candidate(p: &Found) -> String {
+fn candidate(p: &ImportCandidate) -> String {
     let mut out = String::new();
     let wide = if p.comment.is_some() { " " } else { "" };
     let destroyed = if p.destroyed { " (DESTROYED)" } else { "" };
@@ -318,7 +318,7 @@ fn candidate(p: &Found) -> String {
     out
 }
 
-fn config(root: &Vdev, health: State) -> String {
+fn config(root: &Vdev, health: VdevHealth) -> String {
     let naming = Naming::default().with_env();
     let lines = vdevs::walk(root, &CLASSES);
     let w = vdevs::name_width(root, &lines, naming, 10);
@@ -326,13 +326,13 @@ fn config(root: &Vdev, health: State) -> String {
     let _ = writeln!(out, "\t{:w$}  {}", root.name, health.word());
     for line in &lines {
         match line {
-            Line::Class(heading) => {
+            VdevLine::Class(heading) => {
                 let _ = writeln!(out, "\t{heading}");
             }
-            Line::Vdev(v, depth) if matches!(v.class, Class::Cache | Class::Spare) => {
+            VdevLine::Vdev(v, depth) if matches!(v.class, VdevRole::Cache | VdevRole::Spare) => {
                 let _ = writeln!(out, "\t{:depth$}{}", "", naming.of(v));
             }
-            Line::Vdev(v, depth) => {
+            VdevLine::Vdev(v, depth) => {
                 let pad = w.saturating_sub(*depth);
                 let _ = write!(out, "\t{:depth$}{:pad$}  {}", "", naming.of(v), v.state.word());
                 if let Some(aux) = &v.aux {
@@ -350,18 +350,18 @@ mod tests {
     use super::super::vdevs::tests::vdev;
     use super::*;
 
-    fn found() -> Found {
+    fn found() -> ImportCandidate {
         let mirror = vdev(
             "mirror",
             "mirror-0",
-            Class::Normal,
+            VdevRole::Normal,
             vec![
-                vdev("disk", "/dev/sda1", Class::Normal, vec![]),
-                vdev("disk", "/dev/sdb1", Class::Normal, vec![]),
+                vdev("disk", "/dev/sda1", VdevRole::Normal, vec![]),
+                vdev("disk", "/dev/sdb1", VdevRole::Normal, vec![]),
             ],
         );
-        let log = vdev("disk", "/dev/sdc1", Class::Log, vec![]);
-        Found {
+        let log = vdev("disk", "/dev/sdc1", VdevRole::Log, vec![]);
+        ImportCandidate {
             name: "tank".into(),
             guid: 12_345_678_901_234_567,
             destroyed: false,
@@ -370,11 +370,11 @@ mod tests {
             hostid: None,
             last_accessed: None,
             comment: None,
-            health: State::Online,
+            health: VdevHealth::Online,
             unsupported: vec![],
             held_up: None,
             imported: None,
-            root: vdev("root", "tank", Class::Normal, vec![mirror, log]),
+            root: vdev("root", "tank", VdevRole::Normal, vec![mirror, log]),
         }
     }
 
@@ -386,7 +386,7 @@ mod tests {
             ONLINE\n\t  mirror-0  ONLINE\n\t    sda1    ONLINE\n\t    sdb1    \
             ONLINE\n\tlogs\t\n\t  sdc1      ONLINE\n";
         assert_eq!(candidate(&found()), text);
-        let odd = Found { comment: Some("mine".into()), destroyed: true, ..found() };
+        let odd = ImportCandidate { comment: Some("mine".into()), destroyed: true, ..found() };
         let text = candidate(&odd);
         assert!(text.starts_with(
             "   pool: tank\n     id: 12345678901234567\n  state: ONLINE (DESTROYED)\n"
@@ -396,7 +396,7 @@ mod tests {
 
     #[test]
     fn names_and_ids_choose() {
-        let other = Found { guid: 5, ..found() };
+        let other = ImportCandidate { guid: 5, ..found() };
         let both = || vec![found(), other.clone()];
         let e = choose(both(), "tank").unwrap_err();
         assert_eq!(
@@ -410,7 +410,7 @@ mod tests {
 
     #[test]
     fn foreign_pools_say_whose() {
-        let p = Found {
+        let p = ImportCandidate {
             hostname: Some("h".into()),
             hostid: Some(0xabc),
             last_accessed: Some(0),

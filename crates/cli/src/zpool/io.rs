@@ -11,7 +11,7 @@ use std::ffi::OsString;
 
 use base::Result;
 use cenote::props::nicenum;
-use proto::{ClassIo, Done, Vdev};
+use proto::{ClassIo, Vdev, VdevIoCounts};
 use ui::Exit;
 
 use super::iohist::{self, READS, WRITES, nicetime};
@@ -21,7 +21,7 @@ use super::{Pools, Repeat, no_such_pool};
 const BAR: u64 = 40;
 
 /// What was counted at the report before, by guid and name.
-type Before = HashMap<(u64, String), (Done, Vec<ClassIo>)>;
+type PreviousCounters = HashMap<(u64, String), (VdevIoCounts, Vec<ClassIo>)>;
 
 fn misuse(message: Option<&str>) -> Exit {
     if let Some(message) = message {
@@ -42,7 +42,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
         Ok(repeat) => repeat,
         Err(message) => return Ok(misuse(Some(&message))),
     };
-    let mut before = Before::new();
+    let mut before = PreviousCounters::new();
     repeat.run(|| {
         let mut pools = Pools::connect()?;
         let names = pools.select(&words, no_such_pool)?;
@@ -66,7 +66,7 @@ fn leaves(v: &Vdev, f: &mut impl FnMut(&Vdev)) {
     v.children.iter().for_each(|child| leaves(child, f));
 }
 
-fn report(pool: &str, leaf: &Vdev, before: &mut Before) -> String {
+fn report(pool: &str, leaf: &Vdev, before: &mut PreviousCounters) -> String {
     let key = (leaf.guid, leaf.name.clone());
     let earlier = before.insert(key, (leaf.io, leaf.io_classes.clone()));
     let earlier = earlier.filter(|(done, _)| done.age <= leaf.io.age);
@@ -126,7 +126,7 @@ fn distribution(name: &str, sizes: &[u64]) -> String {
 mod tests {
     use super::super::vdevs::tests::vdev;
     use super::*;
-    use proto::Class;
+    use proto::VdevRole;
 
     const SECOND: u64 = 1_000_000_000;
 
@@ -137,15 +137,15 @@ mod tests {
         disk[20] = reads;
         let class = ClassIo { single, disk, ..ClassIo::default() };
         Vdev {
-            io: Done { age, reads, nread: reads * 8192, ..Done::default() },
+            io: VdevIoCounts { age, reads, nread: reads * 8192, ..VdevIoCounts::default() },
             io_classes: vec![class],
-            ..vdev("file", "/disk", Class::Normal, vec![])
+            ..vdev("file", "/disk", VdevRole::Normal, vec![])
         }
     }
 
     #[test]
     fn a_distribution_and_a_line() {
-        let mut before = Before::new();
+        let mut before = PreviousCounters::new();
         assert_eq!(
             report("tank", &leaf(2 * SECOND, 40), &mut before),
             "tank  /disk\n\
@@ -168,8 +168,8 @@ mod tests {
 
     #[test]
     fn whoever_did_nothing_has_no_distribution() {
-        let mut before = Before::new();
-        let text = report("tank", &vdev("file", "/disk", Class::Normal, vec![]), &mut before);
+        let mut before = PreviousCounters::new();
+        let text = report("tank", &vdev("file", "/disk", VdevRole::Normal, vec![]), &mut before);
         assert!(!text.contains("Distribution") && text.contains("write "), "{text}");
     }
 }

@@ -175,25 +175,25 @@ pub(super) fn queue_cells(all: &[ClassIo]) -> Vec<String> {
 
 /// Which histogram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Shown {
+pub(super) enum HistogramKind {
     /// `-w`.
     Times,
     /// `-r`.
     Sizes,
 }
 
-impl Shown {
+impl HistogramKind {
     fn groups(self) -> &'static [Group] {
         match self {
-            Shown::Times => &TIME_GROUPS,
-            Shown::Sizes => &SIZE_GROUPS,
+            HistogramKind::Times => &TIME_GROUPS,
+            HistogramKind::Sizes => &SIZE_GROUPS,
         }
     }
 
     fn columns(self, all: &[ClassIo]) -> Vec<Vec<u64>> {
         match self {
-            Shown::Times => times(all).to_vec(),
-            Shown::Sizes => {
+            HistogramKind::Times => times(all).to_vec(),
+            HistogramKind::Sizes => {
                 let of = |class: &ClassIo| [class.single.clone(), class.merged.clone()];
                 let mut out: Vec<Vec<u64>> = all.iter().flat_map(of).collect();
                 out.resize(14, Vec::new());
@@ -205,14 +205,14 @@ impl Shown {
     /// The buckets with their labels.
     fn rows(self, exact: bool) -> Vec<(usize, String)> {
         let label = |j: usize| match (self, exact) {
-            (Shown::Times, true) => ((2u64 << j) - 1).to_string(),
-            (Shown::Times, false) => nicetime((2u64 << j) - 1),
-            (Shown::Sizes, true) => (1u64 << j).to_string(),
-            (Shown::Sizes, false) => nicenum(1 << j),
+            (HistogramKind::Times, true) => ((2u64 << j) - 1).to_string(),
+            (HistogramKind::Times, false) => nicetime((2u64 << j) - 1),
+            (HistogramKind::Sizes, true) => (1u64 << j).to_string(),
+            (HistogramKind::Sizes, false) => nicenum(1 << j),
         };
         let buckets = match self {
-            Shown::Times => 0..TIMES,
-            Shown::Sizes => SIZES,
+            HistogramKind::Times => 0..TIMES,
+            HistogramKind::Sizes => SIZES,
         };
         buckets.map(|j| (j, label(j))).collect()
     }
@@ -220,7 +220,7 @@ impl Shown {
 
 /// A vdev's table.
 pub(super) fn table(
-    shown: Shown,
+    shown: HistogramKind,
     name: &str,
     all: &[ClassIo],
     scripted: bool,
@@ -229,7 +229,7 @@ pub(super) fn table(
     let columns = shown.columns(all);
     let count = |column: &Vec<u64>, j: usize| {
         // What is smaller than the first row is told in it.
-        let first = shown == Shown::Sizes && j == SIZES.start;
+        let first = shown == HistogramKind::Sizes && j == SIZES.start;
         let range = if first { 0..=j } else { j..=j };
         let n: u64 =
             column.iter().enumerate().filter(|(i, _)| range.contains(i)).map(|c| c.1).sum();
@@ -245,8 +245,8 @@ pub(super) fn table(
         return out;
     }
     let what = match shown {
-        Shown::Times => "latency",
-        Shown::Sizes => "req_size",
+        HistogramKind::Times => "latency",
+        HistogramKind::Sizes => "req_size",
     };
     let name_width = NAME_MIN.max(name.chars().count());
     let pad =

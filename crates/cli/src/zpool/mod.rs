@@ -24,7 +24,7 @@ use base::{Error, Result};
 use commands::getopt::{Bad, Parsed};
 use proto::client::Client;
 use proto::runtime::Runtime;
-use proto::{Pool, Reply, Request, Value};
+use proto::{Pool, PropertyEntry, Reply, Request};
 use ui::Exit;
 
 /// Commands of OpenZFS's that Cenote does not have yet.
@@ -126,13 +126,13 @@ pub(super) struct Pools {
 impl Pools {
     /// Reaches the daemon, if there is one or has to be.
     pub(super) fn connect() -> Result<Pools> {
-        let client = Client::for_looking(&Runtime::from_env()?)?;
+        let client = Client::connect_for_query(&Runtime::from_env()?)?;
         Ok(Pools { client, failed: false })
     }
 
-    fn ask(&mut self, request: &Request) -> Result<Reply> {
+    fn request(&mut self, request: &Request) -> Result<Reply> {
         match &mut self.client {
-            Some(client) => client.ask(request),
+            Some(client) => client.request(request),
             None => Ok(Reply::Names(Vec::new())),
         }
     }
@@ -144,7 +144,7 @@ impl Pools {
         wanted: &[String],
         missing: impl Fn(&str) -> String,
     ) -> Result<Vec<String>> {
-        let Reply::Names(all) = self.ask(&Request::PoolNames)? else { return Err(odd()) };
+        let Reply::Names(all) = self.request(&Request::PoolNames)? else { return Err(odd()) };
         if wanted.is_empty() {
             return Ok(all);
         }
@@ -167,7 +167,7 @@ impl Pools {
 
     /// A pool's state, with the paths of damaged files if `verbose`.
     pub(super) fn status_with(&mut self, name: &str, verbose: bool) -> Result<Pool> {
-        match self.ask(&Request::PoolStatus { name: name.to_owned(), verbose })? {
+        match self.request(&Request::PoolStatus { name: name.to_owned(), verbose })? {
             Reply::Pool(pool) => Ok(*pool),
             _ => Err(odd()),
         }
@@ -178,8 +178,8 @@ impl Pools {
         &mut self,
         name: &str,
         props: Option<Vec<String>>,
-    ) -> Result<Vec<(String, Value)>> {
-        match self.ask(&Request::PoolProps { name: name.to_owned(), props })? {
+    ) -> Result<Vec<(String, PropertyEntry)>> {
+        match self.request(&Request::PoolProps { name: name.to_owned(), props })? {
             Reply::Props(props) => Ok(props),
             _ => Err(odd()),
         }
@@ -280,7 +280,7 @@ fn export(argv: &[OsString]) -> Result<Exit> {
     let names = pools.select(&words, no_such_pool)?;
     let mut failed = pools.failed;
     for name in names {
-        match pools.ask(&Request::Export { name, force }) {
+        match pools.request(&Request::Export { name, force }) {
             Ok(_) => {}
             Err(e) => {
                 ui::err(e.message());

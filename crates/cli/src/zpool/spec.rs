@@ -10,7 +10,7 @@
 use std::path::{Path, PathBuf};
 
 use cenote::create::draid_layout;
-use proto::{Class, NewKind, NewVdev};
+use proto::{NewKind, NewVdev, VdevRole};
 
 /// Where short names are looked for.
 const DIRS: [&str; 9] = [
@@ -33,18 +33,18 @@ enum Word<'a> {
     Raidz(u32),
     /// Parity, and what stands behind it.
     Draid(u32, &'a str),
-    Class(Class),
+    Class(VdevRole),
     Device,
 }
 
 fn word(text: &str) -> Word<'_> {
     let class = match text {
         "mirror" => return Word::Mirror,
-        "log" => Class::Log,
-        "cache" => Class::Cache,
-        "spare" => Class::Spare,
-        "special" => Class::Special,
-        "dedup" => Class::Dedup,
+        "log" => VdevRole::Log,
+        "cache" => VdevRole::Cache,
+        "spare" => VdevRole::Spare,
+        "special" => VdevRole::Special,
+        "dedup" => VdevRole::Dedup,
         _ => {
             let parity = |digits: &str| match digits {
                 "" | "1" => Some(1),
@@ -74,8 +74,8 @@ fn bad(what: impl std::fmt::Display) -> String {
 struct Parser<'a> {
     words: std::iter::Peekable<std::slice::Iter<'a, String>>,
     resolve: Resolve<'a>,
-    class: Class,
-    seen: Vec<Class>,
+    class: VdevRole,
+    seen: Vec<VdevRole>,
     out: Vec<NewVdev>,
 }
 
@@ -87,7 +87,7 @@ pub(super) fn parse(words: &[String], resolve: Resolve<'_>) -> Result<Vec<NewVde
     let mut parser = Parser {
         words: words.iter().peekable(),
         resolve,
-        class: Class::Normal,
+        class: VdevRole::Normal,
         seen: Vec::new(),
         out: Vec::new(),
     };
@@ -131,7 +131,7 @@ impl Parser<'_> {
     }
 
     fn not_a_log(&self, word: &str) -> Result<(), String> {
-        if self.class == Class::Log {
+        if self.class == VdevRole::Log {
             return Err(bad(format!("unsupported 'log' device: {word}")));
         }
         Ok(())
@@ -143,26 +143,26 @@ impl Parser<'_> {
 
     /// `log` must be followed by something.
     fn log_has_devices(&self) -> Result<(), String> {
-        if self.class == Class::Log && self.out.last().is_none_or(|v| v.class != Class::Log) {
+        if self.class == VdevRole::Log && self.out.last().is_none_or(|v| v.class != VdevRole::Log) {
             return Err(bad("log requires at least 1 device"));
         }
         Ok(())
     }
 
     /// A word that tells what the following is for.
-    fn class(&mut self, text: &str, class: Class) -> Result<(), String> {
+    fn class(&mut self, text: &str, class: VdevRole) -> Result<(), String> {
         self.log_has_devices()?;
-        let once = matches!(class, Class::Log | Class::Cache | Class::Spare);
+        let once = matches!(class, VdevRole::Log | VdevRole::Cache | VdevRole::Spare);
         if once && self.seen.contains(&class) {
             return Err(bad(format!("'{text}' can be specified only once")));
         }
         self.seen.push(class);
         self.class = class;
-        if matches!(class, Class::Cache | Class::Spare) {
+        if matches!(class, VdevRole::Cache | VdevRole::Spare) {
             for device in self.children(text, 1)? {
                 self.out.push(NewVdev { class, ..device });
             }
-            self.class = Class::Normal;
+            self.class = VdevRole::Normal;
         }
         Ok(())
     }
@@ -181,7 +181,7 @@ impl Parser<'_> {
         }
         let one = |text: &String| {
             let kind = (self.resolve)(text)?;
-            Ok(NewVdev { kind, class: Class::Normal, children: Vec::new() })
+            Ok(NewVdev { kind, class: VdevRole::Normal, children: Vec::new() })
         };
         texts.into_iter().map(one).collect()
     }

@@ -10,14 +10,14 @@ use std::sync::Arc;
 use base::rt;
 use base::{Error, ErrorKind, Result};
 
-use mount::{Left, MountOptions, MountedFs};
+use mount::{MountOptions, MountedFs, UnmountOutcome};
 
-use super::{Listener, State};
-use crate::mounts::{self, Table, Why};
+use super::{DaemonState, Listener};
+use crate::mounts::{self, MountTable, UnmountReason};
 
-impl State {
+impl DaemonState {
     /// The table of mounts, as the kernel has it now.
-    pub(super) fn mounts_now(&self) -> rt::MutexGuard<'_, Table> {
+    pub(super) fn mounts_now(&self) -> rt::MutexGuard<'_, MountTable> {
         {
             let mut table = self.mounts.lock();
             // Read under the lock: what is in the table was mounted before.
@@ -38,7 +38,7 @@ impl State {
     /// What was held is no more: its directory goes.
     fn settled(&self, name: &str, at: &Path, for_good: bool) {
         self.mounts.lock().settled(name);
-        self.places.leave(at, |dir| for_good || !self.mounts.lock().is_inside(dir));
+        self.mount_dirs.leave(at, |dir| for_good || !self.mounts.lock().is_inside(dir));
     }
 
     /// File systems of datasets that `wanted` accepts: mounted, or held.
@@ -77,7 +77,7 @@ impl State {
     pub(crate) fn unmount_where(
         &self,
         wanted: impl Fn(&str) -> bool,
-        why: Why,
+        why: UnmountReason,
         force: bool,
         to: &mut dyn Listener,
     ) -> bool {
@@ -90,7 +90,7 @@ impl State {
             }
             match fs.unmount(force) {
                 Ok(left) => self.unmounted(&name, &at, left, why),
-                Err(_) if !fs.is_alive() => self.unmounted(&name, &at, Left::Nothing, why),
+                Err(_) if !fs.is_alive() => self.unmounted(&name, &at, UnmountOutcome::Ended, why),
                 Err(e) => {
                     stayed.push(at.clone());
                     let why = match e.kind() {
@@ -108,12 +108,12 @@ impl State {
 
     /// A mount is undone: so it says in the table, and its directory goes; not while it is
     /// held, for the kernel undoes mounts of other namespaces on a directory that goes.
-    fn unmounted(&self, name: &str, at: &Path, left: Left, why: Why) {
+    fn unmounted(&self, name: &str, at: &Path, left: UnmountOutcome, why: UnmountReason) {
         self.mounts.lock().unmounted(name, left);
-        if left == Left::Held {
+        if left == UnmountOutcome::Held {
             return;
         }
-        self.places.leave(at, |dir| why.is_for_good() || !self.mounts.lock().is_inside(dir));
+        self.mount_dirs.leave(at, |dir| why.is_for_good() || !self.mounts.lock().is_inside(dir));
     }
 
     /// Ends what other namespaces hold of the datasets that `wanted` accepts: without `force`
@@ -121,7 +121,7 @@ impl State {
     fn end_held(
         &self,
         wanted: impl Fn(&str) -> bool,
-        why: Why,
+        why: UnmountReason,
         force: bool,
         to: &mut dyn Listener,
     ) -> bool {

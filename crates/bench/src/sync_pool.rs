@@ -14,7 +14,7 @@ use cenote::inspect::spa::engine::Writer;
 use cenote::inspect::zil::Log;
 use cenote::{Engine, EngineConfig, FileSystem, ImportOptions, Pool, Search};
 
-use super::write_rig::preallocate;
+use super::write_pool::preallocate;
 
 /// The pool's name, and its file system's.
 pub(super) const POOL: &str = "benchs";
@@ -23,7 +23,7 @@ pub(super) const DATASET: &str = "benchs/fs";
 const IMAGE: &str = "sync.img";
 
 /// An open pool; it goes without an export.
-pub(super) struct Rig {
+pub(super) struct SyncPool {
     pub(super) engine: Arc<Engine>,
     pub(super) pool: Arc<Pool>,
     pub(super) fs: Arc<FileSystem>,
@@ -32,7 +32,7 @@ pub(super) struct Rig {
 
 /// What devices and log did, as sums.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Counts {
+pub(super) struct SyncCounts {
     pub(super) flushes: u64,
     pub(super) device: u64,
     pub(super) log: u64,
@@ -40,9 +40,9 @@ pub(super) struct Counts {
     pub(super) batches: u64,
 }
 
-impl Counts {
-    pub(super) fn since(self, before: Counts) -> Counts {
-        Counts {
+impl SyncCounts {
+    pub(super) fn since(self, before: SyncCounts) -> SyncCounts {
+        SyncCounts {
             flushes: self.flushes - before.flushes,
             device: self.device - before.device,
             log: self.log - before.log,
@@ -57,12 +57,12 @@ pub(super) fn image(dir: &Path) -> PathBuf {
     dir.join(IMAGE)
 }
 
-impl Rig {
+impl SyncPool {
     /// Makes the pool on one file of `size` bytes, written once before.
     ///
     /// # Errors
     /// Those of making files and pools.
-    pub(super) fn new(dir: &Path, size: u64, record: u64) -> Result<Rig> {
+    pub(super) fn new(dir: &Path, size: u64, record: u64) -> Result<SyncPool> {
         let path = image(dir);
         preallocate(&path, size)?;
         let engine = Engine::new(EngineConfig::default())?;
@@ -73,30 +73,30 @@ impl Rig {
         let props = [("recordsize", record), ("compression", 2)];
         let props = props.map(|(name, n)| (name.to_owned(), PropData::Num(n)));
         pool.create_filesystem(DATASET, &props, None)?;
-        Rig::of(engine, pool)
+        SyncPool::of(engine, pool)
     }
 
-    fn of(engine: Arc<Engine>, pool: Arc<Pool>) -> Result<Rig> {
+    fn of(engine: Arc<Engine>, pool: Arc<Pool>) -> Result<SyncPool> {
         let dataset = pool.dataset(DATASET)?;
         let (fs, head) = (dataset.open_fs()?, dataset.object());
         let log = pool.writer()?.log_in_use(head);
         let log = log.ok_or_else(|| Error::bug("a file system without a log"))?;
-        Ok(Rig { engine, pool, fs, log })
+        Ok(SyncPool { engine, pool, fs, log })
     }
 
     /// Opens what is in a directory, as after a crash; the log is replayed.
     ///
     /// # Errors
     /// Those of an import.
-    pub(super) fn import(dir: &Path) -> Result<Rig> {
-        Rig::import_with(dir, None)
+    pub(super) fn import(dir: &Path) -> Result<SyncPool> {
+        SyncPool::import_with(dir, None)
     }
 
     /// The same with another limit of the cache.
     ///
     /// # Errors
     /// Those of an import.
-    pub(super) fn import_with(dir: &Path, cache_bytes: Option<u64>) -> Result<Rig> {
+    pub(super) fn import_with(dir: &Path, cache_bytes: Option<u64>) -> Result<SyncPool> {
         let engine = Engine::new(EngineConfig { cache_bytes, ..EngineConfig::default() })?;
         let found =
             engine.discover(&Search { paths: vec![dir.to_owned()], ..Search::default() })?;
@@ -104,7 +104,7 @@ impl Rig {
         let found = found.ok_or_else(|| Error::not_found("the pool is gone"))?;
         let options = ImportOptions { force: true, ..ImportOptions::default() };
         let pool = engine.import(found, &options)?;
-        Rig::of(engine, pool)
+        SyncPool::of(engine, pool)
     }
 
     pub(super) fn writer(&self) -> Result<&Arc<Writer>> {
@@ -144,10 +144,10 @@ impl Rig {
     ///
     /// # Errors
     /// None for a pool that is written.
-    pub(super) fn counts(&self) -> Result<Counts> {
+    pub(super) fn counts(&self) -> Result<SyncCounts> {
         let tree = self.writer()?.zio().tree();
         let devices = tree.leaves().filter_map(|(_, leaf)| leaf.device());
-        let mut counts = Counts::default();
+        let mut counts = SyncCounts::default();
         for stats in devices.map(|d| d.stats().snapshot()) {
             counts.flushes += stats.flushes;
             counts.device += stats.bytes_written;
@@ -160,7 +160,7 @@ impl Rig {
     }
 }
 
-impl Drop for Rig {
+impl Drop for SyncPool {
     /// What is on disk is what a crash would leave.
     fn drop(&mut self) {
         if let Ok(writer) = self.pool.writer() {

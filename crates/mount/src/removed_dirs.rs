@@ -17,13 +17,13 @@ use fuse::Attr;
 
 /// Attributes of removed directories, by node; see the module.
 #[derive(Default)]
-pub(super) struct Gone {
+pub(super) struct RemovedDirs {
     nodes: Mutex<HashMap<u64, Attr>>,
     /// How many they are: most of what is forgotten was never removed.
     count: AtomicUsize,
 }
 
-impl Gone {
+impl RemovedDirs {
     /// A directory is about to be removed.
     pub(super) fn put(&self, node: u64, attr: Attr) {
         let mut nodes = self.nodes.lock();

@@ -29,21 +29,21 @@ const MADE_MAX: usize = 65_536;
 const S_ISVTX: u32 = 0o1000;
 
 /// Which directories were made here.
-pub(super) struct Places {
+pub(super) struct MountDirs {
     made: Mutex<BTreeSet<PathBuf>>,
     /// Held while the list is written.
     saving: Mutex<()>,
     file: PathBuf,
 }
 
-impl Places {
+impl MountDirs {
     /// As the list at `file` has them.
-    pub(super) fn new(file: PathBuf) -> Places {
+    pub(super) fn new(file: PathBuf) -> MountDirs {
         let made = runtime::load(&file).unwrap_or_else(|e| {
             ui::err(&format!("the list of directories is begun anew: {e}"));
             BTreeSet::new()
         });
-        Places { made: Mutex::new(made), saving: Mutex::new(()), file }
+        MountDirs { made: Mutex::new(made), saving: Mutex::new(()), file }
     }
 
     fn save(&self) {
@@ -190,45 +190,45 @@ mod tests {
     fn what_was_made_goes_and_what_was_there_stays() {
         let dir = Dir::new("places");
         let list = dir.0.join("list");
-        let places = Places::new(list.clone());
+        let mount_dirs = MountDirs::new(list.clone());
         let (a, b, c) = (dir.0.join("x/y/a"), dir.0.join("x/b"), dir.0.join("x/y/a/c"));
-        places.prepare(&a, true).unwrap();
-        places.prepare(&b, true).unwrap();
-        places.prepare(&c, true).unwrap();
+        mount_dirs.prepare(&a, true).unwrap();
+        mount_dirs.prepare(&b, true).unwrap();
+        mount_dirs.prepare(&c, true).unwrap();
         let all = |_: &Path| true;
         // Inside another dataset: it stays for now.
-        places.leave(&c, |d| !d.starts_with(&a) || d == a);
+        mount_dirs.leave(&c, |d| !d.starts_with(&a) || d == a);
         assert!(c.exists());
         // Another daemon knows as much.
-        let places = Places::new(list);
-        places.leave(&c, |d| d.starts_with(&a) && d != a);
+        let mount_dirs = MountDirs::new(list);
+        mount_dirs.leave(&c, |d| d.starts_with(&a) && d != a);
         assert!(!c.exists() && a.exists());
-        places.leave(&a, all);
+        mount_dirs.leave(&a, all);
         assert!(!dir.0.join("x/y").exists() && b.exists());
         std::fs::write(b.join("file"), "").unwrap();
-        places.leave(&b, all);
+        mount_dirs.leave(&b, all);
         assert!(b.exists(), "something is in it");
         std::fs::remove_file(b.join("file")).unwrap();
-        places.leave(&b, all);
+        mount_dirs.leave(&b, all);
         assert!(!dir.0.join("x").exists() && dir.0.exists());
-        assert_eq!(places.made.lock().len(), 0);
+        assert_eq!(mount_dirs.made.lock().len(), 0);
         let old = dir.0.join("old");
         std::fs::create_dir(&old).unwrap();
-        places.prepare(&old, true).unwrap();
-        places.leave(&old, all);
+        mount_dirs.prepare(&old, true).unwrap();
+        mount_dirs.leave(&old, all);
         assert!(old.exists(), "it was there before");
     }
 
     #[test]
     fn what_cannot_be_made_is_told() {
         let dir = Dir::new("places-not");
-        let places = Places::new(dir.0.join("list"));
+        let mount_dirs = MountDirs::new(dir.0.join("list"));
         let file = dir.0.join("file");
         std::fs::write(&file, "").unwrap();
-        assert!(places.prepare(&file.join("x"), true).is_err());
+        assert!(mount_dirs.prepare(&file.join("x"), true).is_err());
         std::fs::create_dir(dir.0.join("full")).unwrap();
         std::fs::write(dir.0.join("full/x"), "").unwrap();
-        let e = places.prepare(&dir.0.join("full"), false).unwrap_err();
+        let e = mount_dirs.prepare(&dir.0.join("full"), false).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::NotEmpty);
         if !geteuid().is_root() {
             assert_eq!(check(Path::new("/no/such")), Err("Permission denied".to_owned()));

@@ -17,7 +17,7 @@ use cenote::inspect::spa::engine::create::{CreateSpec, create};
 use cenote::inspect::spa::write::topology::{BuildOptions, LeafFacts, NewKind, NewVdev, build};
 use cenote::inspect::{dsl, zio};
 
-use super::sample::{Content, Rng};
+use super::sample::{SampleContent, XorShift};
 use super::tidy;
 
 /// The pool's name.
@@ -28,7 +28,7 @@ const DEPTH: usize = 64;
 const PATTERNS: u64 = 64;
 
 /// What a pool is made of.
-pub(super) struct Plan<'a> {
+pub(super) struct WritePoolSpec<'a> {
     /// Preallocated files.
     pub(super) files: &'a [PathBuf],
     /// Parity of a raidz of all files; 0: each file for itself.
@@ -40,7 +40,7 @@ pub(super) struct Plan<'a> {
 }
 
 /// An open pool and its root dataset.
-pub(super) struct Rig {
+pub(super) struct WritePool {
     pub(super) writer: Arc<Writer>,
     pub(super) os: Arc<Objset>,
     /// The root dataset's object.
@@ -60,7 +60,7 @@ pub(super) struct Job<'a> {
 }
 
 /// How a [`Job`] went.
-pub(super) struct Done {
+pub(super) struct WriteTimes {
     /// Until everything was on disk.
     pub(super) time: Duration,
     /// Processor time, of all threads.
@@ -69,7 +69,7 @@ pub(super) struct Done {
     pub(super) each: Vec<u64>,
 }
 
-impl Done {
+impl WriteTimes {
     pub(super) fn per_second(&self, n: u64) -> f64 {
         n as f64 / self.time.as_secs_f64()
     }
@@ -84,7 +84,7 @@ impl Done {
 }
 
 /// Different blocks of some content.
-pub(super) fn patterns(content: &Content, record: u64) -> Vec<Vec<u8>> {
+pub(super) fn patterns(content: &SampleContent, record: u64) -> Vec<Vec<u8>> {
     let one = |n: u64| {
         let mut block = vec![0; record as usize];
         content.fill(n * record.next_multiple_of(512), &mut block);
@@ -118,7 +118,7 @@ pub(super) fn preallocate(path: &Path, size: u64) -> Result<()> {
     }
     let mut file = std::fs::File::create(path).map_err(failed)?;
     let mut block = vec![0; 4 << 20];
-    Content::noise(3).fill(0, &mut block);
+    SampleContent::noise(3).fill(0, &mut block);
     let mut left = size as usize;
     while left > 0 && !tidy::interrupted() {
         let n = left.min(block.len());
@@ -139,7 +139,7 @@ fn open_all(files: &[PathBuf]) -> Result<BTreeMap<PathBuf, Arc<dyn Device>>> {
     files.iter().map(one).collect()
 }
 
-fn spec(plan: &Plan<'_>) -> Result<CreateSpec> {
+fn spec(plan: &WritePoolSpec<'_>) -> Result<CreateSpec> {
     let open = open_all(plan.files)?;
     let none = || Error::not_found("no such device");
     let facts = |p: &Path| open.get(p).map(|d| LeafFacts::of(&**d, false)).ok_or_else(none);
@@ -160,12 +160,12 @@ fn spec(plan: &Plan<'_>) -> Result<CreateSpec> {
     Ok(CreateSpec::new(POOL, built.tops, devices))
 }
 
-impl Rig {
+impl WritePool {
     /// Makes the pool.
     ///
     /// # Errors
     /// Those of the files and of making a pool.
-    pub(super) fn new(plan: &Plan<'_>) -> Result<Rig> {
+    pub(super) fn new(plan: &WritePoolSpec<'_>) -> Result<WritePool> {
         let cache = Arc::new(zio::BlockCache::of(plan.cache)?);
         let writer = create(spec(plan)?, &cache)?;
         let mut limits = writer.txgs().limits();
@@ -174,7 +174,7 @@ impl Rig {
         let head = dsl::DslDir::root(writer.mos(), POOL)?.head()?;
         let head = head.ok_or_else(|| Error::bug("a pool without a root dataset"))?.object();
         let os = writer.open_head(head, ObjsetProps::default())?;
-        Ok(Rig { writer, os, head })
+        Ok(WritePool { writer, os, head })
     }
 
     /// A new object.
@@ -204,7 +204,7 @@ impl Rig {
     ///
     /// # Errors
     /// Those of the engine; of several the first.
-    pub(super) fn write(&self, job: &Job<'_>) -> Result<Done> {
+    pub(super) fn write(&self, job: &Job<'_>) -> Result<WriteTimes> {
         let failed = Mutex::new(None);
         let each = Mutex::new(Vec::new());
         let (began, before) = (rt::now(), cpu());
@@ -219,12 +219,14 @@ impl Rig {
         let (time, used) = (began.elapsed(), cpu());
         match failed.into_inner() {
             Some(e) => Err(e),
-            None => Ok(Done { time, cpu: used.saturating_sub(before), each: each.into_inner() }),
+            None => {
+                Ok(WriteTimes { time, cpu: used.saturating_sub(before), each: each.into_inner() })
+            }
         }
     }
 
     fn write_one(&self, job: &Job<'_>, thread: u64, times: &mut Vec<u64>) -> Result<()> {
-        let mut rng = Rng::new(thread * 7919 + 13);
+        let mut rng = XorShift::new(thread * 7919 + 13);
         let mut n = thread;
         while n < job.count && !tidy::interrupted() {
             let at = job.among.map_or(n, |among| rng.below(among));
@@ -240,7 +242,7 @@ impl Rig {
     }
 }
 
-impl Drop for Rig {
+impl Drop for WritePool {
     /// Without an export: what is on disk is what a crash would leave.
     fn drop(&mut self) {
         self.writer.stop();

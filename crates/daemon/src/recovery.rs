@@ -7,7 +7,7 @@ use proto::ImportArgs;
 use ui::time;
 
 /// Lines for standard output, in OpenZFS's words where it has some. `dry`: nothing was done.
-pub(super) fn tell(pool: &Pool, dry: bool) -> Vec<String> {
+pub(super) fn report(pool: &Pool, dry: bool) -> Vec<String> {
     let mut lines = Vec::new();
     let name = pool.name();
     match pool.spa().rewind() {
@@ -40,13 +40,13 @@ pub(super) fn tell(pool: &Pool, dry: bool) -> Vec<String> {
         }
     }
     if let Some(found) = pool.spa().rebuilt() {
-        lines.extend(tell_rebuilt(name, &found, dry));
+        lines.extend(report_rebuilt(name, &found, dry));
     }
     lines
 }
 
 /// What making space maps anew found, and did or would do.
-fn tell_rebuilt(name: &str, found: &Rebuilt, dry: bool) -> Vec<String> {
+fn report_rebuilt(name: &str, found: &Rebuilt, dry: bool) -> Vec<String> {
     let would = if dry { "would be" } else { "were" };
     let mut lines = vec![format!(
         "The space maps of {name} {would} made anew: {} are in use.",

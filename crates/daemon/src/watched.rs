@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::rt::{self, Condvar, Instant, Mutex};
-use proto::Row;
+use proto::DatasetRow;
 
 use super::handle::RowListener;
 use super::state::{Listener, Log};
@@ -30,25 +30,25 @@ const TICK: Duration = Duration::from_millis(250);
 /// Events that wait for the watcher; more make the work wait.
 const EVENTS_MAX: usize = 64;
 
-enum Event {
+enum RelayEvent {
     Progress(String, u64, u64),
     Problem(String),
     Remark(String),
-    Rows(Vec<Row>),
+    Rows(Vec<DatasetRow>),
 }
 
 #[derive(Default)]
-struct State {
-    events: VecDeque<Event>,
+struct RelayState {
+    events: VecDeque<RelayEvent>,
     /// The work is over.
     ended: bool,
     /// The watcher is gone.
-    left: bool,
+    abandoned: bool,
 }
 
 #[derive(Default)]
 struct Pipe {
-    state: Mutex<State>,
+    state: Mutex<RelayState>,
     changed: Condvar,
 }
 
@@ -57,17 +57,17 @@ struct Pipe {
 pub(super) struct Relay(Arc<Pipe>);
 
 impl Relay {
-    fn send(&self, event: Event) {
+    fn send(&self, event: RelayEvent) {
         let mut state = self.0.state.lock();
-        while state.events.len() >= EVENTS_MAX && !state.left {
+        while state.events.len() >= EVENTS_MAX && !state.abandoned {
             self.0.changed.wait(&mut state);
         }
-        if state.left {
+        if state.abandoned {
             drop(state);
             match event {
-                Event::Problem(line) => Log.problem(line),
-                Event::Remark(line) => Log.remark(line),
-                Event::Progress(..) | Event::Rows(_) => {}
+                RelayEvent::Problem(line) => Log.problem(line),
+                RelayEvent::Remark(line) => Log.remark(line),
+                RelayEvent::Progress(..) | RelayEvent::Rows(_) => {}
             }
             return;
         }
@@ -79,29 +79,29 @@ impl Relay {
 
 impl Listener for Relay {
     fn progress(&mut self, what: &str, done: u64, total: u64) {
-        self.send(Event::Progress(what.to_owned(), done, total));
+        self.send(RelayEvent::Progress(what.to_owned(), done, total));
     }
     fn problem(&mut self, line: String) {
-        self.send(Event::Problem(line));
+        self.send(RelayEvent::Problem(line));
     }
     fn remark(&mut self, line: String) {
-        self.send(Event::Remark(line));
+        self.send(RelayEvent::Remark(line));
     }
     fn is_gone(&self) -> bool {
-        self.0.state.lock().left
+        self.0.state.lock().abandoned
     }
 }
 
 impl RowListener for Relay {
-    fn rows(&mut self, rows: Vec<Row>) {
-        self.send(Event::Rows(rows));
+    fn rows(&mut self, rows: Vec<DatasetRow>) {
+        self.send(RelayEvent::Rows(rows));
     }
 }
 
 /// Ends the pipe, also when the work panics.
-struct Ends(Relay);
+struct EndGuard(Relay);
 
-impl Drop for Ends {
+impl Drop for EndGuard {
     fn drop(&mut self) {
         (self.0).0.state.lock().ended = true;
         (self.0).0.changed.notify_all();
@@ -109,28 +109,28 @@ impl Drop for Ends {
 }
 
 /// The watcher leaves.
-struct Leaves<'a>(&'a Pipe);
+struct LeaveGuard<'a>(&'a Pipe);
 
-impl Drop for Leaves<'_> {
+impl Drop for LeaveGuard<'_> {
     fn drop(&mut self) {
-        self.0.state.lock().left = true;
+        self.0.state.lock().abandoned = true;
         self.0.changed.notify_all();
     }
 }
 
-fn pass(event: Event, to: &mut dyn RowListener) {
+fn pass(event: RelayEvent, to: &mut dyn RowListener) {
     match event {
-        Event::Progress(what, done, total) => to.progress(&what, done, total),
-        Event::Problem(line) => to.problem(line),
-        Event::Remark(line) => to.remark(line),
-        Event::Rows(rows) => to.rows(rows),
+        RelayEvent::Progress(what, done, total) => to.progress(&what, done, total),
+        RelayEvent::Problem(line) => to.problem(line),
+        RelayEvent::Remark(line) => to.remark(line),
+        RelayEvent::Rows(rows) => to.rows(rows),
     }
 }
 
 /// Does `work` beside this thread and passes on what it says. `leave` is asked at each tick,
 /// with the time for which the work said nothing; true leaves it behind, and there is no
 /// outcome. None either where no thread can be had, or the work panicked.
-pub(super) fn beside<T: Send + 'static>(
+pub(super) fn run_watched<T: Send + 'static>(
     to: &mut dyn RowListener,
     leave: &mut dyn FnMut(&mut dyn RowListener, Duration) -> bool,
     work: impl FnOnce(&mut Relay) -> T + Send + 'static,
@@ -139,7 +139,7 @@ pub(super) fn beside<T: Send + 'static>(
     let outcome = Arc::new(Mutex::new(None));
     let (relay, out) = (Relay(Arc::clone(&pipe)), Arc::clone(&outcome));
     let spawned = rt::spawn("work", move || {
-        let mut ends = Ends(relay);
+        let mut ends = EndGuard(relay);
         let done = work(&mut ends.0);
         // After the end nobody looks, and what it holds is dropped here.
         *out.lock() = Some(done);
@@ -148,15 +148,15 @@ pub(super) fn beside<T: Send + 'static>(
         to.problem(e.to_string());
         return None;
     }
-    let _left = Leaves(&pipe);
-    let mut heard: Instant = rt::now();
+    let _abandon_on_return = LeaveGuard(&pipe);
+    let mut last_event: Instant = rt::now();
     let mut state = pipe.state.lock();
     loop {
         if let Some(event) = state.events.pop_front() {
             drop(state);
             pipe.changed.notify_all();
             pass(event, to);
-            heard = rt::now();
+            last_event = rt::now();
             state = pipe.state.lock();
             continue;
         }
@@ -165,7 +165,7 @@ pub(super) fn beside<T: Send + 'static>(
         }
         if pipe.changed.wait_timeout(&mut state, TICK) {
             drop(state);
-            if leave(to, heard.elapsed()) {
+            if leave(to, last_event.elapsed()) {
                 return None;
             }
             state = pipe.state.lock();
@@ -177,7 +177,7 @@ pub(super) fn beside<T: Send + 'static>(
 
 /// Does `work` that is a thread's last word to nobody, such as dropping what may close files
 /// of a silent device.
-pub(super) fn bury(what: impl Send + 'static) {
+pub(super) fn drop_in_background(what: impl Send + 'static) {
     // Without a thread it is dropped with the closure, here.
     let _thread = rt::spawn("bury", move || drop(what));
 }
@@ -187,13 +187,13 @@ mod tests {
     use super::*;
 
     #[derive(Default)]
-    struct Heard {
+    struct RecordingListener {
         lines: Vec<String>,
         rows: usize,
         gone: bool,
     }
 
-    impl Listener for Heard {
+    impl Listener for RecordingListener {
         fn progress(&mut self, what: &str, _: u64, _: u64) {
             self.lines.push(what.to_owned());
         }
@@ -208,30 +208,30 @@ mod tests {
         }
     }
 
-    impl RowListener for Heard {
-        fn rows(&mut self, rows: Vec<Row>) {
+    impl RowListener for RecordingListener {
+        fn rows(&mut self, rows: Vec<DatasetRow>) {
             self.rows += rows.len().max(1);
         }
     }
 
     #[test]
     fn everything_is_heard_in_order() {
-        let mut heard = Heard::default();
-        let done = beside(&mut heard, &mut |_, _| false, |relay| {
+        let mut last_event = RecordingListener::default();
+        let done = run_watched(&mut heard, &mut |_, _| false, |relay| {
             for n in 0..1000 {
                 relay.problem(n.to_string());
             }
             relay.rows(Vec::new());
             7
         });
-        assert_eq!((done, heard.lines.len(), heard.rows), (Some(7), 1000, 1));
-        assert!(heard.lines.iter().enumerate().all(|(n, line)| *line == n.to_string()));
+        assert_eq!((done, last_event.lines.len(), last_event.rows), (Some(7), 1000, 1));
+        assert!(last_event.lines.iter().enumerate().all(|(n, line)| *line == n.to_string()));
     }
 
     /// A thread in the kernel that never comes back held the client that waited for it.
     #[test]
     fn work_that_hangs_is_left_behind() {
-        let (mut heard, hangs) = (Heard::default(), Arc::new(rt::OneShot::<()>::new()));
+        let (mut heard, hangs) = (RecordingListener::default(), Arc::new(rt::OneShot::<()>::new()));
         let (held, told) = (Arc::clone(&hangs), Arc::new(rt::OneShot::new()));
         let says = Arc::clone(&told);
         let mut silent = Duration::ZERO;
@@ -239,16 +239,16 @@ mod tests {
             silent = quiet;
             quiet > Duration::from_millis(300)
         };
-        let done = beside(&mut heard, leave, move |relay| {
+        let done = run_watched(&mut heard, leave, move |relay| {
             relay.remark("begins".to_owned());
             held.wait();
             says.set(relay.is_gone());
         });
-        assert_eq!((done, heard.lines), (None, vec!["begins".to_owned()]));
+        assert_eq!((done, last_event.lines), (None, vec!["begins".to_owned()]));
         assert!(silent > Duration::from_millis(300));
         hangs.set(());
         assert!(told.wait(), "it does not see that nobody listens");
-        let panicked = beside(&mut Heard::default(), &mut |_, _| false, |_| {
+        let panicked = run_watched(&mut RecordingListener::default(), &mut |_, _| false, |_| {
             std::panic::resume_unwind(Box::new(()));
         });
         assert_eq!(panicked, None::<()>);
