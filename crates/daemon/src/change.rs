@@ -1,9 +1,9 @@
-//! Requests that make and change pools, from the wire to the engine.
+//! Requests that create and change pools, from the protocol to the engine.
 //!
 //! # Invariants
-//! * What came over the socket is checked again: names, properties, paths.
-//! * A message that OpenZFS would print as it is stays so; others get their action
-//!   (`cannot create 'tank': ...`) here.
+//! * Data from the socket is checked again: names, properties, paths.
+//! * A message that is OpenZFS's own is passed on unchanged; others get the prefix of their
+//!   action (`cannot create 'tank': ...`) here.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use super::state::{DaemonState, Listener};
 /// Properties in one request.
 const PROPS_MAX: usize = 1024;
 
-/// Whole messages begin so; they are printed as they are.
+/// Messages that begin with these are complete and are passed on unchanged.
 const WHOLE: [&str; 3] = ["invalid vdev specification", "cannot ", "invalid "];
 
 /// The message for the user.
@@ -56,7 +56,7 @@ fn force(force: proto::Force) -> Force {
     Force { in_use: force.in_use, replication: force.replication, ashift: force.ashift }
 }
 
-/// Two levels are all that the grammar knows.
+/// Converts vdev specifications; the grammar has two levels.
 fn vdevs(list: &[proto::NewVdev]) -> Result<Vec<NewVdev>> {
     let count: usize = list.iter().map(|v| 1 + v.children.len()).sum();
     if count > DEVICES_MAX {
@@ -106,7 +106,7 @@ fn create_request(args: &CreateArgs) -> Result<CreateRequest> {
                 check_temporary_name(&name).map_err(invalid)?;
                 request.temporary_name = Some(name);
             }
-            // There is no cache file: its absence is what "none" asks for.
+            // There is no cache file, which is what "none" means.
             PoolSetting::Cachefile(_) | PoolSetting::NoEffect(_) => {}
             PoolSetting::Feature(..) => {
                 return Err(invalid("features are named apart".to_owned()));
@@ -159,7 +159,7 @@ pub(super) fn add(state: &DaemonState, args: &AddArgs, to: &mut dyn Listener) ->
     Ok(Reply::Done)
 }
 
-/// What changes a pool that is imported.
+/// Changes an imported pool.
 ///
 /// # Errors
 /// The whole message for the user.
@@ -252,7 +252,7 @@ fn event(list: &NvList) -> HistoryEvent {
         let (name, text) = (text("internal_name"), text("history internal str"));
         return HistoryEvent::Internal { txg, name, dataset, text };
     }
-    // Numbers beyond the last that was ever used say nothing.
+    // Numbers above the last event that OpenZFS ever defined have no meaning.
     if let Some(event) = list.u64("history internal event").filter(|e| *e <= 40) {
         return HistoryEvent::Numbered { txg, event, text: text("history internal str") };
     }

@@ -1,23 +1,25 @@
-//! Pools that go: exported, destroyed, closed because the daemon ends.
+//! How pools are closed: export, destruction, and the daemon's end.
 //!
 //! # Theory
-//! Unmounting and writing the last groups is work beside the thread that was asked for it
-//! ([`super::beside`]). Without force it takes as long as it takes, and the client is told
-//! what is waited for. With force it ends:
+//! Unmounting and writing the last txgs run on a watched thread ([`super::watched`]). Without
+//! force there is no time limit, and the client is told what the work waits for. With force the
+//! time is limited:
 //!
-//! 1. A pool that is suspended, whose device keeps an operation for [`GIVE_UP`], or at
-//!    whose devices nothing happened for [`STALLED`] though it is not closed, is given up:
-//!    everybody who waits for it gets an error, and the work comes to its end.
-//! 2. If it does not within [`LEFT_BEHIND`], a thread of it is in the kernel. The mounts are
-//!    cut, the pool is taken out of the list, and the work is left behind.
-//! 3. If somebody else has the pool's turn and hangs, the same happens to them.
+//! 1. A pool is given up if it is suspended, if its device keeps an operation for [`GIVE_UP`],
+//!    or if its devices complete nothing for [`STALLED`] while it is not closed. Every thread
+//!    that waits for it gets an error, and the work ends.
+//! 2. If the work does not end within [`LEFT_BEHIND`], one of its threads is blocked in the
+//!    kernel. The mounts are aborted, the pool is removed from the list, and the work is
+//!    abandoned.
+//! 3. If another thread holds the pool's lock and hangs, its work is treated in the same
+//!    manner.
 //!
-//! So force takes at most `STALLED` + `LEFT_BEHIND` after the last sign of life, whatever the
-//! devices do; a healthy pool that has much to write gets the time it needs.
+//! So force takes at most `STALLED` + `LEFT_BEHIND` after the last sign of activity, whatever
+//! the devices do. A healthy pool that has much to write gets the time it needs.
 //!
-//! # What is promised
-//! A pool that was given up is on disk as it was last synced, with its intent logs: giving
-//! it up is a crash (`cenote::opening`), and it is imported as after one.
+//! # Guarantee
+//! A pool that was given up is on disk as it was last synced, with its intent logs. Giving it
+//! up is a crash (`cenote::opening`), and the next import treats it as one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,24 +33,24 @@ use super::registry::{Phase, PoolLockGuard, Slot};
 use super::state::{DaemonState, Listener, Log, cannot};
 use super::watched::{Relay, run_watched};
 
-/// An operation that a device keeps so long is given up by force.
+/// Force gives a pool up when a device keeps an operation for this long.
 const GIVE_UP: Duration = Duration::from_secs(5);
-/// A pool to which nothing happens for so long is given up by force.
+/// Force gives a pool up when its devices complete nothing for this long.
 const STALLED: Duration = Duration::from_secs(30);
-/// How long work may take that only meets errors.
+/// Time limit for work whose I/O only returns errors.
 const LEFT_BEHIND: Duration = Duration::from_secs(3);
 
-/// How long cutting its mounts may take, while somebody waits.
+/// Time limit for aborting its mounts while a client waits.
 const CUT: Duration = Duration::from_secs(1);
 
-/// How a pool goes.
+/// How a pool is closed.
 #[derive(Clone)]
 enum CloseMode {
     /// Marked exported.
     Export,
-    /// As it is, to be imported again.
+    /// Unchanged, to be imported again.
     Close,
-    /// Marked destroyed; the command for its history.
+    /// Marked destroyed; with the command for its history.
     Destroy(Option<String>),
 }
 
@@ -61,7 +63,7 @@ impl CloseMode {
     }
 }
 
-/// Sees whether something happens to a pool.
+/// Watches whether a pool's devices complete operations.
 struct ActivityMonitor {
     activity: u64,
     since: rt::Instant,
@@ -73,7 +75,8 @@ impl ActivityMonitor {
         ActivityMonitor { activity: u64::MAX, since: rt::now(), given_up: None }
     }
 
-    /// Gives the pool up if it hangs; true if that was so long ago that nothing more comes.
+    /// Gives the pool up if it hangs; true if that was so long ago that its work is to be
+    /// abandoned.
     fn check(&mut self, slot: &Slot) -> bool {
         if let Some(when) = self.given_up {
             return when.elapsed() > LEFT_BEHIND;
@@ -97,7 +100,7 @@ fn below(name: &str) -> impl Fn(&str) -> bool + use<> {
 }
 
 impl DaemonState {
-    /// Unmounts and closes a pool and forgets it.
+    /// Unmounts, closes and forgets a pool.
     ///
     /// # Errors
     /// The whole message for the user.
@@ -132,8 +135,8 @@ impl DaemonState {
         self.save()
     }
 
-    /// The turn of a pool that is to go by force; none if its holder hangs and the pool was
-    /// given up.
+    /// Takes the lock of a pool that is closed by force; `None` if its holder hangs and the
+    /// pool was given up.
     fn lock_by_force(&self, slot: &Arc<Slot>, to: &mut dyn RowListener) -> Option<PoolLockGuard> {
         let what = "it is taken away by force";
         let mut monitor = ActivityMonitor::new();
@@ -141,7 +144,7 @@ impl DaemonState {
             if let Some(lock) = slot.try_lock_within(what, Duration::from_millis(250)) {
                 return Some(lock);
             }
-            // Nothing was written of a pool that is not there yet.
+            // Nothing was written of a pool that is not open yet.
             if slot.pool().is_none() {
                 slot.give_up();
                 return slot.try_lock_within(what, Duration::from_secs(1));
@@ -156,7 +159,7 @@ impl DaemonState {
         }
     }
 
-    /// Gives a pool up; `ending` says how.
+    /// Closes a pool as `ending` says.
     fn close(
         self: &Arc<Self>,
         slot: &Arc<Slot>,
@@ -169,7 +172,7 @@ impl DaemonState {
             let text = format!("cannot {verb} '{name}': pool I/O is currently suspended");
             return Err(Error::new(ErrorKind::Io, text));
         }
-        // A command that held it may let it go meanwhile.
+        // A command that held the pool may release it meanwhile.
         let was_open = slot.pool().is_some();
         let lock = match force {
             true => self.lock_by_force(slot, to),
@@ -196,7 +199,7 @@ impl DaemonState {
         let done = run_watched(to, leave, move |relay| {
             let lock = lock;
             let done = state.close_steps(lock.slot(), &pool, &how, force, relay);
-            // Its files are closed before the client hears that it is gone.
+            // Its files are closed before the client learns that the pool is gone.
             drop(pool);
             if done.is_ok() {
                 state.release_pool(&own);
@@ -208,7 +211,7 @@ impl DaemonState {
         let was_given_up = slot.opening().is_given_up();
         match done {
             Some(Ok(())) => Ok(()),
-            // What cannot be written is given up only by force; what is in use stays.
+            // A pool that cannot be written is given up only by force; a pool in use stays.
             Some(Err(e)) if !was_given_up => Err(e),
             None if !force => {
                 let text = format!("{verb} '{name}': interrupted; it goes on by itself");
@@ -221,7 +224,7 @@ impl DaemonState {
         }
     }
 
-    /// What is said of a pool that was given up.
+    /// The result for a pool that was given up.
     fn given_up(
         &self,
         name: &str,
@@ -280,8 +283,8 @@ impl DaemonState {
         }
     }
 
-    /// Takes a pool out of the list, and what still shows of one that was given up out of
-    /// the way. Its devices may be silent: a thread that nobody waits for does that.
+    /// Removes a pool from the list and, if it was given up, aborts its mounts. A thread that
+    /// no other waits for does that, because the pool's devices may be silent.
     pub(super) fn release_pool(self: &Arc<Self>, slot: &Arc<Slot>) {
         if slot.is_gone() {
             return;
@@ -297,11 +300,11 @@ impl DaemonState {
             state.forget_volumes(&name);
             drop((left, held));
         };
-        // The daemon may end next: its mounts are cut by then, unless that hangs, too.
+        // The daemon may end next: wait until its mounts are aborted, unless that hangs, too.
         let _cut = run_watched(&mut Log, &mut |_, quiet| quiet > CUT, rest);
     }
 
-    /// Closes everything, all pools at once. With `forget` they are not imported again.
+    /// Closes all pools at once. With `forget` they are not imported again.
     ///
     /// # Errors
     /// The whole message for the user; the pools that could be closed are.
@@ -312,7 +315,7 @@ impl DaemonState {
         to: &mut dyn RowListener,
     ) -> Result<()> {
         let ending = if forget { CloseMode::Export } else { CloseMode::Close };
-        // One that cannot be closed keeps the others where they are.
+        // A pool that cannot be closed leaves the others imported.
         let suspended = |slot: &Arc<Slot>| slot.is_suspended();
         if let Some(slot) = self.registry().all().into_iter().find(|s| !force && suspended(s)) {
             return self.close(&slot, ending, false, to);
@@ -345,7 +348,7 @@ impl DaemonState {
         }
         done?;
         let state = Arc::clone(self);
-        // The daemon's own mounts answer, but somebody may use them.
+        // The daemon's own mounts answer, but a process may use them.
         let ended =
             run_watched(&mut Log, &mut |_, quiet| quiet > LEFT_BEHIND, move |_| state.end_own());
         ended.unwrap_or(());

@@ -1,4 +1,4 @@
-//! The engine's types to the protocol's.
+//! Conversion of the engine's types to the protocol's.
 
 use cenote::{
     ClassDetail, DataError, DatasetKind, FoundPool, ImportReason, PoolState, PoolStatus, ScanState,
@@ -95,15 +95,15 @@ pub(crate) fn vdev(v: &VdevStatus) -> Vdev {
     }
 }
 
-/// The tree with the cache devices and spares, which the engine lists apart.
+/// The tree with cache devices and spares, which the engine lists separately.
 fn tree(root: &VdevStatus, aux: &[VdevStatus]) -> Vdev {
     let mut out = vdev(root);
     out.children.extend(aux.iter().map(vdev));
     out
 }
 
-/// A damaged file as `zpool status -v` names it: by its path where its file system is
-/// mounted, else by dataset and path, or by numbers.
+/// A damaged file in the notation of `zpool status -v`: by its path if its file system is
+/// mounted, else by dataset and path, or by object ids.
 pub(crate) fn data_error(e: &DataError, mountpoint: Option<&str>) -> String {
     let path = e.path.as_deref().map(String::from_utf8_lossy);
     match (&e.dataset, mountpoint, path) {
@@ -149,7 +149,7 @@ pub(crate) fn pool(s: &PoolStatus) -> Pool {
     }
 }
 
-/// A pool that has a name, and is not there yet.
+/// A pool whose name is reserved and that is not open yet.
 pub(crate) fn pool_without_tree(name: &str, guid: u64, doing: Option<String>) -> Pool {
     let root =
         VdevStatus { name: name.to_owned(), kind: "root".to_owned(), ..VdevStatus::default() };
@@ -170,7 +170,7 @@ pub(crate) fn pool_without_tree(name: &str, guid: u64, doing: Option<String>) ->
     }
 }
 
-/// A pool that could be imported.
+/// A pool that can be imported.
 pub(crate) fn found(p: &FoundPool) -> ImportCandidate {
     ImportCandidate {
         name: p.name.clone(),

@@ -1,12 +1,13 @@
-//! `zfs destroy`: what goes, in which order, and its end (chapter 09 §3).
+//! `zfs destroy`: which datasets it destroys, and in which order (chapter 09 §3).
 //!
 //! # Invariants
-//! * Everything that is to go is known before anything goes; what is mounted of it is
-//!   unmounted first, and a mount in use stops all.
-//! * Snapshots of one command go in one group.
+//! * The whole set of datasets is determined before any of them is destroyed. Mounted ones are
+//!   unmounted first, and a mount in use aborts the command.
+//! * Snapshots of one command are destroyed in one txg.
 //!
 //! # Departures from OpenZFS
-//! * Clones go before what they depend on, each subtree in a group of its own.
+//! * Clones are destroyed before the datasets that they depend on, each subtree in a txg of its
+//!   own.
 
 use std::collections::BTreeSet;
 
@@ -21,21 +22,21 @@ use super::mounts::UnmountReason;
 use super::remount;
 use super::state::{DaemonState, Listener};
 
-/// What goes.
+/// The datasets that a command destroys.
 #[derive(Default)]
 struct DestroyPlan {
-    /// Roots of subtrees, in the order in which they go.
+    /// Roots of subtrees, in the order of their destruction.
     roots: Vec<String>,
-    /// Snapshots of what stays.
+    /// Snapshots of datasets that stay.
     snapshots: Vec<String>,
-    /// Everything by name, in the order in which it is told.
+    /// All names, in the order in which they are reported.
     names: Vec<String>,
 }
 
 /// Serves the command.
 ///
 /// # Errors
-/// The whole message for the user; an empty one if everything was told already.
+/// The whole message for the user; an empty one if everything was reported already.
 pub(super) fn destroy(
     state: &DaemonState,
     args: &DestroyArgs,
@@ -79,7 +80,7 @@ pub(super) fn destroy(
     Ok(Reply::Doomed(plan.names, reclaim))
 }
 
-/// A file system or volume, with what the options take along.
+/// The plan for a file system or volume, with what the options include.
 fn of_dataset(pool: &Pool, dataset: &Dataset, args: &DestroyArgs) -> Result<DestroyPlan> {
     let name = dataset.name();
     let fail = |e: Error| cannot("cannot destroy", name, &e);
@@ -139,7 +140,7 @@ fn of_dataset(pool: &Pool, dataset: &Dataset, args: &DestroyArgs) -> Result<Dest
     Ok(plan)
 }
 
-/// Names in the order in which they are told: what is below, snapshots, the dataset.
+/// Adds names in the order in which they are reported: children, snapshots, the dataset itself.
 fn list_names(dataset: &Dataset, itself: bool, out: &mut Vec<String>) -> Result<()> {
     let mut all = subtree(dataset)?;
     all.reverse();
@@ -162,8 +163,8 @@ fn clone_names(snapshot: &Dataset) -> Result<Vec<String>> {
     })
 }
 
-/// Clones of these datasets' snapshots that are not below `root`, in the order in which
-/// they can go; with `deep` also the clones of those.
+/// Clones of these datasets' snapshots that are not below `root`, in the order in which they
+/// can be destroyed; with `deep` also the clones of those.
 fn clones_outside(pool: &Pool, all: &[Dataset], root: &str, deep: bool) -> Result<Vec<String>> {
     let below = format!("{root}/");
     let mut out: Vec<String> = Vec::new();
@@ -187,12 +188,12 @@ fn clones_outside(pool: &Pool, all: &[Dataset], root: &str, deep: bool) -> Resul
             }
         }
     }
-    // The clone of a clone was found behind it, and goes before it.
+    // A clone's own clones were found after it, and must be destroyed before it.
     out.reverse();
     Ok(out)
 }
 
-/// One dataset's snapshots that a list names (`a,b%c,%d`), oldest first.
+/// The snapshots of one dataset that a list names (`a,b%c,%d`), oldest first.
 fn named(dataset: &Dataset, list: &str) -> Result<Vec<Dataset>> {
     let all = dataset.snapshots()?;
     let last = |s: &Dataset| s.name().split_once('@').map_or("", |n| n.1).to_owned();
@@ -221,7 +222,7 @@ fn named(dataset: &Dataset, list: &str) -> Result<Vec<Dataset>> {
     Ok(wanted.into_iter().filter_map(|i| all.get(i).cloned()).collect())
 }
 
-/// Snapshots, and the bytes that they give back.
+/// The plan for snapshots, with the bytes that they free.
 fn of_snapshots(
     pool: &Pool,
     dataset: &Dataset,
@@ -235,7 +236,7 @@ fn of_snapshots(
     let mut reclaim = 0u64;
     for d in &of {
         let snaps = match named(d, list) {
-            // A range need not be everywhere below.
+            // A range need not exist in every descendant.
             Err(e) if e.kind() == ErrorKind::NotFound && d.name() != dataset.name() => continue,
             other => other.map_err(fail)?,
         };
@@ -253,7 +254,7 @@ fn of_snapshots(
     Ok((plan, reclaim))
 }
 
-/// Holds and clones are in the way, unless the options say otherwise.
+/// Fails if holds or clones prevent the destruction and the options do not override them.
 fn check_snapshot(
     pool: &Pool,
     snap: &Dataset,
@@ -295,7 +296,7 @@ fn check_snapshot(
     Ok(())
 }
 
-/// Unmounts what goes.
+/// Unmounts the datasets of the plan.
 fn unmount(
     state: &DaemonState,
     plan: &DestroyPlan,

@@ -1,4 +1,4 @@
-//! Requests to replies.
+//! Dispatch of requests: from a request to its reply.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,13 +18,13 @@ use super::state::{DaemonState, Listener, pool_name};
 use super::watched::Relay;
 use super::{change, convert, datasets as changes, vdev_history};
 
-/// Who hears rows as well.
+/// Receives rows as well.
 pub(crate) trait RowListener: Listener {
     /// Some rows are ready.
     fn rows(&mut self, rows: Vec<DatasetRow>);
 }
 
-/// Serves one request; the reply is the last thing the client gets.
+/// Serves one request; the reply is the last message to the client.
 pub(crate) fn handle(
     state: &Arc<DaemonState>,
     request: &Request,
@@ -36,10 +36,10 @@ pub(crate) fn handle(
     }
 }
 
-/// How long a request waits for pools that the daemon is importing again.
+/// How long a request waits for pools that the daemon is importing at its start.
 fn patience(request: &Request) -> Duration {
     match request {
-        // These ask of the daemon itself, or must end whatever there is.
+        // These concern the daemon itself, or must end it in any state.
         Request::Status
         | Request::Stop { .. }
         | Request::Export { force: true, .. }
@@ -111,7 +111,7 @@ fn serve(state: &Arc<DaemonState>, request: &Request, to: &mut dyn RowListener) 
             change::change(state, pool, change, command, to)
         }
         Request::ChangeDatasets(change_args) => match changes::change(state, change_args, to) {
-            // Each that failed was told already.
+            // Each failure was reported already.
             Err(e) if e.message().is_empty() => Ok(Reply::Done),
             other => other,
         },
@@ -126,7 +126,7 @@ fn serve(state: &Arc<DaemonState>, request: &Request, to: &mut dyn RowListener) 
         Request::Mount(args) => state.mount(args, to).map(|()| Reply::Done),
         Request::Unmount(a) => {
             match state.unmount(a.target.as_deref(), a.force, to) {
-                // Each mount that stayed was told already.
+                // Each mount that stayed was reported already.
                 Err(e) if e.message().is_empty() => Ok(Reply::Done),
                 other => other.map(|()| Reply::Done),
             }
@@ -152,12 +152,12 @@ fn tunables(state: &DaemonState, names: &[String]) -> Result<Reply> {
     Ok(Reply::Tunables(found.collect::<Result<_>>()?))
 }
 
-/// The error as one line, place and cause included.
+/// The error as one line, with location and cause.
 fn one_line(e: Error) -> Error {
     Error::new(e.kind(), e.to_string())
 }
 
-/// All of a pool's state; with `verbose` its damaged files, too.
+/// A pool's whole state; with `verbose` its damaged files, too.
 ///
 /// # Errors
 /// Those of reading it.
@@ -211,16 +211,16 @@ pub(super) fn pool_props(
     Ok(all.iter().map(|(n, v)| (n.clone(), v.into())).collect())
 }
 
-/// What one listing shows; it outlives the request where a pool's part is left behind.
+/// One listing. It outlives the request if the part of one pool is abandoned.
 struct Lister {
     state: Arc<DaemonState>,
     args: ListArgs,
-    /// Names that were shown.
+    /// Names that were listed.
     seen: Arc<Mutex<BTreeSet<String>>>,
     rows: Vec<DatasetRow>,
 }
 
-/// Lists pool by pool: one that does not answer keeps nothing back of the others.
+/// Lists pool by pool: a pool that does not answer does not delay the others.
 fn datasets(state: &Arc<DaemonState>, args: &ListArgs, to: &mut dyn RowListener) -> Result<()> {
     let seen = Arc::default();
     let part = |root: Option<&str>| {
@@ -245,7 +245,7 @@ fn datasets(state: &Arc<DaemonState>, args: &ListArgs, to: &mut dyn RowListener)
     if args.roots.is_empty() {
         let patience = if all.len() > 1 { BRIEF } else { PATIENT };
         for slot in all {
-            // Datasets of a pool that is on its way are not there yet.
+            // A pool that is being opened has no datasets yet.
             if slot.pool().is_none() {
                 continue;
             }
@@ -336,7 +336,7 @@ impl Lister {
                 out
             }
         };
-        // Only the daemon knows what is mounted.
+        // Only the daemon knows which datasets are mounted.
         if let Some((_, value)) = props.iter_mut().find(|(n, _)| n == "mounted") {
             let mounted = self.state.is_mounted(dataset.name());
             *value = PropertyEntry::fact(PropertyValue::Num(mounted.into()));

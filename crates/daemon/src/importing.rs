@@ -1,11 +1,11 @@
-//! Pools that come: imported, imported again at the start, created.
+//! How pools become available: imports, imports at the daemon's start, creation.
 //!
 //! # Theory
-//! See [`super::registry`] for the states. The engine's work is done beside the thread that
-//! was asked for it ([`super::beside`]). That one leaves when the first group cannot be
-//! written: the pool is in the list then, suspended; the work goes on, and mounts what
-//! belongs mounted, once `zpool clear` resumes the pool. It also leaves when the client is
-//! gone; a pool that nothing was written of is given up then.
+//! The states are described in [`super::registry`]. The engine's work runs on a watched thread
+//! ([`super::watched`]). The watcher leaves when the first txg cannot be written: then the pool
+//! is in the list, suspended. The work continues, and mounts the pool's datasets once `zpool
+//! clear` resumes the pool. The watcher also leaves when the client disconnects; a pool of
+//! which nothing was written is given up then.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -25,16 +25,16 @@ use super::state::{DaemonState, Listener, Log, SavedPool, cannot};
 use super::watched::{Relay, run_watched};
 use super::{mount_dirs, mounts};
 
-/// How often it is looked whether pools are there.
+/// Time between two checks whether the pools are available.
 const LOOK: Duration = Duration::from_millis(20);
-/// How long the service manager waits for pools of an earlier daemon.
+/// How long the service manager waits for the pools of an earlier daemon.
 const READY_MAX: Duration = Duration::from_secs(15);
 
-/// A pool's name, and lines for the client's standard output.
+/// The result of an import: the pool's name, and lines for the client's standard output.
 type ImportOutcome = (String, Vec<String>);
 
-/// A pool that lacks devices is refused in OpenZFS's words; what could not be read
-/// for it goes to the log.
+/// The error for a pool that lacks devices, in OpenZFS's words. Read errors of its devices go
+/// to the log.
 fn refused(name: &str, e: &Error) -> Error {
     if e.kind() != ErrorKind::Missing {
         return cannot("import", name, e);
@@ -51,11 +51,11 @@ fn exists(name: &str) -> Error {
     Error::new(ErrorKind::Exists, text)
 }
 
-/// What the work says, to a client that may be told to come back later: the work goes on then
-/// as if somebody listened.
+/// Forwards the work's messages to a client that may stop waiting; then the work continues as
+/// if a client still listened.
 struct DetachableListener {
     relay: Relay,
-    /// The client was told that the pool waits.
+    /// The client got the answer that the pool is suspended.
     waits: Arc<AtomicBool>,
 }
 
@@ -74,7 +74,7 @@ impl Listener for DetachableListener {
     }
 }
 
-/// The line about a pool whose first group waits.
+/// The message about a pool whose first txg cannot be written.
 fn suspended(action: &str, slot: &Slot) -> Error {
     let name = slot.name();
     let why =
@@ -87,11 +87,11 @@ fn suspended(action: &str, slot: &Slot) -> Error {
 }
 
 impl DaemonState {
-    /// Imports a pool and mounts what belongs mounted; its name, and what there is to tell
-    /// of a rewind and of space maps that were made anew.
+    /// Imports a pool and mounts its datasets. Returns its name, and a report if it was rewound
+    /// or its space maps were rebuilt.
     ///
     /// # Errors
-    /// The whole message for the user. That of a suspension leaves the pool in the list.
+    /// The whole message for the user. If the pool was suspended, it stays in the list.
     pub(crate) fn import(
         self: &Arc<Self>,
         args: &ImportArgs,
@@ -133,7 +133,7 @@ impl DaemonState {
         self.run_import(slot, "import", to, move |to| state.import_steps(&own, to))
     }
 
-    /// Does the work for a new slot, which goes with a failure.
+    /// Runs the import of a new slot; a failure removes the slot.
     fn run_import(
         self: &Arc<Self>,
         slot: &Arc<Slot>,
@@ -234,7 +234,7 @@ impl DaemonState {
         Ok((name, lines))
     }
 
-    /// A pool is open: it is remembered and mounted.
+    /// Records and mounts a pool that is open.
     fn settle(
         &self,
         slot: &Arc<Slot>,
@@ -259,7 +259,7 @@ impl DaemonState {
         Ok(name)
     }
 
-    /// Creates a pool, remembers it, and mounts it. `paths` are its devices.
+    /// Creates a pool, records it, and mounts it. `paths` are its devices.
     ///
     /// # Errors
     /// The engine's.
@@ -310,8 +310,9 @@ impl DaemonState {
         self.run_import(&slot, "create", to, steps).map(drop)
     }
 
-    /// Imports again what the list names, each pool on a thread of its own, and tells the
-    /// service manager when they are there. The pools are in the list when this returns.
+    /// Imports the pools of the stored list, each on a thread of its own, and notifies the
+    /// service manager when they are available. The pools are in the registry when this
+    /// returns.
     pub(crate) fn import_saved(self: &Arc<Self>) {
         let saved: Vec<SavedPool> = match runtime::load(&self.runtime().pools()) {
             Ok(saved) => saved,
@@ -321,7 +322,7 @@ impl DaemonState {
             }
         };
         for SavedPool(mut args) in saved {
-            // It was ours a moment ago.
+            // This host had the pool a moment ago.
             args.force = true;
             let shown = args.new_name.as_deref().unwrap_or(&args.name).to_owned();
             let slot = Slot::new(&shown, args, Phase::Importing, true);
@@ -349,8 +350,8 @@ impl DaemonState {
         }
     }
 
-    /// Waits for the pools of an earlier daemon, as long as they are on their way: not for
-    /// those that are suspended, or whose devices do not answer.
+    /// Waits for the pools of an earlier daemon while they are being imported, but not for
+    /// those that are suspended or whose devices do not answer.
     pub(super) fn await_start(&self, limit: Duration, to: &mut dyn RowListener) {
         let begin = rt::now();
         loop {

@@ -1,11 +1,11 @@
-//! Looking at pools whose devices may not answer.
+//! Inspection of pools whose devices may not answer.
 //!
 //! # Theory
-//! What is looked for lies on disk, as far as it is not cached. So each look is work beside
-//! the thread that was asked for it ([`super::beside`]), and is left behind when a device of
-//! the pool is silent and the look says nothing. State, name, sizes and vdevs are in memory:
-//! of a silent pool these are shown, with a remark that names the device. At most
-//! `STUCK_MAX` looks are left behind at one pool; then it is not asked until one comes back.
+//! Data that is not cached has to be read from disk. So each inspection runs on a thread of its
+//! own ([`super::watched`]). It is abandoned when a device of the pool is silent and the
+//! inspection reports nothing. State, name, sizes and vdevs are in memory: they are shown even
+//! for a silent pool, with a remark that names the device. At most `STUCK_MAX` abandoned
+//! inspections of one pool exist; then it is not inspected until one of them returns.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,12 +20,12 @@ use super::registry::{SILENT, Slot};
 use super::state::DaemonState;
 use super::watched::{Relay, run_watched};
 
-/// How long a look at a silent pool may say nothing, where it is one of several.
+/// How long an inspection of a silent pool may report nothing, if it is one of several pools.
 pub(super) const BRIEF: Duration = Duration::from_millis(1500);
-/// The same where the user named it.
+/// The same if the user named the pool.
 pub(super) const PATIENT: Duration = Duration::from_secs(15);
 
-/// The remark about a pool that is silent.
+/// The remark about a silent pool.
 fn remark(slot: &Slot) -> String {
     let name = slot.name();
     match slot.silence() {
@@ -41,11 +41,11 @@ fn silent(slot: &Slot) -> Error {
 }
 
 impl DaemonState {
-    /// Looks at a pool, with patience once one of its devices is silent.
+    /// Inspects a pool; the time limit applies once one of its devices is silent.
     ///
     /// # Errors
-    /// `NotFound` for a pool that is not there, or not yet; `Io` when it does not answer;
-    /// the whole message.
+    /// `NotFound` for a pool that is not open, `Io` if it does not answer; with the whole
+    /// message.
     pub(super) fn inspect<T: Send + 'static>(
         self: &Arc<Self>,
         slot: &Arc<Slot>,
@@ -72,7 +72,7 @@ impl DaemonState {
         done.ok_or_else(|| silent(slot))
     }
 
-    /// Tells a client that waits which device is silent.
+    /// Tells a waiting client which device is silent.
     pub(super) fn report_silence(&self, to: &mut dyn RowListener) {
         let all = self.registry().all();
         if let Some(slot) = all.iter().find(|s| s.silence().is_some()) {
@@ -80,8 +80,7 @@ impl DaemonState {
         }
     }
 
-    /// Does something to each pool in turn. One that is busy or silent is left out, with a
-    /// word.
+    /// Calls `f` for one pool after the other. A busy or silent pool is skipped, with a remark.
     pub(super) fn each_pool(
         self: &Arc<Self>,
         action: &'static str,
@@ -107,7 +106,7 @@ impl DaemonState {
         }
     }
 
-    /// State and devices of a pool, as far as memory has them if it is silent.
+    /// State and devices of a pool; of a silent pool what is in memory.
     ///
     /// # Errors
     /// `NotFound`; those of reading.
@@ -141,7 +140,7 @@ impl DaemonState {
         Ok(proto::Pool { doing: doing.filter(|_| !pool.is_suspended()), ..status })
     }
 
-    /// Properties of a pool; `None`: all. Of a silent one those that memory has.
+    /// Properties of a pool; `None`: all. Of a silent pool those that are in memory.
     ///
     /// # Errors
     /// `NotFound`; those of reading.

@@ -1,16 +1,16 @@
 //! Directories that file systems are mounted on.
 //!
 //! # Theory
-//! What is missing of a mountpoint is made when something is mounted there, and remembered: a
-//! directory that was made here is removed again when nothing is mounted on it and nothing is
-//! in it. Directories that were there before stay. The list outlives the daemon, beside that
-//! of the pools.
+//! Missing directories of a mountpoint are made when something is mounted there, and are
+//! recorded. A directory that was made here is removed again when it is empty and nothing is
+//! mounted on it. Directories that existed before stay. The list outlives the daemon; it is
+//! stored next to the list of pools.
 //!
 //! A directory inside a mounted dataset is content of that dataset. Exporting and importing
-//! must not change content, so such a directory stays when the dataset on it is only
-//! unmounted; it goes when that dataset is destroyed or gets another mountpoint.
+//! must not change content, so such a directory stays when the dataset on it is only unmounted.
+//! It is removed when that dataset is destroyed or gets another mountpoint.
 //!
-//! Lock order: `saving` → `made`; no directory is touched under them.
+//! Lock order: `saving` → `made`; no directory is accessed under them.
 
 use std::collections::BTreeSet;
 use std::fs::{DirBuilder, Metadata};
@@ -23,12 +23,12 @@ use proto::runtime;
 use rustix::fs::Access;
 use rustix::process::geteuid;
 
-/// Directories that are remembered; those beyond stay for ever.
+/// Directories that are recorded; those beyond are never removed.
 const MADE_MAX: usize = 65_536;
 /// Of `st_mode`.
 const S_ISVTX: u32 = 0o1000;
 
-/// Which directories were made here.
+/// The directories that were made here.
 pub(super) struct MountDirs {
     made: Mutex<BTreeSet<PathBuf>>,
     /// Held while the list is written.
@@ -37,7 +37,7 @@ pub(super) struct MountDirs {
 }
 
 impl MountDirs {
-    /// As the list at `file` has them.
+    /// Loads the list from `file`.
     pub(super) fn new(file: PathBuf) -> MountDirs {
         let made = runtime::load(&file).unwrap_or_else(|e| {
             ui::err(&format!("the list of directories is begun anew: {e}"));
@@ -54,11 +54,11 @@ impl MountDirs {
         }
     }
 
-    /// Makes the directory to mount on, with what leads there.
+    /// Makes the directory to mount on, with its missing parents.
     ///
     /// # Errors
-    /// It cannot be made, or is no directory; `NotEmpty` if it is not empty and `overlay` is
-    /// off.
+    /// It cannot be made, or the path is not a directory; `NotEmpty` if it is not empty and
+    /// `overlay` is off.
     pub(super) fn prepare(&self, at: &Path, overlay: bool) -> Result<()> {
         let failed = |e: std::io::Error| {
             let read_only = e.kind() == std::io::ErrorKind::ReadOnlyFilesystem;
@@ -93,7 +93,7 @@ impl MountDirs {
             self.save();
         }
         done?;
-        // The kernel's word for what is no directory.
+        // The kernel's error for a path that is not a directory.
         let entries = std::fs::read_dir(at);
         if !overlay {
             let mut entries = entries.map_err(|e| Error::io("cannot look at it", e))?;
@@ -104,8 +104,8 @@ impl MountDirs {
         Ok(())
     }
 
-    /// Nothing is mounted at `at` any more: removes it and what leads there, as far as it was
-    /// made here, is empty, and `may_go`.
+    /// Removes `at`, on which nothing is mounted any more, and its parents, if they were made
+    /// here, are empty, and `may_go` allows it.
     pub(super) fn leave(&self, at: &Path, may_go: impl Fn(&Path) -> bool) {
         let mut changed = false;
         for dir in at.ancestors() {
@@ -116,7 +116,7 @@ impl MountDirs {
             match std::fs::remove_dir(dir) {
                 Ok(()) => {}
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-                // It is in use, or not empty: perhaps later.
+                // It is in use or not empty; it may be removed later.
                 Err(_) => break,
             }
             changed |= self.made.lock().remove(dir);
@@ -127,10 +127,10 @@ impl MountDirs {
     }
 }
 
-/// Whether this process can make what is missing of a directory, and mount something there.
+/// Checks that this process can make the missing part of a directory and mount something there.
 ///
 /// # Errors
-/// The system's words for why it cannot.
+/// The system's text for the reason why it cannot.
 pub(super) fn check(at: &Path) -> std::result::Result<(), String> {
     if geteuid().is_root() {
         return Ok(());
@@ -154,13 +154,13 @@ pub(super) fn check(at: &Path) -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// `fusermount3` mounts an ordinary user's file system on a directory with the sticky bit only
-/// if it is that user's.
+/// Whether `fusermount3` accepts the directory: it mounts an ordinary user's file system on a
+/// directory with the sticky bit only if the directory is that user's.
 fn may_cover(dir: &Metadata) -> bool {
     dir.mode() & S_ISVTX == 0 || dir.uid() == geteuid().as_raw()
 }
 
-/// The system's words for an error, without the number.
+/// The system's text for an error, without the number.
 fn words(e: &std::io::Error) -> String {
     let text = e.to_string();
     text.split(" (os error").next().unwrap_or_default().to_owned()
@@ -199,7 +199,7 @@ mod tests {
         // Inside another dataset: it stays for now.
         mount_dirs.leave(&c, |d| !d.starts_with(&a) || d == a);
         assert!(c.exists());
-        // Another daemon knows as much.
+        // The next daemon has the same list.
         let mount_dirs = MountDirs::new(list);
         mount_dirs.leave(&c, |d| d.starts_with(&a) && d != a);
         assert!(!c.exists() && a.exists());

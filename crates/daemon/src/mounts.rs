@@ -1,20 +1,20 @@
-//! What gets mounted where: the plan of `zfs mount -a`, and the table of mounts.
+//! Mountpoints: the plan of `zfs mount -a`, and the table of mounts.
 //!
 //! # Theory
-//! A file system mounts at its property `mountpoint` below the pool's altroot,
-//! unless that is `none` or `legacy`, `canmount` forbids it, its key is not loaded, or a
-//! receive that was interrupted left it incomplete. Parents come before children: by path,
-//! component by component.
+//! A file system mounts at its property `mountpoint` below the pool's altroot. It is not
+//! mounted if that property is `none` or `legacy`, if `canmount` forbids it, if its key is not
+//! loaded, or if an interrupted receive left it incomplete. Parents come before children: by
+//! path, component by component.
 //!
-//! What is unmounted may still show in another mount namespace, which has a copy of the
-//! mount. It is unmounted all the same: its directory is free, and the table has it among
-//! those that are *held*. A held file system is served on. Mounting the dataset again shows
-//! the same file system, so that both namespaces have the same content; where that cannot be
-//! done, it is refused. A command that takes the dataset away (export, destruction) waits a
-//! moment for the holders to end, names them, and ends the file system by force alone.
+//! A file system that was unmounted may still be visible in another mount namespace, which has
+//! a copy of the mount. It counts as unmounted: its directory is free, and the table lists the
+//! file system as *held*. A held file system is still served. Mounting the dataset again shows
+//! the same file system, so that both namespaces see the same content; if that is impossible,
+//! the mount is refused. A command that removes the dataset (export, destruction) waits briefly
+//! for the holders to end, then names them; it ends the file system only by force.
 //!
 //! # Invariants
-//! * A dataset is mounted or held by one file system at most.
+//! * At most one file system mounts or holds a dataset.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Component, Path, PathBuf};
@@ -29,43 +29,43 @@ use cenote::{Dataset, DatasetKind};
 use mount::{MountOptions, MountedFs, UnmountOutcome};
 use proto::Mounted;
 
-/// Why something is unmounted.
+/// The reason for an unmount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UnmountReason {
-    /// A command asked for it.
+    /// A command unmounts it.
     Requested,
     /// It gets another mountpoint.
     Moved,
-    /// Its pool goes.
+    /// Its pool is exported.
     Exported,
-    /// Its dataset goes.
+    /// Its dataset is destroyed.
     Destroyed,
 }
 
 impl UnmountReason {
-    /// Nothing of the dataset can be served any more, wherever it shows.
+    /// Whether the dataset must not be served any more, in any namespace.
     pub(crate) fn takes_away(self) -> bool {
         matches!(self, UnmountReason::Exported | UnmountReason::Destroyed)
     }
 
-    /// Nothing will be mounted there again.
+    /// Whether nothing will be mounted there again.
     pub(crate) fn is_for_good(self) -> bool {
         matches!(self, UnmountReason::Moved | UnmountReason::Destroyed)
     }
 }
 
-/// How long holders that can be seen are waited for by what takes a dataset away.
+/// How long a command that removes a dataset waits for holders that are known.
 pub(crate) const HELD: Duration = Duration::from_secs(1);
-/// How long the kernel may take to let go of what nobody is seen to hold.
+/// How long it waits for the kernel if no holder can be found.
 pub(crate) const ENDS: Duration = Duration::from_secs(10);
-/// Between two looks meanwhile.
+/// Time between two checks meanwhile.
 pub(crate) const LOOK: Duration = Duration::from_millis(20);
 
-/// Where something is held that nothing is seen to hold: files of a mount that was undone
-/// lazily, or another user's namespace.
+/// The holder's description if no process can be found: files of a lazily undone mount, or
+/// another user's namespace.
 pub(crate) const UNSEEN: &str = "by a process that cannot be seen from here";
 
-/// Whether a file system that is held is let go of within a time.
+/// Whether a held file system is released within a time.
 pub(crate) fn ends_within(fs: &dyn MountedFs, time: Duration) -> bool {
     let begin = base::rt::now();
     while !fs.settle() {
@@ -77,7 +77,7 @@ pub(crate) fn ends_within(fs: &dyn MountedFs, time: Duration) -> bool {
     true
 }
 
-/// Where a dataset belongs.
+/// The mountpoint of a dataset.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum MountTarget {
     /// At this path.
@@ -88,7 +88,7 @@ pub(crate) enum MountTarget {
     Nowhere,
 }
 
-/// Where a mountpoint property says; the altroot is part of it already.
+/// Parses a mountpoint property, which includes the altroot.
 pub(crate) fn target(property: &str) -> MountTarget {
     if property == "legacy" {
         return MountTarget::Legacy;
@@ -109,23 +109,23 @@ fn text(dataset: &Dataset, name: &str) -> Result<Option<String>> {
     })
 }
 
-/// The word of an index property, whether the engine tells number or word.
+/// The word of an index property, whether the engine returns its number or its word.
 fn word(dataset: &Dataset, name: &str) -> Result<String> {
     let prop = dataset_prop(name).ok_or_else(|| Error::bug("unknown property"))?;
     let value = dataset.prop(name)?.map_or_else(|| prop.default_value(), |v| v.value);
     Ok(cenote::props::format(prop, &value, true))
 }
 
-/// One dataset of a plan.
+/// A dataset that will be mounted.
 #[derive(Clone)]
 pub(crate) struct MountPlan {
     /// The file system.
     pub(crate) dataset: Dataset,
-    /// Where.
+    /// Its mountpoint.
     pub(crate) at: PathBuf,
 }
 
-/// Why a dataset is not mounted by `-a`; its text is that of `zfs mount DATASET`.
+/// The reason why `-a` does not mount a dataset; its text is that of `zfs mount DATASET`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     /// Not a file system.
@@ -136,11 +136,11 @@ pub(crate) enum Refusal {
     Nowhere,
     /// `canmount=off`.
     CanmountOff,
-    /// `canmount=noauto`, and it was not named outright.
+    /// `canmount=noauto`, and the dataset was not named.
     Noauto,
     /// Its key is not loaded.
     Locked,
-    /// A receive that was interrupted left it as it is.
+    /// An interrupted receive left it incomplete.
     Incomplete,
 }
 
@@ -163,7 +163,7 @@ impl Refusal {
     }
 }
 
-/// Where to mount a dataset, or why not.
+/// The mountpoint of a dataset, or the reason why it has none.
 ///
 /// # Errors
 /// Its properties cannot be read.
@@ -188,7 +188,7 @@ pub(crate) fn plan(
     })
 }
 
-/// Where the root of a new pool would be mounted, if it would.
+/// The mountpoint of a new pool's root, if it would be mounted.
 pub(crate) fn mountpoint_of_new(request: &CreateRequest) -> Option<PathBuf> {
     let setting = |name: &str| request.fs_settings.iter().find(|s| s.0 == name).map(|s| &s.1);
     let canmount = setting("canmount").zip(dataset_prop("canmount"));
@@ -208,7 +208,7 @@ pub(crate) fn mountpoint_of_new(request: &CreateRequest) -> Option<PathBuf> {
     }
 }
 
-/// As [`plan`], of a dataset with `mountpoint=legacy` that mount(8) mounts at a directory.
+/// As [`plan`], for a dataset with `mountpoint=legacy` that mount(8) mounts at a directory.
 ///
 /// # Errors
 /// As there.
@@ -232,7 +232,7 @@ pub(crate) fn plan_legacy(
     })
 }
 
-/// The mount options that a dataset's properties ask for.
+/// The mount options that a dataset's properties determine.
 ///
 /// # Errors
 /// Its properties cannot be read.
@@ -256,7 +256,7 @@ pub(crate) fn options(dataset: &Dataset) -> Result<MountOptions> {
     })
 }
 
-/// Of mount options those that [`override_with`] knows.
+/// The mount options that [`override_with`] knows.
 pub(crate) fn known(given: &[String]) -> Vec<String> {
     let words = given.iter().flat_map(|list| list.split(','));
     let knows = |w: &&str| {
@@ -267,11 +267,11 @@ pub(crate) fn known(given: &[String]) -> Vec<String> {
     words.filter(knows).map(str::to_owned).collect()
 }
 
-/// Mount options given by hand, over those of the properties.
+/// Applies mount options given by the user on top of those of the properties.
 ///
 /// # Errors
-/// `Invalid` for an option that is unknown or cannot be granted, such as `rw` where
-/// nothing is `writable`.
+/// `Invalid` for an option that is unknown or cannot be granted, such as `rw` if the pool is
+/// not `writable`.
 pub(crate) fn override_with(
     options: &mut MountOptions,
     given: &[String],
@@ -311,11 +311,11 @@ pub(crate) fn override_with(
     Ok(())
 }
 
-/// What is mounted, and what is held.
+/// The mounted and the held file systems.
 #[derive(Default)]
 pub(crate) struct MountTable {
     entries: BTreeMap<String, MountRecord>,
-    /// With where they were.
+    /// With their last mountpoints.
     held: BTreeMap<String, MountRecord>,
 }
 
@@ -325,7 +325,7 @@ struct MountRecord {
     fs: Arc<dyn MountedFs>,
 }
 
-/// A dataset, where it is mounted, and its file system.
+/// A dataset, its mountpoint, and its file system.
 pub(crate) type Mount = (String, PathBuf, Arc<dyn MountedFs>);
 
 impl MountTable {
@@ -335,8 +335,8 @@ impl MountTable {
         self.entries.insert(dataset.to_owned(), MountRecord { at, fs });
     }
 
-    /// Drops mounts that were undone by others (`umount`), `present` being the device numbers
-    /// of what the kernel's table shows; what is still served is held.
+    /// Drops mounts that were undone by other programs (`umount`). `present` are the device
+    /// numbers in the kernel's mount table; a file system that is still served becomes held.
     pub(crate) fn forget_dead(&mut self, present: Option<&HashSet<String>>) {
         let shows = |e: &MountRecord| present.is_none_or(|p| e.fs.is_present(p));
         let gone = self.entries.extract_if(.., |_, e| !e.fs.is_alive() || !shows(e));
@@ -376,7 +376,7 @@ impl MountTable {
         self.entries.iter().any(|(n, e)| of_pool(n) && path != e.at && path.starts_with(&e.at))
     }
 
-    /// Where the kernel has mounts of ours.
+    /// Mountpoints of the kernel's mounts of our file systems.
     pub(crate) fn own_mounts(&self) -> Vec<PathBuf> {
         self.entries.values().filter(|e| e.fs.is_own_mount()).map(|e| e.at.clone()).collect()
     }
@@ -393,14 +393,13 @@ impl MountTable {
         all
     }
 
-    /// File systems of datasets that `wanted` accepts that are not mounted, but held, and
-    /// where they were mounted.
+    /// Held file systems of datasets that `wanted` accepts, with their last mountpoints.
     pub(crate) fn held(&self, wanted: impl Fn(&str) -> bool) -> Vec<Mount> {
         let wanted = self.held.iter().filter(|(n, _)| wanted(n));
         wanted.map(|(n, e)| (n.clone(), e.at.clone(), Arc::clone(&e.fs))).collect()
     }
 
-    /// Takes out what is mounted or held of datasets that `wanted` accepts, children first.
+    /// Removes mounted and held file systems of datasets that `wanted` accepts, children first.
     pub(crate) fn take(&mut self, wanted: impl Fn(&str) -> bool) -> Vec<Arc<dyn MountedFs>> {
         let mut all = self.deepest_first(&wanted);
         all.extend(self.held(wanted));
@@ -411,14 +410,14 @@ impl MountTable {
         all.into_iter().map(|m| m.2).collect()
     }
 
-    /// A mount was undone.
+    /// Records that a mount was undone.
     pub(crate) fn unmounted(&mut self, dataset: &str, left: UnmountOutcome) {
         if let (Some(entry), UnmountOutcome::Held) = (self.entries.remove(dataset), left) {
             self.held.insert(dataset.to_owned(), entry);
         }
     }
 
-    /// What was held is no more.
+    /// Removes a held file system that has ended.
     pub(crate) fn settled(&mut self, dataset: &str) {
         self.held.remove(dataset);
     }
@@ -493,7 +492,7 @@ mod tests {
         t.insert("r", "/c".into(), Arc::new(FakeFs(false, "0:3")));
         t.forget_dead(Some(&HashSet::from(["0:2".to_owned()])));
         assert!(!t.is_mounted("p") && t.is_mounted("q") && !t.is_mounted("r"));
-        // The last one has ended: whoever looks settles that.
+        // The last one has ended: the next check removes it.
         assert_eq!(all(&t), ["p", "r"]);
         t.settled("r");
         t.unmounted("q", UnmountOutcome::Held);

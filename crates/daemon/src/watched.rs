@@ -1,17 +1,17 @@
-//! Work on a thread of its own, watched by the one that was asked for it.
+//! Work on a thread of its own, watched by the thread that started it.
 //!
 //! # Theory
-//! A thread that touches a pool may be held for long: by a group that cannot be written,
-//! by a device that does not answer, in the end by the kernel. So no thread that a client
-//! or another pool depends on touches one. The work gets a thread, and what it has to say
-//! ([`Relay`]) is passed on by the thread that watches it. The watcher looks up four times
-//! a second, and leaves when its own rule says so: the client is gone, the pool is
-//! suspended, or nothing came for too long. Work that is left behind goes on by itself, and
-//! writes to the log what it has to say; it sees that nobody listens any more.
+//! A thread that touches a pool may block for long: on a txg that cannot be written, on a
+//! device that does not answer, or inside the kernel. So no thread that a client or another
+//! pool depends on touches a pool. The work gets its own thread, and the watching thread
+//! forwards its messages ([`Relay`]). The watcher wakes up four times a second and returns when
+//! its caller's rule says so: the client is gone, the pool is suspended, or no message came for
+//! too long. Abandoned work continues by itself and writes its messages to the log;
+//! [`Listener::is_gone`] tells it that no client listens any more.
 //!
 //! # Invariants
-//! * The watcher waits for nothing but the work's events, a tick at a time.
-//! * What the work holds (a pool's turn) it gives back itself, however late.
+//! * The watcher waits for the work's events alone, one tick at a time.
+//! * The work itself releases what it holds (a pool's lock), however late.
 //!
 //! Lock order: `Pipe::state` is a leaf lock.
 
@@ -25,9 +25,9 @@ use proto::DatasetRow;
 use super::handle::RowListener;
 use super::state::{Listener, Log};
 
-/// How often a watcher looks up.
+/// How often a watcher wakes up.
 const TICK: Duration = Duration::from_millis(250);
-/// Events that wait for the watcher; more make the work wait.
+/// Events queued for the watcher; the work waits while there are more.
 const EVENTS_MAX: usize = 64;
 
 enum RelayEvent {
@@ -40,9 +40,9 @@ enum RelayEvent {
 #[derive(Default)]
 struct RelayState {
     events: VecDeque<RelayEvent>,
-    /// The work is over.
+    /// The work has ended.
     ended: bool,
-    /// The watcher is gone.
+    /// The watcher has returned.
     abandoned: bool,
 }
 
@@ -52,7 +52,7 @@ struct Pipe {
     changed: Condvar,
 }
 
-/// What the work says goes to its watcher.
+/// The work's end of the pipe: forwards messages to the watcher.
 #[derive(Clone)]
 pub(super) struct Relay(Arc<Pipe>);
 
@@ -98,7 +98,7 @@ impl RowListener for Relay {
     }
 }
 
-/// Ends the pipe, also when the work panics.
+/// Marks the work as ended, also if it panics.
 struct EndGuard(Relay);
 
 impl Drop for EndGuard {
@@ -108,7 +108,7 @@ impl Drop for EndGuard {
     }
 }
 
-/// The watcher leaves.
+/// Marks the work as abandoned when the watcher returns.
 struct LeaveGuard<'a>(&'a Pipe);
 
 impl Drop for LeaveGuard<'_> {
@@ -127,9 +127,10 @@ fn pass(event: RelayEvent, to: &mut dyn RowListener) {
     }
 }
 
-/// Does `work` beside this thread and passes on what it says. `leave` is asked at each tick,
-/// with the time for which the work said nothing; true leaves it behind, and there is no
-/// outcome. None either where no thread can be had, or the work panicked.
+/// Runs `work` on a thread of its own and forwards its messages. `leave` is called at each tick
+/// with the time since the last message; if it returns true, the work is abandoned and the
+/// result is `None`. The result is also `None` if no thread can be started or the work
+/// panicked.
 pub(super) fn run_watched<T: Send + 'static>(
     to: &mut dyn RowListener,
     leave: &mut dyn FnMut(&mut dyn RowListener, Duration) -> bool,
@@ -141,7 +142,7 @@ pub(super) fn run_watched<T: Send + 'static>(
     let spawned = rt::spawn("work", move || {
         let mut ends = EndGuard(relay);
         let done = work(&mut ends.0);
-        // After the end nobody looks, and what it holds is dropped here.
+        // After the end no watcher reads the state; the work's captures are dropped here.
         *out.lock() = Some(done);
     });
     if let Err(e) = spawned {
@@ -175,10 +176,9 @@ pub(super) fn run_watched<T: Send + 'static>(
     outcome.lock().take()
 }
 
-/// Does `work` that is a thread's last word to nobody, such as dropping what may close files
-/// of a silent device.
+/// Drops a value on a thread of its own, because the drop may close files of a silent device.
 pub(super) fn drop_in_background(what: impl Send + 'static) {
-    // Without a thread it is dropped with the closure, here.
+    // If no thread can be started, the closure is dropped here, with the value.
     let _thread = rt::spawn("bury", move || drop(what));
 }
 
@@ -215,39 +215,40 @@ mod tests {
     }
 
     #[test]
-    fn everything_is_heard_in_order() {
-        let mut last_event = RecordingListener::default();
-        let done = run_watched(&mut heard, &mut |_, _| false, |relay| {
+    fn messages_arrive_in_order() {
+        let mut recorded = RecordingListener::default();
+        let done = run_watched(&mut recorded, &mut |_, _| false, |relay| {
             for n in 0..1000 {
                 relay.problem(n.to_string());
             }
             relay.rows(Vec::new());
             7
         });
-        assert_eq!((done, last_event.lines.len(), last_event.rows), (Some(7), 1000, 1));
-        assert!(last_event.lines.iter().enumerate().all(|(n, line)| *line == n.to_string()));
+        assert_eq!((done, recorded.lines.len(), recorded.rows), (Some(7), 1000, 1));
+        assert!(recorded.lines.iter().enumerate().all(|(n, line)| *line == n.to_string()));
     }
 
-    /// A thread in the kernel that never comes back held the client that waited for it.
+    /// A thread that never returned from the kernel blocked the client that waited for it.
     #[test]
-    fn work_that_hangs_is_left_behind() {
-        let (mut heard, hangs) = (RecordingListener::default(), Arc::new(rt::OneShot::<()>::new()));
-        let (held, told) = (Arc::clone(&hangs), Arc::new(rt::OneShot::new()));
-        let says = Arc::clone(&told);
+    fn work_that_hangs_is_abandoned() {
+        let (mut recorded, hangs) =
+            (RecordingListener::default(), Arc::new(rt::OneShot::<()>::new()));
+        let (held, seen) = (Arc::clone(&hangs), Arc::new(rt::OneShot::new()));
+        let says = Arc::clone(&seen);
         let mut silent = Duration::ZERO;
         let leave = &mut |_: &mut dyn RowListener, quiet| {
             silent = quiet;
             quiet > Duration::from_millis(300)
         };
-        let done = run_watched(&mut heard, leave, move |relay| {
+        let done = run_watched(&mut recorded, leave, move |relay| {
             relay.remark("begins".to_owned());
             held.wait();
             says.set(relay.is_gone());
         });
-        assert_eq!((done, last_event.lines), (None, vec!["begins".to_owned()]));
+        assert_eq!((done, recorded.lines), (None, vec!["begins".to_owned()]));
         assert!(silent > Duration::from_millis(300));
         hangs.set(());
-        assert!(told.wait(), "it does not see that nobody listens");
+        assert!(seen.wait(), "the work does not see that its watcher has left");
         let panicked = run_watched(&mut RecordingListener::default(), &mut |_, _| false, |_| {
             std::panic::resume_unwind(Box::new(()));
         });

@@ -1,8 +1,8 @@
-//! The table of mounts beside the kernel's: what is mounted, held, and gone.
+//! The table of mounts and the kernel's: mounted, held and ended file systems.
 //!
 //! # Theory
-//! As in [`super::super::mounts`]. Mounts are made and undone in the turn of their pool; the
-//! table is asked at any time, and says what the kernel's table of mounts says.
+//! As in [`super::super::mounts`]. Mounts are made and undone under the lock of their pool. The
+//! table is read at any time, and agrees with the kernel's table of mounts.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,16 +16,16 @@ use super::{DaemonState, Listener};
 use crate::mounts::{self, MountTable, UnmountReason};
 
 impl DaemonState {
-    /// The table of mounts, as the kernel has it now.
+    /// The table of mounts, updated from the kernel's.
     pub(super) fn mounts_now(&self) -> rt::MutexGuard<'_, MountTable> {
         {
             let mut table = self.mounts.lock();
-            // Read under the lock: what is in the table was mounted before.
+            // Read under the lock: every mount of the table was made before.
             let present = fuse::fuse_mounts().ok();
             let present = present.map(|all| all.into_iter().map(|m| m.device).collect());
             table.forget_dead(present.as_ref());
         }
-        // What was held until its holders ended may be settled.
+        // A file system that was held until its holders ended may have ended by now.
         let held = self.mounts.lock().held(|_| true);
         for (name, at, fs) in held {
             if fs.settle() {
@@ -35,13 +35,13 @@ impl DaemonState {
         self.mounts.lock()
     }
 
-    /// What was held is no more: its directory goes.
+    /// Removes a held file system that has ended, and its directory.
     fn settled(&self, name: &str, at: &Path, for_good: bool) {
         self.mounts.lock().settled(name);
         self.mount_dirs.leave(at, |dir| for_good || !self.mounts.lock().is_inside(dir));
     }
 
-    /// File systems of datasets that `wanted` accepts: mounted, or held.
+    /// File systems of datasets that `wanted` accepts: mounted or held.
     pub(crate) fn served(&self, wanted: impl Fn(&str) -> bool) -> Vec<mounts::Mount> {
         let table = self.mounts.lock();
         let mut all = table.held(&wanted);
@@ -49,8 +49,8 @@ impl DaemonState {
         all
     }
 
-    /// Mounts the file system of a dataset again that is held elsewhere, if there is one. Two
-    /// would not see each other's changes.
+    /// Mounts the held file system of a dataset again, if there is one. Two file systems of one
+    /// dataset would not see each other's changes.
     pub(super) fn put_back(
         &self,
         name: &str,
@@ -72,8 +72,8 @@ impl DaemonState {
         )))
     }
 
-    /// Unmounts what `wanted` accepts, children first; false if something stayed. Directories
-    /// that were made for it go, too.
+    /// Unmounts the datasets that `wanted` accepts, children first, and removes directories
+    /// that were made for them. False if a mount stayed.
     pub(crate) fn unmount_where(
         &self,
         wanted: impl Fn(&str) -> bool,
@@ -84,7 +84,7 @@ impl DaemonState {
         let list = self.mounts_now().deepest_first(&wanted);
         let mut stayed: Vec<PathBuf> = Vec::new();
         for (name, at, fs) in list {
-            // What holds a mount that stayed stays too: once told is enough.
+            // The parents of a mount that stayed stay too; one message is enough.
             if stayed.iter().any(|below| below.starts_with(&at)) {
                 continue;
             }
@@ -106,8 +106,9 @@ impl DaemonState {
         ended && stayed.is_empty()
     }
 
-    /// A mount is undone: so it says in the table, and its directory goes; not while it is
-    /// held, for the kernel undoes mounts of other namespaces on a directory that goes.
+    /// Records in the table that a mount was undone, and removes its directory. The directory
+    /// of a held file system stays, because removing it makes the kernel undo mounts on it in
+    /// other namespaces.
     fn unmounted(&self, name: &str, at: &Path, left: UnmountOutcome, why: UnmountReason) {
         self.mounts.lock().unmounted(name, left);
         if left == UnmountOutcome::Held {
@@ -116,8 +117,8 @@ impl DaemonState {
         self.mount_dirs.leave(at, |dir| why.is_for_good() || !self.mounts.lock().is_inside(dir));
     }
 
-    /// Ends what other namespaces hold of the datasets that `wanted` accepts: without `force`
-    /// by waiting a moment for their processes. False if something stayed.
+    /// Ends held file systems of the datasets that `wanted` accepts; without `force` it waits a
+    /// moment for their processes. False if one is still held.
     fn end_held(
         &self,
         wanted: impl Fn(&str) -> bool,
@@ -133,7 +134,7 @@ impl DaemonState {
                 if fs.settle() || force && fs.unmount(true).is_ok() {
                     break true;
                 }
-                // Nobody to be seen: it takes as long as the kernel takes.
+                // No holder can be found: the kernel needs some time.
                 let patience = if fs.holders().is_empty() { mounts::ENDS } else { mounts::HELD };
                 if begin.elapsed() > patience || to.is_gone() {
                     break false;
