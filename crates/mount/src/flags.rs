@@ -1,17 +1,18 @@
-//! A file's flags and project, as `lsattr`, `chattr` and `xfs_io` ask for them by ioctl.
+//! A file's flags and project for `lsattr`, `chattr` and `xfs_io`, by ioctl.
 //!
 //! # Theory
 //! The kernel turns `FS_IOC_GETFLAGS`, `FS_IOC_SETFLAGS`, `FS_IOC_FSGETXATTR` and
-//! `FS_IOC_FSSETXATTR` of a file or directory into ioctl requests of their fixed sizes. Four
-//! flags exist in ZFS (chapter 06 §5): immutable, append only, no dump, inherit the project. Others
-//! are refused, `noatime` among them, for which ZFS has a property only.
+//! `FS_IOC_FSSETXATTR` of a file or directory into ioctl requests of fixed sizes. Four flags
+//! exist in ZFS (chapter 06 §5): immutable, append only, no dump, inherit the project. Others
+//! are refused; one of them is `noatime`, which is a property in ZFS.
 //!
-//! # Who may
-//! Since Linux 5.13 the kernel checks before it asks: the caller owns the file or has
-//! `CAP_FOWNER`, and has `CAP_LINUX_IMMUTABLE` where the first two flags change. A kernel that
-//! cannot be told from an older one (protocol before 7.34) is not trusted with that: the
-//! owner or root alone may change flags and project, and root alone those two. Capabilities
-//! of the caller are not looked up: in `/proc` they may be another process's by then.
+//! # Permissions
+//! Since Linux 5.13 the kernel checks permissions before it sends the request: the caller owns
+//! the file or has `CAP_FOWNER`, and has `CAP_LINUX_IMMUTABLE` if one of the first two flags
+//! changes. A kernel that may be older (protocol before 7.34) is not trusted with that: only
+//! the owner or root may change flags and project, and only root the first two flags. The
+//! caller's capabilities are not read from `/proc`, because its process id may be another
+//! process's by then.
 
 use cenote::files::{Attrs, Caller, SetAttrs};
 use cenote::inspect::ondisk::znode::{ZFS_APPENDONLY, ZFS_IMMUTABLE, ZFS_NODUMP, ZFS_PROJINHERIT};
@@ -22,14 +23,14 @@ use super::node::NodeTarget;
 use super::write::stale;
 use super::zfs::{FsResult, ZfsMount};
 
-/// The commands, of `linux/fs.h`.
+/// The ioctl commands, of `linux/fs.h`.
 const GET_FLAGS: u32 = 0x8008_6601;
 const SET_FLAGS: u32 = 0x4008_6602;
 const GET_FSX: u32 = 0x801c_581f;
 const SET_FSX: u32 = 0x401c_5820;
 /// Bytes of `struct fsxattr`.
 const FSX_SIZE: usize = 28;
-/// What is ZFS's, `FS_*_FL`'s and `FS_XFLAG_*`'s.
+/// Each flag in ZFS's, `FS_*_FL`'s and `FS_XFLAG_*`'s encoding.
 const FLAGS: [(u64, u32, u32); 4] = [
     (ZFS_IMMUTABLE, 0x10, 0x8),
     (ZFS_APPENDONLY, 0x20, 0x10),
@@ -37,14 +38,14 @@ const FLAGS: [(u64, u32, u32); 4] = [
     (ZFS_PROJINHERIT, 0x2000_0000, 0x200),
 ];
 
-/// One of the two sets of numbers that the kernel has for flags.
+/// Selects one of the kernel's two encodings of flags.
 type FlagEncoding = fn(&(u64, u32, u32)) -> u32;
 
 fn shown(pflags: u64, form: FlagEncoding) -> u32 {
     FLAGS.iter().filter(|f| pflags & f.0 != 0).fold(0, |all, f| all | form(f))
 }
 
-/// ZFS's flags once those asked for are set, and the others of the four are not.
+/// ZFS's flags after a request that sets these of the four and clears the others.
 fn wanted(old: u64, asked: u32, form: FlagEncoding) -> FsResult<u64> {
     let known = FLAGS.iter().fold(0, |all, f| all | form(f));
     if asked & !known != 0 {
@@ -78,7 +79,7 @@ impl ZfsMount {
             GET_FSX => {
                 let mut out = [0; FSX_SIZE];
                 out[..4].copy_from_slice(&shown(now.pflags, |f| f.2).to_ne_bytes());
-                // Projects have 32 bits; a disk may say otherwise.
+                // Projects have 32 bits, but a damaged disk may have more.
                 let project = u32::try_from(now.project).unwrap_or(u32::MAX);
                 out[12..16].copy_from_slice(&project.to_ne_bytes());
                 Ok((0, Data::copy_of(&out)))

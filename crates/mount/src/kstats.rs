@@ -1,14 +1,12 @@
-//! The kstats as a directory that looks like `/proc/spl/kstat/zfs`, mounted below
-//! the runtime directory, so that tools which read files find them there:
-//! `node_exporter --path.procfs=$RUNTIME/proc`.
+//! The kstats as a directory in the layout of `/proc/spl/kstat/zfs`, mounted below the runtime
+//! directory, for tools that read files: `node_exporter --path.procfs=$RUNTIME/proc`.
 //!
 //! # Theory
-//! As in procfs, a file seems empty until it is opened; the text is made then and
-//! stays that of the open file. Nothing is kept while nobody reads but the
-//! numbers of the nodes that the kernel knows.
+//! As in procfs, a file has size 0 until it is opened. Its text is made at the open and stays
+//! the same for that handle. While no file is open, only the ids of the nodes that the kernel
+//! knows are kept.
 //!
-//! Lock order: `KstatNodes` and `open` are leaf locks; the registry is not called under
-//! them.
+//! Lock order: `KstatNodes` and `open` are leaf locks; the registry is not called under them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -27,14 +25,14 @@ use rustix::process::{getegid, geteuid};
 
 use super::zfs::FsResult;
 
-/// Turns the directory off when it says `off`.
+/// Disables the directory if its value is `off`.
 const ENV: &str = "CENOTE_KSTAT";
-/// Files open at once.
+/// Files open at one time.
 const OPEN_MAX: usize = 4096;
-/// Names are asked for again each time: they come and go with pools.
+/// Names are not cached, because they change with the imported pools.
 const TTL: Duration = Duration::ZERO;
 
-/// Paths by number and back. A number is not used again.
+/// Paths by node id and back. An id is not reused.
 struct KstatNodes {
     paths: HashMap<u64, String>,
     ids: HashMap<String, u64>,
@@ -85,7 +83,7 @@ impl KstatFs {
         }
     }
 
-    /// The path of a node, if there still is something.
+    /// The path of a node, if it still exists.
     fn path(&self, id: u64) -> FsResult<(String, Node)> {
         let path = self.nodes.read().path(id).ok_or(Errno::ESTALE)?;
         let node = self.registry.node(&path).ok_or(Errno::ENOENT)?;
@@ -118,7 +116,7 @@ fn parent(path: &str) -> &str {
     path.rsplit_once('/').map_or("", |(dir, _)| dir)
 }
 
-/// The bytes as a buffer of the transport's.
+/// The bytes in a buffer of the transport.
 fn buffer(bytes: &[u8]) -> Buf {
     let mut buf = BufMut::alloc(bytes.len());
     buf.copy_from_slice(bytes);
@@ -146,7 +144,7 @@ impl Filesystem for KstatFs {
     }
 
     fn forget(&self, id: u64, _: u64) {
-        // A path that is still there keeps its number.
+        // A path that still exists keeps its id.
         if matches!(self.path(id), Err(e) if e == Errno::ENOENT) {
             let mut nodes = self.nodes.write();
             if let Some(path) = nodes.paths.remove(&id) {
@@ -240,8 +238,8 @@ pub struct KstatMount {
     runtime: PathBuf,
 }
 
-/// Others may pass through the directories that lead to the mount; what else lies
-/// in the runtime directory has its own mode.
+/// Lets other users pass through the directories that lead to the mount; other files in the
+/// runtime directory have modes of their own.
 fn allow_traversal(runtime: &Path) -> std::io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
     let mode = std::fs::metadata(runtime)?.permissions().mode();
@@ -275,12 +273,12 @@ impl KstatMount {
         Ok(Some(KstatMount { session, dir, runtime: runtime.to_owned() }))
     }
 
-    /// Where it is.
+    /// The mountpoint.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Ends the mount; who has a file of it open keeps that.
+    /// Ends the mount; open files of it stay usable.
     pub fn end(self) {
         if self.session.unmount(UnmountOptions { lazy: true, force: false }).is_ok() {
             let ours = |d: &&Path| d.starts_with(&self.runtime) && **d != self.runtime;
@@ -332,7 +330,7 @@ mod tests {
         let args = ReleaseArgs { node: 0, handle: opened.handle, flags: 0, flock_unlock: None };
         fs.release(&req, &args).unwrap();
         assert!(fs.open.lock().is_empty());
-        // What the kernel forgets and nobody has any more, we forget.
+        // A node that the kernel forgets and that is gone is forgotten here, too.
         fs.forget(file.node, 1);
         fs.forget(tank.node, 1);
         fs.forget(ROOT_ID, 1);

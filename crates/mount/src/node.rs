@@ -1,10 +1,10 @@
-//! Node numbers of one mount.
+//! Node ids of one mount.
 //!
-//! The upper 16 bits say which file system an object is in: 0 is the dataset
-//! itself, others are its snapshots as they were opened, and one is left for the
-//! control directory `.zfs`. The lower 48 bits are the object number, so that no
-//! table of nodes is needed and nothing is to be forgotten. FUSE calls the root
-//! 1; object 1 is the master node, never a file, so no object loses its number.
+//! The upper 16 bits of a node id select the file system of the object: 0 is the dataset
+//! itself, others are its snapshots in the order of their opening, and one value is for the
+//! control directory `.zfs`. The lower 48 bits are the object id. So no table of nodes is
+//! needed, and forgets need no work. FUSE calls the root 1; object 1 is the master node, never
+//! a file, so no object loses its id.
 
 use base::ObjectId;
 
@@ -12,19 +12,19 @@ const SPACE_SHIFT: u32 = 48;
 const OBJECT_MASK: u64 = (1 << SPACE_SHIFT) - 1;
 const CONTROL: u16 = u16::MAX;
 
-/// Inode numbers of `.zfs`, `.zfs/shares` and `.zfs/snapshot`: at the top, where no
-/// object is (chapter 06 §9).
+/// Inode numbers of `.zfs`, `.zfs/shares` and `.zfs/snapshot`: at the top of the range, which
+/// no object uses (chapter 06 §9).
 pub(super) const CTL_INO: u64 = 0x0000_ffff_ffff_ffff;
 pub(super) const SHARES_INO: u64 = 0x0000_ffff_ffff_fffe;
 pub(super) const SNAPDIR_INO: u64 = 0x0000_ffff_ffff_fffd;
-/// A snapshot's root directory has this inode number less its object set's, as the
-/// golden pools' manifests show: were it the object's, tools would take the walk
-/// from the dataset's root into `.zfs` for a circle.
+/// A snapshot's root directory has this inode number minus its object set's id, as the golden
+/// pools' manifests show. With the object's own number, tools would take the walk from the
+/// dataset's root into `.zfs` for a cycle.
 pub(super) const SNAPROOT_INO: u64 = 0x0000_ffff_ffff_fffc;
 /// File systems in one mount: the dataset and its snapshots.
 pub(super) const SPACES_MAX: usize = CONTROL as usize;
 
-/// What a node is.
+/// The target of a node id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NodeTarget {
     /// An object of the dataset (0) or of a snapshot.
@@ -38,7 +38,7 @@ pub(super) enum NodeTarget {
 }
 
 impl NodeTarget {
-    /// The node of a number, `root` being the dataset's root directory.
+    /// The target of a node id; `root` is the dataset's root directory.
     pub(super) fn from_id(id: u64, root: ObjectId) -> Option<NodeTarget> {
         if id == fuse::ROOT_ID {
             return Some(NodeTarget::Object(0, root));
@@ -54,7 +54,7 @@ impl NodeTarget {
         }
     }
 
-    /// Its number; `None` for an object number that a disk made too large.
+    /// Its node id; `None` for an object id that is too large, which only a damaged disk has.
     pub(super) fn id(self, root: ObjectId) -> Option<u64> {
         let pack = |space: u16, low: u64| (u64::from(space) << SPACE_SHIFT) | low;
         match self {

@@ -1,5 +1,5 @@
-//! A dataset's operations, one by one: reading ones answered here, changing ones passed
-//! on to [`super::write`].
+//! The FUSE operations of a dataset: reading ones are implemented here, changing ones call
+//! [`super::write`].
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use super::node::NodeTarget;
 use super::write::stale;
 use super::zfs::{FsResult, ZfsMount, stamp, totals_now};
 
-/// What may be shown as removed of security's attributes, and their number in `statx`.
+/// File attributes that are reported, and their bits in `statx`.
 const STATX_FLAGS: [(u64, u64); 3] = [(IMMUTABLE, 0x10), (APPEND_ONLY, 0x20), (NO_DUMP, 0x40)];
 use cenote::inspect::ondisk::znode::{
     ZFS_APPENDONLY as APPEND_ONLY, ZFS_IMMUTABLE as IMMUTABLE, ZFS_NODUMP as NO_DUMP,
@@ -35,9 +35,10 @@ impl Filesystem for ZfsMount {
         name: &[u8],
     ) -> FsResult<LookupEntry> {
         match self.find(mode, parent, name) {
-            // By its number alone: it was removed.
+            // A lookup by node alone: the object was removed.
             Err(Errno::ENOENT) if name == b"." => Err(Errno::ESTALE),
-            // Only the kernel makes names, and it forgets then; snapshots come and go.
+            // Only the kernel makes names here, and it updates its cache then; snapshots change
+            // by other means.
             Err(Errno::ENOENT)
                 if self.exact && !matches!(self.node(parent)?, NodeTarget::Snapdir) =>
             {
@@ -207,7 +208,7 @@ impl Filesystem for ZfsMount {
     }
 
     fn flush(&self, _: &Request, _: u64, _: u64, _: u64) -> FsResult<()> {
-        // What was written is in the file system already: nothing to do, ever.
+        // Written data is in the file system already, so there is never anything to flush.
         Err(Errno::ENOSYS)
     }
 

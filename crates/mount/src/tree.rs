@@ -1,34 +1,35 @@
-//! Datasets below each other in one mount.
+//! Nested datasets in one mount.
 //!
 //! # Theory
 //! `fusermount3` mounts for an ordinary user on directories that it may enter itself, and it
-//! may not enter that user's FUSE mounts. So a dataset whose mountpoint lies inside a mounted
+//! may not enter that user's FUSE mounts. So a dataset whose mountpoint is inside a mounted
 //! dataset of the same pool becomes a *member* of that mount: the mount shows it in place of
 //! the directory that it *covers*, as the kernel shows a mount in place of its mountpoint.
 //!
-//! Each member has its own spaces of node numbers: [`Ids`] gives each pair of a member and one
-//! of its spaces ([`super::node`]) a number of 16 bits that is not given again as long as the
-//! session lives, and the numbers of the topmost dataset stay what they are. Inode numbers get
-//! a tag in the same bits, made of the dataset's object number: programs take two files of one
-//! device and inode number for the same file.
+//! Each member has its own spaces of node ids. [`Ids`] gives each pair of a member and one of
+//! its spaces ([`super::node`]) a number of 16 bits that is not reused during the session; the
+//! ids of the topmost dataset are unchanged. Inode numbers get a tag in the same bits, made of
+//! the dataset's object id, because programs take two files with one device and inode number
+//! for the same file.
 //!
-//! Which directory is covered, the kernel learns by looking it up: the entry under its name is
-//! that of the member's root. Names are invalidated when a member comes or goes, and
-//! a look at the path tells whether the kernel has it right. The kernel says which nodes it
-//! knows, by the lookups that it has not taken back: a member of which it knows none any more,
-//! after its name was invalidated, is in nobody's use and can go.
+//! The kernel learns by lookups which directory is covered: the entry under its name is that of
+//! the member's root. Names are invalidated when a member is added or removed, and a check of
+//! the path shows whether the kernel has the right entry. The lookups that the kernel has not
+//! taken back show which nodes it knows. A member without such lookups, after its name was
+//! invalidated, is not in use and can be removed.
 //!
 //! # Invariants
 //! * A covered directory is neither removed nor renamed.
-//! * The lookups of a member are counted before the kernel hears of them.
+//! * The lookups of a member are counted before the kernel gets the reply.
 //!
-//! # Departures from mounts of the kernel's
-//! All members have one device number. What the kernel decides once for a mount (`exec`,
-//! POSIX ACLs, the transport) is decided by the topmost dataset; `readonly` is each member's
-//! own. Files cannot be moved or linked from member to member (`EXDEV`), as between mounts.
+//! # Departures from kernel mounts
+//! All members have one device number. Settings that the kernel fixes for a whole mount
+//! (`exec`, POSIX ACLs, the transport) are those of the topmost dataset; `readonly` is each
+//! member's own. Files cannot be moved or linked from member to member (`EXDEV`), as between
+//! mounts.
 //!
-//! Lock order: `MountTree::members`, `Ids::table`, `NodeIdMap::outs` and `Covers` are leaves; no file
-//! system is called under them.
+//! Lock order: `MountTree::members`, `Ids::table`, `NodeIdMap::outs` and `Covers` are leaves;
+//! no file system is called under them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Component, Path};
@@ -49,15 +50,15 @@ const SPACE_SHIFT: u32 = 48;
 const LOW: u64 = (1 << SPACE_SHIFT) - 1;
 const S_IFMT: u32 = 0o170_000;
 const S_IFDIR: u32 = 0o040_000;
-/// How long the kernel may take to forget what nobody uses.
+/// How long the kernel may take to forget nodes that are not in use.
 const FORGETS: Duration = Duration::from_millis(500);
-/// Looks at a path until the kernel shows what is there.
+/// Checks of a path until the kernel shows the right entry.
 const LOOKS_MAX: usize = 100;
 
-/// The spaces of all members.
+/// The node id spaces of all members.
 #[derive(Default)]
 struct Ids {
-    /// Member and its own space, by the kernel's number.
+    /// A member and its own space, by the kernel's number of the space.
     table: RwLock<Vec<(usize, u16)>>,
 }
 
@@ -96,14 +97,14 @@ impl Covers {
     }
 }
 
-/// How a member shows in the mount.
+/// Translates a member's node and inode numbers to those of the mount, and back.
 struct NodeIdMap {
     ids: Arc<Ids>,
     covers: Arc<Covers>,
     member: usize,
     /// In the upper bits of inode numbers; the topmost dataset has 0.
     tag: u64,
-    /// The kernel's numbers of its spaces.
+    /// The kernel's numbers of its spaces, by its own.
     outs: RwLock<BTreeMap<u16, u16>>,
     /// Lookups that the kernel has not taken back.
     lookups: Mutex<u64>,
@@ -111,7 +112,7 @@ struct NodeIdMap {
 }
 
 impl NodeIdMap {
-    /// Its own number of a node, from a space of its own and the kernel's number.
+    /// A member's own node id, from its own space and the kernel's node id.
     fn inward(space: u16, node: u64) -> u64 {
         match (space, node & LOW) {
             (0, low) => low,
@@ -127,7 +128,7 @@ impl NodeIdMap {
         }
     }
 
-    /// Whether the kernel knows no node of it any more, or within a time.
+    /// Whether the kernel has forgotten all its nodes, or does so within a time.
     fn is_forgotten(&self, time: Duration) -> bool {
         let begin = base::rt::now();
         let mut lookups = self.lookups.lock();
@@ -148,7 +149,7 @@ impl NodeIdMap {
 
 impl Outward for NodeIdMap {
     fn ino(&self, ino: u64) -> u64 {
-        // What a disk made too large stays as it is.
+        // A number that is too large, which only a damaged disk has, is unchanged.
         if ino <= LOW { ino | self.tag << SPACE_SHIFT } else { ino }
     }
 
@@ -174,7 +175,7 @@ impl Outward for NodeIdMap {
 
     fn entry(&self, entry: &LookupEntry) -> Option<LookupEntry> {
         let node = self.node(entry.node)?;
-        // Another member is there: the kernel looks it up by its name.
+        // Another member covers it: the kernel looks that one up by name.
         let covered = self.covers.get(node).is_some();
         (!covered).then(|| LookupEntry { node, attr: self.attr(entry.attr), ..*entry })
     }
@@ -184,10 +185,10 @@ impl Outward for NodeIdMap {
     }
 }
 
-/// Where a member is.
+/// The position of a member in the mount.
 #[derive(Clone)]
 struct MemberMountpoint {
-    /// The kernel's numbers of the directory around it, and of the one that it covers.
+    /// The kernel's node ids of the parent directory and of the covered directory.
     parent: u64,
     covered: u64,
     name: Vec<u8>,
@@ -196,10 +197,10 @@ struct MemberMountpoint {
 /// A dataset of the mount.
 pub(super) struct Member {
     shown: Arc<NodeIdMap>,
-    /// Until it went.
+    /// `None` once it was removed.
     fs: RwLock<Option<Arc<ZfsMount>>>,
     opens: AtomicUsize,
-    /// None of the topmost dataset.
+    /// `None` for the topmost dataset.
     mountpoint: Option<MemberMountpoint>,
 }
 
@@ -209,7 +210,7 @@ impl Member {
         self.fs.read().clone()
     }
 
-    /// An entry as the kernel gets it; it counts as a lookup.
+    /// An entry as the kernel gets it; counts a lookup.
     fn counted(&self, entry: LookupEntry) -> FsResult<LookupEntry> {
         if entry.node == 0 {
             return Ok(entry);
@@ -220,7 +221,7 @@ impl Member {
     }
 }
 
-/// A node: its member, the member's file system, and its number there.
+/// A node: its member, the member's file system, and its node id there.
 pub(super) struct MemberNode {
     pub(super) member: Arc<Member>,
     pub(super) fs: Arc<ZfsMount>,
@@ -228,7 +229,7 @@ pub(super) struct MemberNode {
 }
 
 impl MemberNode {
-    /// An entry of something new.
+    /// An entry of a new object.
     pub(super) fn made(&self, entry: LookupEntry) -> FsResult<LookupEntry> {
         self.member.counted(entry)
     }
@@ -237,12 +238,12 @@ impl MemberNode {
         self.member.shown.attr(attr)
     }
 
-    /// For listings.
+    /// The translation for listings.
     pub(super) fn outward(&self) -> Arc<dyn Outward> {
         Arc::clone(&self.member.shown) as _
     }
 
-    /// Another node of the same member.
+    /// Fails if another node is not of the same member.
     pub(super) fn same(&self, other: &MemberNode) -> FsResult<()> {
         match Arc::ptr_eq(&self.member, &other.member) {
             true => Ok(()),
@@ -259,7 +260,7 @@ impl MemberNode {
 pub(super) struct MountTree {
     ids: Arc<Ids>,
     covers: Arc<Covers>,
-    /// By number; `None` where one was that is gone.
+    /// By number; `None` for a member that was removed.
     members: RwLock<Vec<Option<Arc<Member>>>>,
     notifier: OnceLock<Notifier>,
     negotiated: OnceLock<Negotiated>,
@@ -268,7 +269,7 @@ pub(super) struct MountTree {
 }
 
 impl MountTree {
-    /// Of a topmost dataset, and whether the kernel checks POSIX ACLs.
+    /// A tree with the topmost dataset alone; `acls`: the kernel checks POSIX ACLs.
     pub(super) fn new(top: Arc<ZfsMount>, acls: bool) -> MountTree {
         let tree = MountTree {
             ids: Arc::default(),
@@ -279,7 +280,7 @@ impl MountTree {
             acls,
         };
         let shown = tree.shown(0, 0);
-        // The first: so its numbers are the kernel's.
+        // The first one gets number 0, so its ids are the kernel's.
         let _root = shown.node(ROOT_ID);
         let (fs, opens) = (RwLock::new(Some(top)), AtomicUsize::new(0));
         tree.members.write().push(Some(Arc::new(Member { shown, fs, opens, mountpoint: None })));
@@ -298,7 +299,7 @@ impl MountTree {
         })
     }
 
-    /// Tells how to tell the kernel something.
+    /// Sets the notifier of all members.
     pub(super) fn attach(&self, notifier: Notifier) {
         for member in self.all() {
             attach_notifier(&member, &notifier);
@@ -315,12 +316,12 @@ impl MountTree {
         self.members.read().iter().flatten().cloned().collect()
     }
 
-    /// Whether there are others than the topmost dataset.
+    /// Whether there are members besides the topmost dataset.
     pub(super) fn has_members(&self) -> bool {
         !self.covers.is_empty()
     }
 
-    /// Lets go of everything; the session has ended.
+    /// Drops all members; the session has ended.
     pub(super) fn end(&self) {
         let members = std::mem::take(&mut *self.members.write());
         for member in members.into_iter().flatten() {
@@ -332,7 +333,7 @@ impl MountTree {
         self.members.read().get(number).cloned().flatten().ok_or(Errno::EIO)
     }
 
-    /// What a number of the kernel's stands for.
+    /// The member and node that a kernel's node id stands for.
     pub(super) fn at(&self, node: u64) -> FsResult<MemberNode> {
         let number = usize::try_from(node >> SPACE_SHIFT).unwrap_or(usize::MAX);
         let known = self.ids.table.read().get(number).copied();
@@ -342,7 +343,7 @@ impl MountTree {
         Ok(MemberNode { member, fs, node: NodeIdMap::inward(space, node) })
     }
 
-    /// The kernel took back lookups.
+    /// The kernel took back lookups of a node.
     pub(super) fn forget(&self, node: u64, count: u64) {
         let number = usize::try_from(node >> SPACE_SHIFT).unwrap_or(usize::MAX);
         let Some((member, space)) = self.ids.table.read().get(number).copied() else { return };
@@ -353,12 +354,13 @@ impl MountTree {
         member.shown.forget(count);
     }
 
-    /// A file was closed.
+    /// Records that a file was closed.
     pub(super) fn released(at: &MemberNode) {
         let _at_most = at.member.opens.fetch_update(AcqRel, Acquire, |n| n.checked_sub(1));
     }
 
-    /// The entry of a name as the kernel gets it: of the member that covers it, if one does.
+    /// The entry of a name as the kernel gets it: that of the member that covers it, if one
+    /// does.
     pub(super) fn entry(
         &self,
         mode: BlockingMode,
@@ -373,13 +375,13 @@ impl MountTree {
             member = self.member(number)?;
             let fs = member.fs().ok_or(Errno::EIO)?;
             entry = fs.find(mode, ROOT_ID, b".")?;
-            // Another one comes when it goes.
+            // The name's target changes when the member is removed.
             entry.entry_ttl = found.entry_ttl;
         }
         member.counted(entry)
     }
 
-    /// What a name stands for must not be covered: it is about to go.
+    /// Fails if a member covers the name's directory, which is about to be removed.
     pub(super) fn check_free(&self, parent: &MemberNode, name: &[u8]) -> FsResult<()> {
         if self.covers.is_empty() {
             return Ok(());
@@ -393,7 +395,7 @@ impl MountTree {
         if self.covers.get(node).is_some() { Err(Errno::EBUSY) } else { Ok(()) }
     }
 
-    /// The directory at a path below the mount.
+    /// The position of the directory at a path below the mount.
     fn mountpoint(&self, below: &Path) -> FsResult<MemberMountpoint> {
         let mut at = self.at(ROOT_ID)?;
         let mut mountpoint =
@@ -405,7 +407,7 @@ impl MountTree {
             if entry.attr.mode & S_IFMT != S_IFDIR {
                 return Err(Errno::ENOTDIR);
             }
-            // Neither `.zfs` nor a snapshot can be mounted on.
+            // `.zfs` and snapshots cannot be mounted on.
             if entry.node >> SPACE_SHIFT != 0 {
                 return Err(Errno::EROFS);
             }
@@ -426,19 +428,19 @@ impl MountTree {
         if mountpoint.name.is_empty() { Err(Errno::EBUSY) } else { Ok(mountpoint) }
     }
 
-    /// The number for a dataset's inodes: made of its object's, so that it is the same each
-    /// time as far as no other has it.
+    /// The tag for a dataset's inode numbers, derived from its object id, so that it is the
+    /// same each time unless another member has it.
     fn tag(&self, object: u64) -> Option<u64> {
         let used: Vec<u64> = self.all().iter().map(|m| m.shown.tag).collect();
         let max = u64::from(u16::MAX);
         (0..max).map(|n| (object.wrapping_add(n)) & max).find(|tag| !used.contains(tag))
     }
 
-    /// Shows a file system, whose dataset has this object number, at a path below the mount,
-    /// which is `whole` for this process.
+    /// Adds a file system, whose dataset has this object id, at the path `below` the mount;
+    /// this process sees it at `whole`.
     ///
     /// # Errors
-    /// There is no such directory; it cannot be covered; the kernel does not follow.
+    /// There is no such directory; it cannot be covered; the kernel does not show the member.
     pub(super) fn add(
         &self,
         fs: &Arc<ZfsMount>,
@@ -479,7 +481,7 @@ impl MountTree {
         Err(Error::new(ErrorKind::Io, "the kernel does not show what is mounted"))
     }
 
-    /// Has the kernel look a name up anew until it shows what is there.
+    /// Makes the kernel look a name up again until it shows the right node.
     fn shows(
         &self,
         mountpoint: &MemberMountpoint,
@@ -490,7 +492,7 @@ impl MountTree {
         let Some(notifier) = self.notifier.get() else { return false };
         for _ in 0..LOOKS_MAX {
             let _unknown = notifier.inval_entry(mountpoint.parent, &mountpoint.name);
-            // Answers under way are of before.
+            // Answers in flight may be outdated.
             let _old_kernel = notifier.inc_epoch();
             if std::fs::symlink_metadata(whole).is_ok_and(|meta| right(meta.ino())) {
                 return true;
@@ -499,17 +501,17 @@ impl MountTree {
         false
     }
 
-    /// Takes a member away; unless by `force`, only if nobody uses it.
+    /// Removes a member; without `force` only if it is not in use.
     ///
     /// # Errors
-    /// `Busy`.
+    /// `Busy` if it is in use.
     pub(super) fn remove(&self, member: &Arc<Member>, force: bool, whole: &Path) -> Result<()> {
         let Some(mountpoint) = &member.mountpoint else {
             return Err(Error::bug("the mount's own root"));
         };
         let busy = || Error::busy("in use");
         let number = member.shown.member;
-        // Another one covers a directory of this one.
+        // Another member covers a directory of this one.
         let contains = |m: &Arc<Member>| {
             let covered = m.mountpoint.as_ref().and_then(|s| self.at(s.covered).ok());
             covered.is_some_and(|at| Arc::ptr_eq(&at.member, member))
@@ -540,7 +542,7 @@ impl MountTree {
     }
 }
 
-/// Tells a member how to tell the kernel something.
+/// Gives a member its notifier.
 fn attach_notifier(member: &Member, notifier: &Notifier) {
     if let Some(fs) = member.fs() {
         fs.attach(notifier.showing_as(Arc::clone(&member.shown) as _));

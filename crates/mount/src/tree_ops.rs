@@ -1,4 +1,5 @@
-//! A tree's operations: each is its member's, numbers translated both ways.
+//! The FUSE operations of a tree: each calls its member's, and translates ids in both
+//! directions.
 
 use std::time::Duration;
 
@@ -141,7 +142,7 @@ impl Filesystem for MountTree {
 
     fn open(&self, req: &Request, mode: BlockingMode, node: u64, flags: u32) -> FsResult<Opened> {
         let at = self.at(node)?;
-        // The kernel does so where the mount itself is read-only.
+        // The kernel does so itself if the mount is read-only.
         if flags & O_ACCMODE != 0 {
             at.fs.check_writable()?;
         }
@@ -274,7 +275,7 @@ impl Filesystem for MountTree {
         let at = self.at(node)?;
         let value = at.fs.getxattr(req, mode, at.node, name, size);
         match value {
-            // The kernel asks for the ACLs of all if the topmost dataset has some.
+            // The kernel requests ACLs from all members if the topmost dataset has ACLs.
             Err(Errno::EOPNOTSUPP) if self.acls && ACL_NAMES.contains(&name) => Err(Errno::ENODATA),
             other => other,
         }

@@ -1,5 +1,5 @@
-//! Volumes as read-only files: `POOL/path/of/volume` below one directory, served
-//! by one mount for all pools.
+//! Volumes as read-only files: `POOL/path/of/volume` below one directory, served by one mount
+//! for all pools.
 //!
 //! Lock order: `VolumeTree` is a leaf lock; the engine is not called under it.
 
@@ -20,7 +20,7 @@ use rustix::process::{getegid, geteuid};
 
 use super::zfs::FsResult;
 
-/// Pools come and go: names are asked for again after this.
+/// Names expire after this time, because pools are imported and exported.
 const TTL: Duration = Duration::from_secs(1);
 
 enum VolumeNodeKind {
@@ -34,7 +34,7 @@ struct VolumeNode {
     time: Timestamp,
 }
 
-/// The directories and files, by node number. Numbers are not used again.
+/// The directories and files, by node id. Ids are not reused.
 struct VolumeTree {
     nodes: BTreeMap<u64, VolumeNode>,
     next: u64,
@@ -50,7 +50,7 @@ impl VolumeTree {
         VolumeTree { nodes: BTreeMap::from([(ROOT_ID, root)]), next: ROOT_ID + 1 }
     }
 
-    /// The child of that name, made by `make` if there is none.
+    /// The child with that name; `make` creates a missing one.
     fn child(
         &mut self,
         parent: u64,
@@ -71,7 +71,7 @@ impl VolumeTree {
         Some(id)
     }
 
-    /// Adds a file; a volume below a volume has no place.
+    /// Adds a file; a volume below another volume is not shown.
     fn add(&mut self, name: &str, volume: Arc<Volume>, time: Timestamp) {
         let (dirs, last) = name.rsplit_once('/').unwrap_or(("", name));
         let mut at = ROOT_ID;
@@ -90,7 +90,7 @@ impl VolumeTree {
         });
     }
 
-    /// Removes what is below a name of the root.
+    /// Removes everything below a name in the root.
     fn remove(&mut self, name: &str) {
         let Some(VolumeNode { kind: VolumeNodeKind::Dir(children), .. }) =
             self.nodes.get_mut(&ROOT_ID)
@@ -252,7 +252,7 @@ pub struct Volumes {
 }
 
 impl Volumes {
-    /// Nothing yet; files will appear in `dir`.
+    /// No volumes yet; files will appear in `dir`.
     pub fn new(dir: PathBuf) -> Volumes {
         Volumes { dir, tree: Arc::new(RwLock::new(VolumeTree::new())), session: Mutex::new(None) }
     }
@@ -305,7 +305,7 @@ impl Volumes {
         Ok(())
     }
 
-    /// Removes a pool's volumes; with the last one the mount goes.
+    /// Removes a pool's volumes; the last one ends the mount.
     pub fn remove(&self, pool: &str) {
         let mut tree = self.tree.write();
         tree.remove(pool);
@@ -319,7 +319,7 @@ impl Volumes {
     /// Ends the mount.
     pub fn end(&self) {
         if let Some(session) = self.session.lock().take() {
-            // A user may keep the directory: it goes with the last one.
+            // A process may use the directory: the mount ends when the last user does.
             if session.unmount(UnmountOptions { lazy: true, force: false }).is_ok() {
                 let _gone = std::fs::remove_dir(&self.dir);
             }

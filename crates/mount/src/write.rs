@@ -1,21 +1,21 @@
-//! What changes a mounted dataset.
+//! Operations that change a mounted dataset.
 //!
 //! # Theory
-//! The kernel has checked permissions (`default_permissions`, and POSIX ACLs where they
-//! are on) and sent what is left to do; a file system's call is whole or not there. Who
-//! has no right to keep set-id bits, the kernel tells with each write and truncation
-//! (FUSE_HANDLE_KILLPRIV_V2): the bits, and `security.capability`, go here, in the call
-//! that changes the file. The umask comes along (FUSE_DONT_MASK), since a default ACL
-//! takes its place.
+//! The kernel has checked permissions (`default_permissions`, and POSIX ACLs if they are on)
+//! before it sends a request. A call of the file system is atomic. With each write and
+//! truncation the kernel says whether the caller may keep set-id bits
+//! (FUSE_HANDLE_KILLPRIV_V2); if not, the bits and `security.capability` are removed here, in
+//! the call that changes the file. The umask is part of the request (FUSE_DONT_MASK), because a
+//! default ACL replaces it.
 //!
-//! Writes go where the kernel says, `O_APPEND` too: it knows the size of every file of
-//! this mount and holds the file's lock while it appends. Writes that pass its cache by may
-//! run side by side, as far as they do not make the file longer.
+//! The kernel chooses the offset of each write, with `O_APPEND` too: it knows the size of every
+//! file of this mount and holds the file's lock while it appends. Writes that bypass its cache
+//! may run concurrently, if they do not extend the file.
 //!
 //! # Invariants
-//! * What is open is held once for each time it was opened, from before the kernel knows
-//!   of it until it was released.
-//! * An error that says "not there" of a node, not of a name, is `ESTALE`.
+//! * An open file is held once for each open, from before the kernel gets the handle until it
+//!   releases it.
+//! * An error "not found" about a node, not about a name, is `ESTALE`.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -41,11 +41,11 @@ use cenote::inspect::ondisk::znode::{ZFS_APPENDONLY, ZFS_IMMUTABLE};
 const O_ACCMODE: u32 = 0o3;
 const O_WRONLY: u32 = 0o1;
 const O_RDWR: u32 = 0o2;
-/// Minor version of kernels that drop what the page cache holds behind a direct write.
+/// Minor version of kernels that drop cached pages after a direct write.
 const COHERENT_MINOR: u32 = 41;
-/// Minor version of kernels that check, all of them, whether a caller may change flags.
+/// Minor version from which every kernel checks that a caller may change flags.
 const CHECKED_MINOR: u32 = 34;
-/// Handle of a file whose writes pass the page cache by.
+/// Handle of a file whose writes bypass the page cache.
 const DIRECT: u64 = 1;
 const S_ISUID: u32 = 0o4000;
 const S_ISGID: u32 = 0o2000;
@@ -61,7 +61,7 @@ const PUNCH_HOLE: u32 = 2;
 const ZERO_RANGE: u32 = 0x10;
 const CAPABILITY: &[u8] = b"security.capability";
 
-/// An error about a node: what is not there is a node no more.
+/// The errno for an error about a node: a node that is not found is stale.
 pub(super) fn stale(e: base::Error) -> Errno {
     match e.kind() {
         ErrorKind::NotFound => Errno::ESTALE,
@@ -69,7 +69,7 @@ pub(super) fn stale(e: base::Error) -> Errno {
     }
 }
 
-/// The groups of a process beside its main one.
+/// The supplementary groups of a process.
 fn groups_of(pid: u32) -> Vec<u32> {
     let Some(text) = status_of(pid) else { return Vec::new() };
     let line = text.lines().find_map(|l| l.strip_prefix("Groups:")).unwrap_or_default();
@@ -79,14 +79,14 @@ fn groups_of(pid: u32) -> Vec<u32> {
 pub(super) fn caller(req: &Request, umask: u32) -> Caller {
     let pid = req.pid;
     let groups = match pid {
-        // The kernel itself, or somebody beyond our process namespace.
+        // The kernel itself, or a process outside of our process namespace.
         0 => Groups::Known(Vec::new()),
         _ => Groups::Lookup(Arc::new(move || groups_of(pid))),
     };
     Caller { uid: req.uid, gid: req.gid, groups, umask, privileged: req.uid == 0 }
 }
 
-/// As [`caller`], keeping set-id bits or not as the kernel says.
+/// As [`caller`]; removes set-id bits if the kernel says so.
 pub(super) fn writer(req: &Request, kill: bool) -> Caller {
     Caller { privileged: !kill, ..caller(req, 0) }
 }
@@ -114,7 +114,7 @@ impl ZfsMount {
         }
     }
 
-    /// Frees what a crash left without names, beside everything else.
+    /// Frees the objects without names that a crash left, in the background.
     pub(super) fn empty_delete_queue(self: &Arc<Self>) {
         if !self.writable {
             return;
@@ -122,7 +122,7 @@ impl ZfsMount {
         let fs = Arc::clone(self.fs());
         let work = move || match fs.empty_delete_queue() {
             Ok(_) => {}
-            // It stays for the next mount.
+            // They stay for the next mount.
             Err(e) => ui::err(&format!("files without names are left: {e}")),
         };
         if let Err(e) = base::rt::spawn("delete-queue", work) {
@@ -130,7 +130,7 @@ impl ZfsMount {
         }
     }
 
-    /// What was agreed with the kernel.
+    /// Records what was negotiated with the kernel.
     pub(super) fn set_negotiated(&self, negotiated: &Negotiated) {
         self.direct_writes.store(negotiated.minor >= COHERENT_MINOR, Relaxed);
         self.checks_flags.store(negotiated.minor >= CHECKED_MINOR, Relaxed);
@@ -139,7 +139,7 @@ impl ZfsMount {
     fn opened(&self, flags: u32) -> Opened {
         let around = match flags & O_ACCMODE {
             O_WRONLY => true,
-            // One request carries the data and waits for its commit; through the pages the
+            // One request carries the data and waits for its commit; through the page cache the
             // kernel sends two.
             O_RDWR => flags & O_DSYNC != 0,
             _ => false,
@@ -148,10 +148,10 @@ impl ZfsMount {
         Opened {
             handle: if direct { DIRECT } else { 0 },
             direct_io: direct || self.is_direct(),
-            // What the kernel reads from its pages nobody hears of.
+            // The file system does not see reads that the kernel serves from its pages.
             keep_cache: !self.is_direct() && !self.counts_each_access(),
             no_flush: true,
-            // Else one write is a whole to others, however many requests it takes.
+            // Without this a write is atomic for other callers, however many requests it takes.
             parallel_direct_writes: self.is_direct(),
             ..Opened::default()
         }
@@ -159,8 +159,9 @@ impl ZfsMount {
 
     pub(super) fn open_file(&self, node: u64, flags: u32) -> FsResult<Opened> {
         if !self.writable && !self.is_direct() {
-            // Nothing to hold, no time of access to keep, no way to choose: the kernel opens
-            // files by itself from now on, and a small file is one request instead of three.
+            // No object has to be held, no access time is updated, and no option depends on the
+            // open. After this answer the kernel opens files without a request, and a small
+            // file costs one request instead of three.
             return Err(Errno::ENOSYS);
         }
         match self.own(node) {
@@ -174,7 +175,7 @@ impl ZfsMount {
         Ok(self.opened(flags))
     }
 
-    /// What the kernel checks at `open` where it knows a file's flags: here it does not.
+    /// The check that the kernel makes at `open` if it knows a file's flags; here it does not.
     fn check_open(&self, id: ObjectId, flags: u32) -> FsResult<()> {
         if flags & O_ACCMODE == 0 {
             return Ok(());
@@ -186,7 +187,7 @@ impl ZfsMount {
 
     fn let_go(&self, id: ObjectId) {
         if let Err(e) = self.fs().release(id) {
-            // The object stays on the queue of those without names.
+            // The object stays in the delete queue.
             ui::err(&format!("a closed file is left for the next mount: {e}"));
         }
     }
@@ -285,7 +286,8 @@ impl ZfsMount {
         Ok(())
     }
 
-    /// Does what may remove the directory of a name; what `fstat` tells of it later is kept.
+    /// Runs `f`, which may remove the directory of a name; keeps the attributes that `fstat`
+    /// reports afterwards.
     fn ending<T>(
         &self,
         parent: ObjectId,
@@ -339,14 +341,14 @@ impl ZfsMount {
             false => fs.write(&by, id, WritePosition::Offset(args.offset), data),
         };
         let done = done.map_err(stale)?;
-        // The kernel asks for it itself only where it writes through its pages.
+        // The kernel sends an `fsync` by itself only if it writes through its pages.
         if args.flags & O_DSYNC != 0 && (args.handle == DIRECT || self.is_direct()) {
             self.fs().fsync(id).map_err(stale)?;
         }
         Ok(u32::try_from(done.bytes).unwrap_or(u32::MAX))
     }
 
-    /// Who changes a file without the right to, takes its capabilities away.
+    /// Removes a file's capabilities when a caller without the right to keep them changes it.
     fn drop_capability(&self, req: &Request, id: ObjectId) -> FsResult<()> {
         let attrs = self.fs().attrs(id, Io::WAIT).map_err(stale)?;
         if !attrs.may_have_xattrs {
@@ -355,8 +357,8 @@ impl ZfsMount {
         self.fs().drop_xattr(&caller(req, 0), id, CAPABILITY).map_err(stale)
     }
 
-    /// Takes set-id bits away as a write does; for `fallocate` the kernel leaves that to
-    /// the server, and does not say who may keep them.
+    /// Removes set-id bits as a write does. For `fallocate` the kernel leaves that to the
+    /// server, and does not say which callers may keep them.
     fn drop_set_ids(&self, req: &Request, id: ObjectId) -> FsResult<()> {
         if req.uid == 0 {
             return Ok(());
@@ -373,8 +375,8 @@ impl ZfsMount {
         Ok(())
     }
 
-    /// Changes attributes. With the owner, and with the content if the caller may not
-    /// keep them, set-id bits go in the same call, and capabilities before it.
+    /// Changes attributes. A new owner removes set-id bits in the same call, and so does new
+    /// content if the caller may not keep them; capabilities are removed before.
     fn set(&self, req: &Request, id: ObjectId, set: &SetAttrs, kill: bool) -> FsResult<Attrs> {
         if kill || set.uid.is_some() || set.gid.is_some() {
             self.drop_capability(req, id)?;
@@ -424,8 +426,8 @@ impl ZfsMount {
         self.fs().allocate(&caller(req, 0), id, what, offset, len).map_err(stale)
     }
 
-    /// Where every block is written anew nothing can be reserved: there is room now, or
-    /// there is not. The file gets its size.
+    /// Checks for free space and sets the file's size. Space cannot be reserved in a file
+    /// system that writes every block to a new location.
     fn reserve(
         &self,
         req: &Request,
@@ -439,7 +441,7 @@ impl ZfsMount {
         if now.kind != FileKind::Regular {
             return Err(Errno::EOPNOTSUPP);
         }
-        // A tenth more, for metadata.
+        // Metadata takes up to a tenth more.
         if len.saturating_add(len / 10) > self.fs().space()?.available {
             return Err(Errno::ENOSPC);
         }
@@ -455,7 +457,7 @@ impl ZfsMount {
             return Err(Errno::EINVAL);
         }
         let to = (self.changeable(range.node_out)?, range.offset_out);
-        // From a snapshot the kernel copies by itself.
+        // The kernel itself copies from a snapshot.
         let from = (self.own(range.node_in).ok_or(Errno::EXDEV)?, range.offset_in);
         let by = writer(req, req.uid != 0);
         self.fs().copy_range(&by, from, to, range.len).map_err(stale)
