@@ -28,7 +28,7 @@ pub struct MountOptions {
     pub snapdir_disabled: bool,
     /// POSIX ACLs apply.
     pub posix_acl: bool,
-    /// File data is cached by the ARC alone, not by the kernel.
+    /// The kernel does not cache file data; the ARC alone does.
     pub direct_io: bool,
     /// Requests come over io_uring if the kernel offers that; the mount then has threads and
     /// descriptors of its own for it.
@@ -62,7 +62,7 @@ pub trait MountedFs: Send + Sync {
     /// Whether it is visible in this mount namespace; `present` are the device numbers of the
     /// file systems that are.
     fn is_present(&self, present: &HashSet<String>) -> bool;
-    /// Of one that is held: whether nobody holds it any more, and it is served no more.
+    /// For a held file system: whether it has been released and is no longer served.
     fn settle(&self) -> bool;
     /// For a held file system: where it is visible, a line for each process.
     fn holders(&self) -> Vec<String>;

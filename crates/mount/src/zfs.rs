@@ -251,7 +251,7 @@ impl ZfsMount {
         let _attached_once = self.notifier.set(notifier);
     }
 
-    /// Options changed that are no flags of the kernel's.
+    /// Applies changed options that are not flags of the kernel.
     pub(super) fn follow(&self, options: &MountOptions) {
         self.read_only.store(options.read_only, Relaxed);
         *self.access.write() = Access::of(options);
