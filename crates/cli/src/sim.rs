@@ -48,7 +48,7 @@ fn row() -> &'static commands::Command {
     commands::find("cenote", "sim")
 }
 
-/// A wrong value of an option.
+/// The error for a wrong value of an option.
 fn wrong(option: &str, text: &str, due: &str) -> Error {
     Error::invalid(format!("invalid value '{text}' of '{option}': {due}"))
 }
@@ -99,14 +99,14 @@ fn campaign(parsed: &Parsed) -> Result<Campaign> {
     })
 }
 
-/// An event, and a seed behind a colon.
+/// An event, and a seed after a colon.
 fn pair(text: &str) -> Result<(u64, u64)> {
     let (event, seed) = text.split_once(':').unwrap_or((text, "0"));
     let number = |part| number("--crash", part, 0..=u64::MAX);
     Ok((number(event)?, number(seed)?))
 }
 
-/// What is to be done.
+/// The campaign, or the one crash, that the options describe.
 fn read(parsed: &Parsed) -> Result<(Campaign, Option<(u64, u64)>)> {
     let crash = parsed.last('c').map(|text| pair(&text)).transpose()?;
     if crash.is_none() && parsed.last('D').is_some() {
@@ -164,7 +164,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
     Ok(Exit::FAILURE)
 }
 
-/// Judges one crash of one run.
+/// Checks one crash of one run.
 fn one_crash(setup: &Setup, (event, seed): (u64, u64), dir: Option<String>) -> Result<Exit> {
     let recorded = ::sim::record(setup);
     if let Some(dir) = dir {

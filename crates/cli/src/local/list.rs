@@ -10,7 +10,7 @@ use ui::time;
 
 use super::{DEPTH_MAX, Operand, OperandTarget, entries, is_dir, too_deep};
 
-/// A name that cannot disturb a terminal.
+/// A name without characters that a terminal would interpret.
 fn shown(name: &[u8]) -> String {
     let text = String::from_utf8_lossy(name);
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
@@ -166,7 +166,7 @@ struct Walk<'a> {
 
 impl Walk<'_> {
     fn run(&mut self, root: ObjectId) -> Result<()> {
-        // A stack of our own: the depth is the disk's.
+        // An explicit stack, because the disk determines the depth.
         let mut stack = vec![(String::new(), entries(self.fs, root)?.into_iter().peekable())];
         while let Some((indent, list)) = stack.last_mut() {
             let Some((name, id)) = list.next() else {

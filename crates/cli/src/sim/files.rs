@@ -1,5 +1,5 @@
 //! `cenote sim --workload posix` and `logs`: file systems and their intent logs, crashed at
-//! every event. What a run does follows from its seed, but for vdevs and threads.
+//! every event. A run is determined by its seed, except for vdevs and threads.
 
 use ::sim::{Setup, logs, posix};
 use base::{Error, Result};
@@ -9,7 +9,7 @@ use ui::Exit;
 
 use super::{given, named, pair};
 
-/// Options that say what these workloads do not let one choose.
+/// Options that have fixed values in these workloads.
 const FIXED: [(char, &str); 4] =
     [('o', "--ops"), ('p', "--plant"), ('f', "--fault"), ('k', "--keep")];
 
@@ -35,7 +35,7 @@ impl SimTarget {
     }
 }
 
-/// Which runs.
+/// The runs to make.
 struct SimPlan {
     of: SimTarget,
     seed: u64,
@@ -59,7 +59,7 @@ impl SimPlan {
         }
     }
 
-    /// What brings a run back.
+    /// The command that repeats a run.
     fn command(&self, setup: &Setup) -> String {
         format!(
             "cenote sim --workload {} --seed {} --vdevs {} --threads {}",
@@ -71,19 +71,19 @@ impl SimPlan {
     }
 }
 
-/// What all runs came to.
+/// Totals over all runs.
 #[derive(Default)]
 struct Sum {
     points: u64,
     images: u64,
-    /// The crash, and what is wrong.
+    /// The crash, and the error.
     failure: Option<(Option<(u64, u64)>, String)>,
 }
 
-/// The plan, if the workload is one of these.
+/// The plan, if the options select one of these workloads.
 ///
 /// # Errors
-/// `Invalid` for options that do not go with it.
+/// `Invalid` for options that cannot be combined with it.
 fn plan(parsed: &Parsed) -> Result<Option<SimPlan>> {
     let of = match parsed.last('w').as_deref() {
         Some("posix") => SimTarget::Posix,
@@ -115,7 +115,7 @@ fn plan(parsed: &Parsed) -> Result<Option<SimPlan>> {
     }))
 }
 
-/// Makes the run of one seed and crashes it everywhere.
+/// Makes the run of one seed and crashes it at every event.
 fn run(plan: &SimPlan, setup: Setup, sum: &mut Sum) {
     match plan.of {
         SimTarget::Posix => {
@@ -141,13 +141,13 @@ fn leave(disks: &SimDisks, plan: &SimPlan, (event, seed): (u64, u64)) -> Result<
     device::sim::write_files(&images, std::path::Path::new(dir)).map(drop)
 }
 
-/// Before that the file system is not yet there.
+/// Before `start` the file system does not exist.
 fn check_event(event: u64, start: u64) -> Result<()> {
     let early = || Error::invalid(format!("the run begins with event {start}"));
     (event >= start).then_some(()).ok_or_else(early)
 }
 
-/// Judges one crash of one run.
+/// Checks one crash of one run.
 fn one_crash(plan: &SimPlan, crash: (u64, u64)) -> Result<Exit> {
     let setup = plan.setup(plan.seed);
     let verdict = match plan.of {
@@ -184,10 +184,10 @@ fn one_crash(plan: &SimPlan, crash: (u64, u64)) -> Result<Exit> {
     Ok(Exit::OK)
 }
 
-/// Does it, if the workload is one of these; `None` if not.
+/// Runs the workload, if it is one of these; `None` if not.
 ///
 /// # Errors
-/// `Invalid` for options that do not go together; those of writing images.
+/// `Invalid` for options that cannot be combined; those of writing images.
 pub(super) fn main(parsed: &Parsed) -> Result<Option<Exit>> {
     let Some(plan) = plan(parsed)? else { return Ok(None) };
     if let Some(crash) = plan.crash {

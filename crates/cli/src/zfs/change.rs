@@ -9,7 +9,7 @@ use ui::Exit;
 
 use super::{command_line, misuse, options, property, request_change, select};
 
-/// Complains about names that are none.
+/// Complains about invalid names.
 fn check_names(names: &[String], snapshots: bool) -> Result<()> {
     for name in names {
         let action = if snapshots { "cannot create snapshot" } else { "cannot open" };
@@ -84,7 +84,7 @@ pub(super) fn set(argv: &[OsString]) -> Result<Exit> {
     Ok(Exit::failed_if(failed))
 }
 
-/// Whether a property can be inherited, or what is said and whether the usage follows.
+/// Whether a property can be inherited; else the message, and whether the usage follows.
 fn check_inherit(name: &str, received: bool) -> std::result::Result<(), (String, bool)> {
     if is_user_prop(name) {
         return Ok(());
@@ -109,7 +109,7 @@ fn check_inherit(name: &str, received: bool) -> std::result::Result<(), (String,
     }
 }
 
-/// What to do instead.
+/// The hint at the end of the message.
 fn instead(name: &str) -> String {
     match name {
         "canmount" => "use 'zfs set canmount=on' to clear".to_owned(),

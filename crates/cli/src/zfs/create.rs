@@ -9,7 +9,7 @@ use ui::Exit;
 
 use super::{command_line, misuse, options, property, request_change, select};
 
-/// What a command line asks for, or the message before the usage.
+/// The request of a command line, or the message before the usage.
 fn parse_args(parsed: &Parsed) -> std::result::Result<NewDatasetArgs, String> {
     let size = parsed.last('V');
     let words = parsed.words();
@@ -66,7 +66,7 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     Ok(Exit::failed_if(failed))
 }
 
-/// What `-v` and `-P` tell.
+/// The output of `-v` and `-P`.
 fn report(args: &NewDatasetArgs, parsable: bool) -> String {
     let mut props = args.props.clone();
     if let Some(volume) = &args.volume {

@@ -34,7 +34,7 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         command: command_line("destroy", argv),
     };
     let (reply, failed) = match request_change(DatasetChange::Destroy(args)) {
-        // Everything was told already.
+        // Every failure was reported already.
         Ok((Reply::Done, _)) => return Ok(Exit::FAILURE),
         other => other?,
     };
@@ -47,7 +47,7 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     Ok(Exit::failed_if(failed))
 }
 
-/// What is wrong with an operand: the list of snapshots has a grammar of its own.
+/// The error in an operand; the list of snapshots has a grammar of its own.
 fn check_target(target: &str) -> std::result::Result<(), String> {
     let Some((fs, list)) = target.split_once('@') else { return select::check_name(target) };
     select::check_name(fs)?;

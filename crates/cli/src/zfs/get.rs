@@ -72,7 +72,7 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     };
     let (mut rows, failed) = select::fetch(args)?;
     if depth == Some(0) {
-        // Without -r the operands' order counts.
+        // Without -r the order of the operands is kept.
         let place = |r: &DatasetRow| roots.iter().position(|n| *n == r.name);
         rows.sort_by_key(place);
     }
@@ -174,7 +174,7 @@ mod tests {
     const ZVOL: &str = include_str!("../../tests/fixtures/zvol.props.txt");
     const CRYPT: &str = include_str!("../../tests/fixtures/crypt.props.txt");
 
-    /// Through raw values and back, byte for byte.
+    /// The texts survive the conversion to raw values and back, byte for byte.
     #[test]
     fn golden_get_all() {
         for golden in [SNAPS, ZVOL, CRYPT] {

@@ -151,7 +151,7 @@ fn sort_keys(given: &[(String, bool)]) -> std::result::Result<Vec<Key>, String> 
         .collect()
 }
 
-/// By the keys; what lacks one comes last. Equal rows stay in the default order.
+/// Order by the keys; a row without a value is last. Equal rows keep the default order.
 fn compare(a: &DatasetRow, b: &DatasetRow, keys: &[Key]) -> Ordering {
     for (name, down) in keys {
         let by = |o: Ordering| if *down { o.reverse() } else { o };
@@ -185,7 +185,7 @@ pub(super) mod tests {
     use cenote::props::Unit;
     use proto::Origin;
 
-    /// Rows from a golden `zfs get -Hp all`: raw values out of the texts.
+    /// Rows from a golden `zfs get -Hp all`, with raw values parsed from the texts.
     pub(crate) fn golden_rows(props: &str) -> Vec<DatasetRow> {
         let mut rows: Vec<DatasetRow> = Vec::new();
         for line in props.lines() {

@@ -54,7 +54,7 @@ pub(super) fn unmount(argv: &[OsString]) -> Result<Exit> {
     match &mut target {
         None if !all => return Ok(misuse("unmount", Some("missing filesystem argument"))),
         Some(path) if path.starts_with('/') || path.starts_with("./") => {
-            // Not canonicalised: a dead mount could make that hang.
+            // Not canonicalised, because a dead mount could block that.
             let absolute = std::path::absolute(&*path).ok();
             if let Some(absolute) = absolute.as_ref().and_then(|p| p.to_str()) {
                 *path = absolute.trim_end_matches('/').to_owned();

@@ -1,5 +1,5 @@
-//! Which datasets a command is about: operands, types, depth; and the check of
-//! names (chapter 09 §1.2, §3.1).
+//! Selection of datasets: operands, types, depth; and the check of names (chapter 09 §1.2,
+//! §3.1).
 
 use base::Result;
 use proto::client::Client;
@@ -29,7 +29,7 @@ pub(super) fn types(list: &str) -> std::result::Result<Vec<DatasetType>, String>
     Ok(out)
 }
 
-/// What is wrong with a dataset's name, in OpenZFS's words.
+/// The error in a dataset's name, in OpenZFS's words.
 pub(super) fn check_name(name: &str) -> std::result::Result<(), String> {
     let wrong = |why: &str| Err(format!("cannot open '{name}': {why}"));
     if name.len() > 255 {
@@ -62,7 +62,7 @@ pub(super) fn check_name(name: &str) -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// The dataset mounted where a path leads, by the daemon's table.
+/// The dataset that is mounted at a path or above it, by the daemon's table.
 fn by_path(client: &mut Client, path: &str) -> Result<Option<String>> {
     let Ok(real) = std::fs::canonicalize(path) else { return Ok(None) };
     let proto::Reply::Mounts(mounts) = client.request(&Request::Mounts)? else {
@@ -72,7 +72,7 @@ fn by_path(client: &mut Client, path: &str) -> Result<Option<String>> {
     Ok(inside.max_by_key(|m| m.mountpoint.len()).map(|m| m.dataset))
 }
 
-/// Rows, sorted as `zfs list` sorts, and whether some operand failed.
+/// Rows, sorted as in `zfs list`, and whether an operand failed.
 pub(super) fn fetch(mut args: ListArgs) -> Result<(Vec<DatasetRow>, bool)> {
     let mut failed = false;
     let client = Client::connect_for_query(&Runtime::from_env()?)?;
@@ -120,8 +120,8 @@ pub(super) fn fetch(mut args: ListArgs) -> Result<(Vec<DatasetRow>, bool)> {
     Ok((rows, failed))
 }
 
-/// By name, byte by byte; a dataset before its snapshots (by creation) and
-/// bookmarks, and those before its children.
+/// Order by name, byte by byte: a dataset before its snapshots (by creation) and bookmarks, and
+/// those before its children.
 fn order(row: &DatasetRow) -> (&str, u8, u64, &str) {
     let cut = row.name.find(['@', '#']).unwrap_or(row.name.len());
     let (dataset, _) = row.name.split_at(cut);

@@ -12,12 +12,12 @@ use ui::Exit;
 
 use super::{Pools, command, misuse, no_such_pool, odd, options};
 
-/// What OpenZFS's functions return as -1.
+/// The exit code for OpenZFS's functions that return -1.
 const MINUS_ONE: Exit = Exit(255);
-/// EINVAL, as `zpool set` has it for what is no pool.
+/// EINVAL, the exit code of `zpool set` for a name that is not a pool's.
 const NOT_A_POOL: Exit = Exit(22);
 
-/// Asks for a change; the daemon says the whole message.
+/// Requests a change; the daemon's error is the whole message.
 fn request_change(pool: &str, change: Change, command: String) -> Result<Exit> {
     let mut client = Client::connect(&Runtime::from_env()?)?;
     let request = Request::Change { pool: pool.to_owned(), change, command };
@@ -25,7 +25,7 @@ fn request_change(pool: &str, change: Change, command: String) -> Result<Exit> {
     Ok(Exit::failed_if(client.failed))
 }
 
-/// One pool's name, which has to exist; `missing` names the operand.
+/// The name of an existing pool; `missing` names the operand.
 fn one_pool(
     what: &str,
     words: Vec<String>,
@@ -148,8 +148,8 @@ pub(super) fn clear(argv: &[OsString]) -> Result<Exit> {
     }
 }
 
-/// `zpool online <pool> <device> ...`: devices that came back are taken back. None is ever
-/// taken offline by hand, so that there is nothing else to undo.
+/// `zpool online <pool> <device> ...`: uses devices that were missing again. No device is ever
+/// taken offline by hand, so there is nothing else to undo.
 pub(super) fn online(argv: &[OsString]) -> Result<Exit> {
     let parsed = match options("online", argv) {
         Ok(parsed) => parsed,
@@ -192,7 +192,7 @@ pub(super) fn online(argv: &[OsString]) -> Result<Exit> {
     Ok(Exit::failed_if(failed))
 }
 
-/// What is said of a device that is not well although it was taken back.
+/// The warning for a device that is not healthy although it is online.
 fn remains(pool: &Pool, device: &str) -> Option<String> {
     let state = super::vdev_props::find(pool, device)?.state;
     let hint = match state {
@@ -237,7 +237,7 @@ pub(super) fn labelclear(argv: &[OsString]) -> Result<Exit> {
     }
 }
 
-/// Why a path cannot be opened for writing as a device.
+/// The reason why a path cannot be opened for writing as a device.
 fn why_not(path: &str) -> &'static str {
     match std::fs::metadata(path) {
         Ok(meta) if meta.is_dir() => "Is a directory",
@@ -247,7 +247,7 @@ fn why_not(path: &str) -> &'static str {
     }
 }
 
-/// What is wrong with a line of `zpool set`.
+/// An error in a command line of `zpool set`.
 #[derive(Debug, PartialEq, Eq)]
 enum SetError {
     Usage(&'static str),
@@ -304,7 +304,7 @@ pub(super) fn set(argv: &[OsString]) -> Result<Exit> {
     request_change(&pool, Change::Set(name, value), command("set", argv))
 }
 
-/// The table behind the usage of `set`.
+/// The table in the usage of `set`.
 pub(super) fn properties() -> String {
     use cenote::props::{Attr, pool_props};
     let mut rows: Vec<(bool, &str, &str)> = pool_props()

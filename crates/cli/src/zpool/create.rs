@@ -1,8 +1,7 @@
 //! `zpool create` (chapter 09 §4; the words as OpenZFS 2.3.2 prints them).
 //!
 //! # Departures from OpenZFS
-//! * `-n` looks at the name, the properties and the devices as thoroughly as the
-//!   real thing.
+//! * `-n` checks the name, the properties and the devices as thoroughly as a real creation.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -20,7 +19,7 @@ use ui::Exit;
 
 use super::{layout, misuse, options, spec};
 
-/// How a command line fails: what is said, and whether the usage follows.
+/// An error in a command line: the message, and whether the usage follows.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum CommandLineError {
     /// Exit 2, with the usage.
@@ -29,7 +28,7 @@ pub(super) enum CommandLineError {
     Plain(String),
 }
 
-/// What the options and operands of `create` say.
+/// The options and operands of `create`.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct CreateOptions {
     name: String,
@@ -85,7 +84,7 @@ fn once(
     Ok(())
 }
 
-/// One `-o` of a new pool.
+/// Parses one `-o` of a new pool.
 fn pool_option(opts: &mut CreateOptions, text: &str) -> std::result::Result<(), CommandLineError> {
     let plain = |text: String| Err(CommandLineError::Plain(text));
     let Some((name, value)) = text.split_once('=') else {
@@ -123,7 +122,7 @@ fn set_altroot(opts: &mut CreateOptions, value: &str) -> std::result::Result<(),
     Ok(())
 }
 
-/// One `-O` of a new pool.
+/// Parses one `-O` of a new pool.
 fn fs_option(opts: &mut CreateOptions, text: &str) -> std::result::Result<(), CommandLineError> {
     let Some((name, value)) = text.split_once('=') else {
         return Err(CommandLineError::Plain("missing '=' for -O option".to_owned()));
@@ -183,7 +182,7 @@ fn parse_options(parsed: &Parsed) -> std::result::Result<CreateOptions, CommandL
     Ok(opts)
 }
 
-/// What belongs together.
+/// Checks options that depend on each other.
 fn check(opts: &CreateOptions) -> std::result::Result<(), CommandLineError> {
     let plain = |text: String| Err(CommandLineError::Plain(text));
     if opts.name.contains('/') {
@@ -209,7 +208,7 @@ fn check(opts: &CreateOptions) -> std::result::Result<(), CommandLineError> {
     }
 }
 
-/// The directory that the new pool would be mounted on, if it would.
+/// The mountpoint of the new pool, if it would be mounted.
 fn directory(opts: &CreateOptions) -> Option<std::path::PathBuf> {
     let mountpoint = match opts.mountpoint.as_deref() {
         None => format!("/{}", opts.name),
@@ -220,7 +219,7 @@ fn directory(opts: &CreateOptions) -> Option<std::path::PathBuf> {
     Some(format!("{}{mountpoint}", root.trim_end_matches('/')).into())
 }
 
-/// The directory must not be there, or be empty.
+/// Fails unless the directory is missing or empty.
 fn check_directory(path: &Path) -> std::result::Result<(), String> {
     let hint = "use '-m' option to provide a different default";
     let shown = path.display();
@@ -236,13 +235,13 @@ fn check_directory(path: &Path) -> std::result::Result<(), String> {
     }
 }
 
-/// The system's words for an error, without the number.
+/// The system's text for an error, without the number.
 fn words(e: &std::io::Error) -> String {
     let text = e.to_string();
     text.split(" (os error").next().unwrap_or_default().to_owned()
 }
 
-/// The request, checked as far as this side can; and warnings.
+/// The request, checked as far as the client can; and warnings.
 fn request(
     opts: &CreateOptions,
     resolve: spec::Resolve<'_>,

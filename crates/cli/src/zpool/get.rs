@@ -65,8 +65,8 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     Ok(Exit::failed_if(pools.failed))
 }
 
-/// A pool and vdevs of it, if that is what the operands are: a pool first, and then not
-/// only pools.
+/// A pool and vdevs of it, if the operands have that form: a pool first, and then not only
+/// pools.
 fn of_vdevs<'a>(pools: &mut Pools, names: &'a [String]) -> Result<Option<(&'a str, &'a [String])>> {
     let Some((first, rest)) = names.split_first().filter(|(_, rest)| !rest.is_empty()) else {
         return Ok(None);
@@ -87,7 +87,7 @@ fn show(rows: &[[String; 4]], fields: &[usize], value_width: usize, scripted: bo
     }
 }
 
-/// The value column is as wide as the widest column of the properties would be.
+/// The value column is as wide as the widest column of these properties in `zpool list`.
 fn value_width<'a>(names: impl Iterator<Item = &'a str>) -> usize {
     names.filter_map(pool_column).map(cenote::props::Prop::min_width).max().unwrap_or(0)
 }

@@ -50,12 +50,12 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         found.retain(|p| !p.destroyed);
     }
     if words.is_empty() {
-        // Those that the daemon imported when it started are there.
+        // Pools that the daemon imported at its start are available already.
         found.retain(|p| p.imported.is_none());
     }
     let complain = || problems.iter().for_each(|p| ui::err(p));
-    // Of the system's devices many are none of the user's business: those that may not be
-    // opened matter only if what was looked for may be on them.
+    // An ordinary user may not open many of the system's devices. Such errors matter only if
+    // the requested pool may be on them.
     let named = !args.search.paths.is_empty();
     if named || found.is_empty() {
         complain();
@@ -98,11 +98,11 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     Ok(Exit::failed_if(failed || client.failed))
 }
 
-/// What the options say, the pool left open.
+/// The arguments from the options, without the pool.
 fn arguments(parsed: &Parsed) -> std::result::Result<ImportArgs, String> {
     let mut args = ImportArgs {
         force: parsed.has('f'),
-        // A group that -T names is that one, or none.
+        // With -T the pool is opened as of that txg or not at all.
         rewind: parsed.has('F'),
         dry_run: parsed.has('n'),
         extreme: parsed.has('X'),
@@ -149,7 +149,7 @@ fn option(args: &mut ImportArgs, text: &str) -> std::result::Result<(), String> 
         Some(("readonly", "off")) => args.readonly = false,
         Some(("readonly", _)) => return Err("property 'readonly' must be one of 'on | off'".into()),
         Some(("altroot", root)) if root.starts_with('/') => args.altroot = Some(root.into()),
-        // There is no cache file: its absence is what "none" asks for.
+        // There is no cache file, which is what "none" means.
         Some(("cachefile", "" | "none")) => {}
         Some(("cachefile", _)) => return Err(ui::not_yet("the use of cache files")),
         Some((name, _)) => return Err(format!("property '{name}' is not valid at import")),
@@ -177,7 +177,7 @@ fn choose(found: Vec<ImportCandidate>, name: &str) -> Result<Vec<ImportCandidate
     }
 }
 
-/// The complaint about a pool that is imported already: such are not found.
+/// The complaint about a pool that is imported already, which discovery does not find.
 fn imported(client: &mut Client, name: &str) -> Result<Option<Error>> {
     let Reply::Names(names) = client.request(&Request::PoolNames)? else { return Err(odd()) };
     Ok(names.iter().any(|n| n == name).then(|| {
@@ -238,7 +238,7 @@ fn list(found: &[ImportCandidate]) {
     ui::out(&texts.join("\n"));
 }
 
-/// Words for `status:` and `action:`.
+/// Text for `status:` and `action:`.
 fn verdict(p: &ImportCandidate) -> (Option<&'static str>, &'static str) {
     let f = Facts::of(&p.root, p.health);
     let dead = matches!(p.health, VdevHealth::Unavail | VdevHealth::Faulted);

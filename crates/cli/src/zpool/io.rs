@@ -1,9 +1,10 @@
-//! `cenote io`: what each device is asked for.
+//! `cenote io`: the sizes and latencies of each device's operations.
 //!
 //! # Theory
-//! For each leaf and direction the sizes of its operations by powers of two, in the shape
-//! that tracers give distributions, and a line of mean latency, operations and bytes a
-//! second. The first report is about all the time since the pool was opened, or since the
+//! For each leaf and direction it shows the sizes of operations by powers of two, in the form
+//! in which tracers show distributions, and a line with mean latency, operations and bytes a
+//! second. The first report covers the time since the pool was opened, or since the vdev was
+//! added; each later one the time since the report before.
 //! vdev joined it; each later one about what came since the report before.
 
 use std::collections::HashMap;
@@ -20,7 +21,7 @@ use super::{Pools, Repeat, no_such_pool};
 /// Width of the widest bar.
 const BAR: u64 = 40;
 
-/// What was counted at the report before, by guid and name.
+/// Counters at the report before, by guid and name.
 type PreviousCounters = HashMap<(u64, String), (VdevIoCounts, Vec<ClassIo>)>;
 
 fn misuse(message: Option<&str>) -> Exit {
@@ -103,7 +104,7 @@ fn add(histograms: &[Vec<u64>]) -> Vec<u64> {
     (0..len).map(|j| histograms.iter().filter_map(|h| h.get(j)).sum()).collect()
 }
 
-/// Sizes from the smallest to the largest that occurred, with one empty row around them.
+/// Sizes from the smallest to the largest that occurred, with one empty row before and after.
 fn distribution(name: &str, sizes: &[u64]) -> String {
     let all: u64 = sizes.iter().sum();
     let (Some(first), Some(last)) =
@@ -161,7 +162,7 @@ mod tests {
         );
         let next = report("tank", &leaf(4 * SECOND, 42), &mut before);
         assert!(next.contains("  1/s         8K/s\n"), "{next}");
-        // The vdev was opened anew.
+        // The vdev was reopened.
         let next = report("tank", &leaf(SECOND, 8), &mut before);
         assert!(next.contains("  8/s        64K/s\n"), "{next}");
     }

@@ -85,7 +85,7 @@ fn sizes_alone_and_merged() {
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines.len(), 1 + 3 + 16 + 1);
     assert!(lines[2].starts_with("req_size      ind    agg    ind    agg"), "{}", lines[2]);
-    // What is smaller than a sector is told with the smallest.
+    // Sizes smaller than a sector are counted with the smallest.
     let cells = |line: &str| -> Vec<String> {
         line.split_whitespace().skip(1).map(str::to_owned).collect()
     };

@@ -1,11 +1,11 @@
 //! `zpool iostat` (chapter 09 §4.5).
 //!
 //! # Theory
-//! The daemon tells what each vdev did since it was opened, and for how long. The first
-//! report divides the one by the other; each later one divides what came since the
-//! report before by the time that passed for the daemon, so a late report is still right.
+//! The daemon reports each vdev's counters since it was opened, and the time since then. The
+//! first report divides the counters by the time. Each later one divides the differences since
+//! the report before by the time that passed for the daemon, so a late report is still right.
 //!
-//! What `-l`, `-q`, `-r` and `-w` show is made in `iohist`.
+//! The columns of `-l`, `-q`, `-r` and `-w` are made in `iohist`.
 //!
 //! Departures: `-y` without an interval measures one second. `-c` is refused.
 
@@ -35,10 +35,10 @@ const GROUPS: [Group; 3] = [
     ("operations", &["read", "write"]),
     ("bandwidth", &["read", "write"]),
 ];
-/// Least width of the column of names.
+/// Minimum width of the column of names.
 const NAME_MIN: usize = 10;
 
-/// How it is to look.
+/// The format of the output.
 #[derive(Clone, Copy, Debug, Default)]
 struct IostatOptions {
     scripted: bool,
@@ -71,7 +71,7 @@ impl IostatOptions {
         }
     }
 
-    /// The groups of columns, with the width of each's columns.
+    /// The groups of columns, with the width of the columns in each.
     fn groups(self) -> Vec<(&'static [Group], usize)> {
         let width = |exact| if self.exact { exact } else { 5 };
         let mut out: Vec<(&'static [Group], usize)> = vec![(&GROUPS, width(15))];
@@ -93,7 +93,7 @@ impl IostatOptions {
     }
 }
 
-/// What is refused, with the words of OpenZFS where they exclude each other.
+/// The error for options that cannot be combined, in OpenZFS's words.
 fn refusal(parsed: &Parsed) -> Option<String> {
     let has = |letters: &str| letters.chars().any(|l| parsed.has(l));
     if has("rw") && has("clq") {
@@ -146,7 +146,7 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     })
 }
 
-/// What vdevs did up to the report before, by guid and name.
+/// Counters of vdevs at the report before, by guid and name.
 type Counters = HashMap<(u64, String), (VdevIoCounts, Vec<ClassIo>)>;
 
 fn key(v: &Vdev) -> (u64, String) {
@@ -158,14 +158,14 @@ fn remember(v: &Vdev, to: &mut Counters) {
     v.children.iter().for_each(|child| remember(child, to));
 }
 
-/// What the operands name.
+/// The pools and vdevs that the operands name.
 struct IostatTargets {
     pools: Vec<Pool>,
-    /// Vdevs, by any name of theirs; none: whole pools.
+    /// Vdevs, by any of their names; empty: whole pools.
     vdevs: Vec<String>,
 }
 
-/// Pools, or a pool and vdevs of it, or vdevs of any pool.
+/// The operands may be pools, a pool and vdevs of it, or vdevs of any pool.
 fn pools(words: &[String]) -> Result<IostatTargets> {
     let mut pools = Pools::connect()?;
     let names = pools.select(&[], super::no_such_pool)?;
@@ -177,7 +177,7 @@ fn pools(words: &[String]) -> Result<IostatTargets> {
     let chosen = match (heads, vdevs) {
         ([], _) => names.clone(),
         ([_], _) | (_, []) => heads.to_vec(),
-        // Several pools, and something that is none.
+        // Several pools, and a name that is not a pool's.
         (_, [first, ..]) => return Err(unknown(first)),
     };
     let mut trees = Vec::new();
@@ -329,12 +329,12 @@ impl IostatReport<'_> {
         self.cells(out, name, width, cells);
     }
 
-    /// What was counted when the report before was made, unless the vdev began anew since.
+    /// The counters at the report before, unless the vdev was reopened since.
     fn earlier(&self, v: &Vdev) -> Option<&(VdevIoCounts, Vec<ClassIo>)> {
         self.before.get(&key(v)).filter(|(done, _)| done.age <= v.io.age)
     }
 
-    /// How operations went since the report before.
+    /// The histograms since the report before.
     fn io_since_last(&self, v: &Vdev) -> Vec<ClassIo> {
         iohist::since(&v.io_classes, self.earlier(v).map(|(_, classes)| classes.as_slice()))
     }

@@ -84,7 +84,7 @@ fn vdevs_below_their_pools() {
          \n\
          /log\t0\t1073741824\t0\t0\t0\t0\n"
     );
-    // Several pools end with a line; vdevs alone stand where pools did.
+    // Several pools end with a line; single vdevs are listed in place of pools.
     assert!(text(IostatOptions::default(), &[], &pools, &none).ends_with("-----\n"));
     let alone = text(IostatOptions::default(), &["/b"], &pools[..1], &none);
     assert_eq!(alone.lines().nth(1).unwrap().split(' ').next(), Some("vdev"));
@@ -105,7 +105,7 @@ fn later_reports_are_about_the_time_between() {
             .rates(&pools[0].root)
     };
     assert_eq!(rates(&pools, &before), [5, 0, 2048, 0]);
-    // Opened anew: the counters began at zero.
+    // The pool was reopened: the counters begin at zero.
     pools[0].root.io = done(SECOND, 7, 1, 0, 9);
     assert_eq!(rates(&pools, &before), [7, 1, 0, 9]);
     pools[0].root.io = done(0, 0, 0, 0, 0);

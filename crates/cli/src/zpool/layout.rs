@@ -1,10 +1,10 @@
-//! What a pool would look like: the trees of `zpool create -n` and `zpool add -n`.
+//! The trees that `zpool create -n` and `zpool add -n` show.
 
 use proto::{NewKind, NewVdev, Vdev, VdevRole};
 
 use super::vdevs::{self, Naming, VdevLine};
 
-/// Classes behind the ordinary vdevs, in order.
+/// Classes after the normal vdevs, in order.
 const CLASSES: [(VdevRole, &str); 5] = [
     (VdevRole::Dedup, "dedup"),
     (VdevRole::Special, "special"),
@@ -23,7 +23,7 @@ fn word(kind: &NewKind) -> &'static str {
     }
 }
 
-/// As it would be shown: without an id, which it does not have yet.
+/// The vdev as shown: without an id, which it does not have yet.
 fn shown(new: &NewVdev) -> Vdev {
     let children: Vec<Vdev> = new.children.iter().map(shown).collect();
     let count = children.len();
@@ -57,8 +57,7 @@ pub(super) fn of_new(pool: &str, new: &[NewVdev]) -> String {
     lines(pool, &root, Naming::default())
 }
 
-/// A pool with more vdevs. Those have no guid yet, so with `-g` too they show by
-/// name.
+/// A pool with more vdevs. Those have no guid yet, so they are shown by name even with `-g`.
 pub(super) fn with_new(pool: &str, root: &Vdev, vdevs: &[NewVdev], naming: Naming) -> String {
     let mut root = root.clone();
     let mut named = |v: &mut Vdev| v.name = naming.of(v);
@@ -68,7 +67,7 @@ pub(super) fn with_new(pool: &str, root: &Vdev, vdevs: &[NewVdev], naming: Namin
     lines(pool, &root, plain)
 }
 
-/// Fixes the names of vdevs that have guids before those come that have none.
+/// Fixes the names of vdevs that have guids, before those that have none are added.
 fn rename(v: &mut Vdev, named: &mut dyn FnMut(&mut Vdev)) {
     named(v);
     v.path = None;

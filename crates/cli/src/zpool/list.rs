@@ -180,7 +180,7 @@ fn heading_row(heading: &str, columns: &[(String, Column)]) -> Vec<String> {
     std::iter::once(heading.to_owned()).chain(rest).collect()
 }
 
-/// A vdev's share in hundredths of a percent, with as many digits as fit.
+/// A vdev's used share in hundredths of a percent, with as many digits as fit.
 fn capacity(v: &Vdev, parsable: bool) -> String {
     let share = (u128::from(v.allocated) * 10_000).checked_div(u128::from(v.size)).unwrap_or(0);
     if parsable {
@@ -274,7 +274,7 @@ mod tests {
         );
     }
 
-    /// `zpool list -Hv` of OpenZFS 2.4.4: rows of classes stay as people read them.
+    /// `zpool list -Hv` of OpenZFS 2.4.4: headings of classes stay in the form for people.
     #[test]
     fn golden_rows_of_classes() {
         let disk = |n: u32, class| vdev("file", &format!("/tmp/d{n}"), class, vec![]);

@@ -1,4 +1,4 @@
-//! `zpool`: pools, as OpenZFS's command shows them (chapter 09 §4).
+//! `zpool`: pools, with the output of OpenZFS's command (chapter 09 §4).
 
 mod add;
 mod change;
@@ -45,7 +45,7 @@ const MISSING: [&str; 14] = [
     "ddtprune",
 ];
 
-/// Complains and shows how the command is used; the exit code is 2.
+/// Complains and shows the usage of a command; the exit code is 2.
 pub(super) fn misuse(command: &str, message: Option<&str>) -> Exit {
     let exit = commands::misuse("zpool", command, message);
     if command == "set" {
@@ -93,7 +93,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
     }
 }
 
-/// A command as the pool's history keeps it.
+/// A command in the form of the pool's history.
 pub(super) fn command(name: &str, argv: &[OsString]) -> String {
     let mut out = format!("zpool {name}");
     for word in argv {
@@ -116,15 +116,15 @@ pub(super) fn options(command: &str, argv: &[OsString]) -> std::result::Result<P
     }
 }
 
-/// The imported pools as far as a command wants them.
+/// The imported pools, read as a command needs them.
 pub(super) struct Pools {
     client: Option<Client>,
-    /// A pool named does not exist, or could not be asked.
+    /// A named pool does not exist, or its state could not be read.
     pub(super) failed: bool,
 }
 
 impl Pools {
-    /// Reaches the daemon, if there is one or has to be.
+    /// Connects to the daemon, if one runs or has pools to import.
     pub(super) fn connect() -> Result<Pools> {
         let client = Client::connect_for_query(&Runtime::from_env()?)?;
         Ok(Pools { client, failed: false })
@@ -137,8 +137,8 @@ impl Pools {
         }
     }
 
-    /// The names wanted (all if none is named) that exist; the others are
-    /// complained about with `missing`.
+    /// The requested names that exist (all if none is requested); the others are reported with
+    /// `missing`.
     pub(super) fn select(
         &mut self,
         wanted: &[String],
@@ -186,7 +186,7 @@ impl Pools {
     }
 }
 
-/// The daemon's answer does not fit the question.
+/// The error for a reply of an unexpected type.
 pub(crate) fn odd() -> Error {
     Error::corrupt("the daemon answered something else")
 }
@@ -196,7 +196,7 @@ pub(super) fn no_such_pool(name: &str) -> String {
     format!("cannot open '{name}': no such pool")
 }
 
-/// `-T` and `interval [count]` behind the operands, as the reporting commands take them.
+/// `-T` and `interval [count]` after the operands, for the reporting commands.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Repeat {
     interval: Option<f64>,
@@ -205,8 +205,8 @@ pub(super) struct Repeat {
 }
 
 impl Repeat {
-    /// Takes trailing numbers off `words`; `stamp` is the argument of `-T`. An
-    /// error is the message before the usage.
+    /// Removes trailing numbers from `words`; `stamp` is the argument of `-T`. An error is the
+    /// message before the usage.
     pub(super) fn take(
         words: &mut Vec<String>,
         stamp: Option<String>,
@@ -239,12 +239,12 @@ impl Repeat {
         Ok(Repeat { interval: Some(interval), count, stamp })
     }
 
-    /// Between two reports; a second if there is no interval.
+    /// The time between two reports; one second if there is no interval.
     pub(super) fn interval_or_second(&self) -> std::time::Duration {
         std::time::Duration::from_secs_f64(self.interval.unwrap_or(1.0).min(1e9))
     }
 
-    /// Calls `report` as often as asked.
+    /// Calls `report` as often as the options say.
     pub(super) fn run(self, mut report: impl FnMut() -> Result<Exit>) -> Result<Exit> {
         let mut left = self.count;
         loop {

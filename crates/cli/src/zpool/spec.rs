@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use cenote::create::draid_layout;
 use proto::{NewKind, NewVdev, VdevRole};
 
-/// Where short names are looked for.
+/// Directories in which short names are searched.
 const DIRS: [&str; 9] = [
     "/dev/disk/by-vdev",
     "/dev/mapper",
@@ -26,12 +26,12 @@ const DIRS: [&str; 9] = [
 ];
 const CHILDREN_MAX: usize = 255;
 
-/// What a word of the command line names.
+/// A word of the vdev grammar.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Word<'a> {
     Mirror,
     Raidz(u32),
-    /// Parity, and what stands behind it.
+    /// Parity, and the parameters after it.
     Draid(u32, &'a str),
     Class(VdevRole),
     Device,
@@ -79,7 +79,7 @@ struct Parser<'a> {
     out: Vec<NewVdev>,
 }
 
-/// Parses the words behind the pool's name.
+/// Parses the words after the pool's name.
 ///
 /// # Errors
 /// The whole message.
@@ -141,7 +141,7 @@ impl Parser<'_> {
         self.out.push(NewVdev { kind, class: self.class, children });
     }
 
-    /// `log` must be followed by something.
+    /// `log` must be followed by a device.
     fn log_has_devices(&self) -> Result<(), String> {
         if self.class == VdevRole::Log && self.out.last().is_none_or(|v| v.class != VdevRole::Log) {
             return Err(bad("log requires at least 1 device"));
@@ -149,7 +149,7 @@ impl Parser<'_> {
         Ok(())
     }
 
-    /// A word that tells what the following is for.
+    /// A word that sets the class of the following vdevs.
     fn class(&mut self, text: &str, class: VdevRole) -> Result<(), String> {
         self.log_has_devices()?;
         let once = matches!(class, VdevRole::Log | VdevRole::Cache | VdevRole::Spare);
@@ -167,7 +167,7 @@ impl Parser<'_> {
         Ok(())
     }
 
-    /// The devices that follow, up to the next word of the grammar.
+    /// The devices that follow, up to the next keyword.
     fn children(&mut self, name: &str, least: usize) -> Result<Vec<NewVdev>, String> {
         let mut texts = Vec::new();
         while let Some(text) = self.words.next_if(|w| word(w) == Word::Device) {
@@ -187,7 +187,7 @@ impl Parser<'_> {
     }
 }
 
-/// The parameters behind `draid2`: `:4d:11c:1s`, in any order.
+/// The parameters after `draid2`: `:4d:11c:1s`, in any order.
 fn draid(text: &str, nparity: u32, params: &str, children: usize) -> Result<NewKind, String> {
     let syntax = || format!("invalid dRAID syntax; expected [:<number><c|d|s>] not '{text}'");
     let (mut ndata, mut nspares, mut count) = (None, 0, None);
@@ -235,7 +235,7 @@ pub(super) fn resolve(text: &str) -> Result<NewKind, String> {
     places.filter(|_| !text.is_empty()).find_map(|p| kind_of(&p)).unwrap_or_else(missing)
 }
 
-/// What is at a path; `None` if nothing is.
+/// The type of the file at a path; `None` if there is none.
 fn kind_of(path: &Path) -> Option<Result<NewKind, String>> {
     use std::os::unix::fs::FileTypeExt;
     let meta = ui::look_at(path, || std::fs::metadata(path)).ok()?;
@@ -361,7 +361,7 @@ mod tests {
             "draid[0-4]?(:[0-9]{0,12}[cdsé]){0,3}",
         ], 0..12)) {
             if let Ok(vdevs) = parse(&words, &files) {
-                // Everything that was named is somewhere.
+                // Every device of the command line is in the result.
                 let named = words.iter().filter(|w| w.starts_with('/')).count();
                 let got: usize = vdevs.iter().map(|v| v.children.len().max(1)).sum();
                 prop_assert_eq!(named, got);

@@ -22,7 +22,7 @@ pub(super) const CLASSES: [(VdevRole, &str); 5] = [
     (VdevRole::Spare, "spares"),
 ];
 const SITE: &str = "https://openzfs.github.io/openzfs-docs/msg/";
-/// Below this rate in bytes a second no completion time is foretold.
+/// Below this rate, in bytes a second, no completion time is estimated.
 const RATE_MIN: u64 = 10 << 20;
 
 #[derive(Default)]
@@ -94,7 +94,7 @@ fn report(options: &StatusOptions) -> Result<Exit> {
     Ok(Exit::failed_if(pools.failed))
 }
 
-/// What is wrong with a pool: words for `status:` and `action:`, and the message id.
+/// The status of a pool with a problem: text for `status:` and `action:`, and the message id.
 struct StatusAdvice {
     status: &'static str,
     action: &'static str,
@@ -119,7 +119,7 @@ pub(super) struct Facts {
 }
 
 impl Facts {
-    /// Looks at leaves; a spare or cache device counts as much as OpenZFS lets it.
+    /// Collects them from the leaves; a spare or cache device counts as much as in OpenZFS.
     pub(super) fn of(root: &Vdev, health: VdevHealth) -> Facts {
         let leaf = |v: &Vdev| v.children.is_empty() && v.kind != "root";
         let aux = |v: &Vdev, words: &[&str]| v.aux.as_deref().is_some_and(|a| words.contains(&a));
@@ -142,7 +142,7 @@ impl Facts {
         }
     }
 
-    /// Words for a pool that is not imported.
+    /// The text for a pool that is not imported.
     pub(super) fn import_status(&self) -> &'static str {
         if self.missing {
             "One or more devices are missing from the system."
@@ -158,7 +158,7 @@ impl Facts {
     }
 }
 
-/// The first trouble that applies, in OpenZFS's order.
+/// The first problem that applies, in OpenZFS's order.
 fn status_of(p: &Pool) -> Option<StatusAdvice> {
     let f = Facts::of(&p.root, p.health);
     let t = |status, action, id| Some(StatusAdvice { status, action, id });
@@ -205,7 +205,7 @@ fn status_of(p: &Pool) -> Option<StatusAdvice> {
     None
 }
 
-/// Troubles of devices that make the pool unavailable.
+/// Problems of devices that make the pool unavailable.
 fn device_trouble(f: &Facts) -> Option<StatusAdvice> {
     if !f.unavailable && !f.whole_gone {
         return None;
@@ -234,7 +234,7 @@ fn device_trouble(f: &Facts) -> Option<StatusAdvice> {
     })
 }
 
-/// Troubles of devices that the pool survives.
+/// Problems of devices that the pool tolerates.
 fn minor_trouble(f: &Facts) -> Option<StatusAdvice> {
     let t = |status, action, id| Some(StatusAdvice { status, action, id });
     if f.faulted {
@@ -416,7 +416,7 @@ fn row(out: &mut String, v: &Vdev, depth: usize, width: usize, options: &StatusO
     if options.verbose && v.path.is_some() && v.state == VdevHealth::Online && !v.direct_io {
         out.push_str("  (buffered)");
     }
-    // Cenote does neither, and nobody else can while it has the pool.
+    // Cenote does neither, and no other program can while the pool is imported.
     let device = v.path.is_some() && v.state == VdevHealth::Online && v.class != VdevRole::Spare;
     for (options, remark) in
         [(options.initialize, "  (uninitialized)"), (options.trim, "  (trim unsupported)")]
@@ -481,7 +481,7 @@ fn scan_lines(s: &Scan, now: u64) -> String {
     }
 }
 
-/// A line for eyes alone, below the words about work under way.
+/// A progress bar for terminals, below the text about a scan or removal.
 fn bar_line(done: u64, total: u64) -> String {
     format!("\t{}\n", bar(done, total))
 }
@@ -595,8 +595,8 @@ mod tests {
         assert_eq!(text(&pool("gdraid2w8", vec![top, spare]), &StatusOptions::default()), DRAID);
     }
 
-    /// The lines about the past carry dates: they agree where the zone is the
-    /// golden pools' own, UTC.
+    /// The lines about earlier work have dates, which are right if the time zone is the golden
+    /// pools', UTC.
     #[test]
     fn golden_removal_and_expansion() {
         if ui::time::strftime("%Z", 0) != "UTC" {

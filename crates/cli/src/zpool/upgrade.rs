@@ -12,7 +12,7 @@ use super::{Pools, misuse, options};
 
 const FIRST: &str = "This system supports ZFS pool feature flags.\n\n";
 
-/// What each of the old versions brought.
+/// The change of each old version.
 const VERSIONS: [&str; 28] = [
     "Initial ZFS version",
     "Ditto blocks (replicated metadata)",
@@ -68,7 +68,7 @@ fn supported() -> String {
     out
 }
 
-/// Which pools lack which features.
+/// The report on pools with features that are not enabled.
 fn lacking(pools: &[(String, Vec<String>)]) -> String {
     let mut out = format!("{FIRST}All pools are formatted using feature flags.\n\n");
     if pools.iter().all(|p| p.1.is_empty()) {

@@ -7,10 +7,10 @@ use proto::{Pool, Vdev, VdevHealth, VdevRole};
 
 use super::vdevs::Naming;
 
-/// How a number is shown without `-p`.
+/// The format of a number without `-p`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NumberFormat {
-    /// A number with a unit, counts too.
+    /// A number with a unit; also for counts.
     Num,
     /// A percentage.
     Percent,
@@ -18,13 +18,13 @@ enum NumberFormat {
     Exact,
 }
 
-/// What a property is of a vdev.
+/// The value of a vdev's property.
 enum VdevPropValue {
     Number(u64, NumberFormat),
     Text(String),
     /// It does not apply.
     None,
-    /// Nobody set it: the value that holds then.
+    /// It is not set; the default value applies.
     Default(&'static str),
 }
 
@@ -85,7 +85,7 @@ const PROPS: &[(&str, &str)] = &[
     ("slow_io_events", "slow_io_events"),
 ];
 
-/// A vdev and the one above it.
+/// A vdev and its parent.
 #[derive(Clone, Copy)]
 struct VdevWithParent<'a> {
     vdev: &'a Vdev,
@@ -99,7 +99,7 @@ fn places<'a>(vdev: &'a Vdev, above: Option<&'a Vdev>, out: &mut Vec<VdevWithPar
     }
 }
 
-/// The names that a list of properties means; all that are known for `None`.
+/// The property names in a list; all for `None`.
 pub(super) fn wanted(list: &str) -> std::result::Result<Option<Vec<String>>, String> {
     if list == "all" {
         return Ok(None);
@@ -115,7 +115,7 @@ pub(super) fn wanted(list: &str) -> std::result::Result<Option<Vec<String>>, Str
 /// Rows of name, property, value and source.
 ///
 /// # Errors
-/// The complaint about names that are no vdevs of the pool, in OpenZFS's words.
+/// The complaint about names that are not vdevs of the pool, in OpenZFS's words.
 pub(super) fn rows(
     pool: &Pool,
     vdevs: &[String],
@@ -207,7 +207,8 @@ fn state_number(state: VdevHealth) -> u64 {
     }
 }
 
-/// As OpenZFS 2.4.4 has it, zeros included; what Cenote never does is zero, too.
+/// The value in OpenZFS 2.4.4, including zeros; also zero for operations that Cenote never
+/// does.
 fn value(
     VdevWithParent { vdev: v, above }: VdevWithParent<'_>,
     name: &str,
@@ -297,7 +298,7 @@ mod tests {
         pool(vdev("root", "tank", VdevRole::Normal, vec![mirror]))
     }
 
-    /// What the user did: `zpool get all tank /tmp/d1`, and got the whole pool.
+    /// A user ran `zpool get all tank /tmp/d1`, and got the properties of the whole pool.
     #[test]
     fn a_vdev_has_properties_of_its_own() {
         let list = |vdevs: &[&str], props: &str, parsable| {

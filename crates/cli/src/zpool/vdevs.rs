@@ -1,5 +1,5 @@
-//! The vdev tree as commands show it: names, depth, class headings
-//! (chapter 09 §4.1, §4.2, §4.3).
+//! The vdev tree in the output of commands: names, depth, class headings (chapter 09 §4.1,
+//! §4.2, §4.3).
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ pub(super) struct Naming {
 }
 
 impl Naming {
-    /// With what the environment forces.
+    /// Adds what the environment requires.
     pub(super) fn with_env(self) -> Naming {
         let on = |name: &str| {
             std::env::var(name)
@@ -47,12 +47,12 @@ impl Naming {
     }
 }
 
-/// A device's name without the directory that all devices are in.
+/// A device's name without its directory, if that is one of the system's device directories.
 fn short_device(path: &Path) -> String {
     const DIRS: [&str; 4] = ["/dev/disk", "/dev/mapper", "/dev/zvol", "/dev"];
     for dir in DIRS {
         let Ok(rest) = path.strip_prefix(dir) else { continue };
-        // /dev/disk/by-id/NAME: the kind of name goes, too.
+        // /dev/disk/by-id/NAME: the directory of the kind of name is omitted, too.
         let parts: Vec<_> = rest.components().collect();
         let skip = usize::from(dir == "/dev/disk" && parts.len() > 1);
         let short: std::path::PathBuf = parts.into_iter().skip(skip).collect();
@@ -63,9 +63,9 @@ fn short_device(path: &Path) -> String {
 
 /// One line of a vdev table.
 pub(super) enum VdevLine<'a> {
-    /// A class's heading.
+    /// The heading of a class.
     Class(&'static str),
-    /// A vdev with its indentation in blanks.
+    /// A vdev with its indentation, in blanks.
     Vdev(&'a Vdev, usize),
 }
 
@@ -97,8 +97,8 @@ pub(super) fn walk<'a>(root: &'a Vdev, order: &[(VdevRole, &'static str)]) -> Ve
     out
 }
 
-/// Nesting is bounded where the tree was read (`VDEV_DEPTH_MAX`); this is the
-/// bound for trees that came over a socket.
+/// Limit of the nesting of trees from the socket; the reader of labels has its own
+/// (`VDEV_DEPTH_MAX`).
 const DEPTH_MAX: usize = 64;
 
 fn subtree<'a>(v: &'a Vdev, depth: usize, out: &mut Vec<VdevLine<'a>>) {
@@ -117,7 +117,7 @@ pub(super) fn name_width(root: &Vdev, lines: &[VdevLine<'_>], naming: Naming, mi
     lines.iter().map(one).chain([root.name.chars().count(), min]).max().unwrap_or(min)
 }
 
-/// A vdev that nothing was done to, of no size.
+/// A vdev with zero counters and sizes.
 pub(super) fn blank(kind: &str, name: &str, class: VdevRole, children: Vec<Vdev>) -> Vdev {
     Vdev {
         guid: 0,

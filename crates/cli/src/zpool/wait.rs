@@ -1,7 +1,7 @@
 //! `zpool wait` (chapter 09 §4.7).
 //!
-//! What a pool can be busy with is asked for once a second. Activities that this
-//! version never has (initialize, trim, ...) are never under way.
+//! The pool's activities are queried once a second. Activities that Cenote does not have
+//! (initialize, trim, ...) are never in progress.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -25,10 +25,10 @@ const ACTIVITIES: [&str; 9] = [
     "trim",
     "raidz_expand",
 ];
-/// Between two looks, without an interval.
+/// Time between two queries, without an interval.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// What to wait for, and how.
+/// The activities to wait for, and the output format.
 #[derive(Debug, PartialEq)]
 struct WaitOptions {
     pool: String,
@@ -74,9 +74,9 @@ fn parse_options(parsed: &commands::getopt::Parsed) -> std::result::Result<WaitO
     Ok(WaitOptions { pool, activities, interval, stamp, scripted, parsable })
 }
 
-/// Bytes that an activity still has to do; 0 if it is not under way.
+/// Bytes that an activity still has to process; 0 if it is not in progress.
 fn left(activity: &str, pool: &Pool, freeing: u64) -> u64 {
-    // Under way is never nothing, or it would look finished.
+    // At least 1 while it is in progress, or it would look finished.
     let rest = |to_do: u64, done: u64| to_do.saturating_sub(done).max(1);
     let scan = |resilver: bool| {
         let running = pool.scan.as_ref().filter(|s| s.state == 1 && s.resilver == resilver);
@@ -98,7 +98,7 @@ fn left(activity: &str, pool: &Pool, freeing: u64) -> u64 {
     }
 }
 
-/// The columns' widths are those of their names, six at least, and two blanks.
+/// Columns are as wide as their names, at least six, with two blanks between them.
 fn row(options: &WaitOptions, cells: &[String]) -> String {
     if options.scripted {
         return cells.join("\t") + "\n";
@@ -136,7 +136,7 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         return Ok(Exit::FAILURE);
     }
     let mut headed = options.scripted;
-    // Without an interval, a terminal shows how far it is.
+    // Without an interval, a terminal shows the progress.
     let mut bar: Option<(Progress, u64)> = None;
     loop {
         let status = pools.status(&options.pool)?;
