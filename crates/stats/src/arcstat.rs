@@ -1,4 +1,4 @@
-//! `arcstat` (chapter 09 §7.1), today's and the one of 2007.
+//! `arcstat` (chapter 09 §7.1), the present one and that of 2007.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -34,10 +34,10 @@ const ZFETCH: &str = "time,ztotal,zhits,zahead,zpast,zmisses,zmax,zfuture,zstrid
 const DEFAULT_2007: &str = "time,read,miss,miss%,dmis,dm%,pmis,pm%,mmis,mm%,arcsz,c";
 const EXTENDED_2007: &str = "time,mfu,mru,mfug,mrug,eskip,mtxmis,rmis,dread,pread,read";
 
-/// Lines between two headings where no terminal tells how many it has.
+/// Lines between two headings if standard output is not a terminal.
 const PAGE: usize = 20;
 
-/// How lines look.
+/// The format of lines.
 pub(super) struct Style {
     fields: Vec<ArcField>,
     separator: String,
@@ -73,7 +73,7 @@ impl Style {
     }
 }
 
-/// The fields of a list. `tier`: there is a second tier.
+/// The fields of a list. `tier`: the cache has a second tier.
 ///
 /// # Errors
 /// The message for a field that does not exist, or that needs a second tier.
@@ -83,7 +83,7 @@ pub(super) fn select(list: &str, classic: bool, tier: bool) -> Result<Vec<ArcFie
     let mut unknown = Vec::new();
     for name in list.split(',').map(str::trim) {
         match all.iter().find(|f| f.name == name) {
-            // The column was narrower then.
+            // The column was narrower in 2007.
             Some(field) if classic && field.name == "c" => {
                 out.push(ArcField { width: 4, ..field.clone() });
             }
@@ -137,7 +137,7 @@ fn style(parsed: &Parsed, classic: bool, arcstats: &Kstat) -> Result<Style> {
     })
 }
 
-/// Lines of a page of the terminal, less the heading's.
+/// Lines of the terminal, minus the heading's.
 fn page() -> usize {
     ui::rows().map_or(PAGE, |rows| rows - 3)
 }
@@ -147,7 +147,7 @@ fn read(source: &mut StatSource) -> Result<(Kstat, Kstat)> {
     Ok((source.arcstats()?, zfetch))
 }
 
-/// `arcstat`; `classic` if it was called by the name of 2007.
+/// `arcstat`; `classic` if it was called by its name of 2007.
 ///
 /// # Errors
 /// No statistics can be had, or a field does not exist.
@@ -193,8 +193,8 @@ fn run(
     print: &mut dyn FnMut(&str) -> Result<()>,
 ) -> Result<Exit> {
     let seconds = interval.map_or(1.0, |i| i.as_secs_f64());
-    // Today's first line covers the moment since the start of the command; that
-    // of 2007 all the time before.
+    // The first line of the present tool covers the time since the command began; that of 2007
+    // all time before.
     let mut before = if style.classic { None } else { Some(first) };
     let last = if interval.is_some() { count.unwrap_or(u64::MAX) } else { 1 };
     let page = page() as u64;
@@ -210,7 +210,7 @@ fn run(
         print(&style.line(&sample, &clock))?;
         before = Some(now);
         if done + 1 < last {
-            // By the clock's marks, so that slow reading does not add up.
+            // Waits for fixed times, so that slow reading does not add up.
             let due = (done + 1) as f64 * interval.map_or(1.0, |i| i.as_secs_f64());
             let passed = begin.elapsed().as_secs_f64();
             rt::sleep(Duration::from_secs_f64((due - passed).max(0.0)));
@@ -249,7 +249,7 @@ mod tests {
         );
     }
 
-    /// Chapter 09 §7.1: the line of the 2007 page.
+    /// Chapter 09 §7.1: the output in the manual page of 2007.
     #[test]
     fn the_line_of_2007() {
         let gib = |n: u64| n << 30;

@@ -1,13 +1,13 @@
 //! The 189 fields of `arcstat` (chapter 09 §7.1): name, width, unit, words, value.
 //!
 //! # Departures
-//! What the chapter leaves open: a breakdown's `%` twin is a share of `size` for
-//! what the cache is made of, and of all states' bytes for types and states;
-//! targets are shares of all states' bytes by the fractions `meta`, `pd`, `pm`.
+//! Two points are not in the chapter. The `%` twin of a breakdown is a share of `size` for the
+//! parts of the cache, and of the bytes in all states for types and states. Targets are shares
+//! of the bytes in all states, by the fractions `meta`, `pd`, `pm`.
 
 use cenote::kstat::Kstat;
 
-/// What a field's number is.
+/// The unit of a field's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FieldUnit {
     /// The time of day.
@@ -21,7 +21,7 @@ pub(crate) enum FieldUnit {
 }
 
 impl FieldUnit {
-    /// What suffixes stand for.
+    /// The base of the suffixes.
     pub(crate) fn scale(self) -> f64 {
         match self {
             FieldUnit::Bytes => 1024.0,
@@ -31,20 +31,20 @@ impl FieldUnit {
     }
 }
 
-/// One field.
+/// One field of the output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ArcField {
     /// Its name and heading.
     pub(crate) name: String,
     /// Width of its column.
     pub(crate) width: usize,
-    /// What its number is.
+    /// The unit of its number.
     pub(crate) unit: FieldUnit,
-    /// What it tells.
+    /// Its description.
     pub(crate) what: String,
 }
 
-/// Classes of lookups: prefix, widths of counts and percentages, kstat prefixes, words.
+/// Classes of lookups: prefix, widths of counts and percentages, kstat prefixes, description.
 type LookupClass = (&'static str, usize, usize, &'static [&'static str], &'static str);
 
 const CLASSES: [LookupClass; 7] = [
@@ -57,7 +57,7 @@ const CLASSES: [LookupClass; 7] = [
     ("m", 4, 3, &["demand_metadata", "prefetch_metadata"], "metadata"),
 ];
 
-/// Fields that are one counter, a second: name, width, unit, counter, words.
+/// Fields that are the rate of one counter: name, width, unit, counter, description.
 const RATES: [(&str, usize, FieldUnit, &str, &str); 21] = [
     ("hits", 4, FieldUnit::Count, "hits", "hits per second"),
     ("iohs", 4, FieldUnit::Count, "iohits", "I/O hits per second"),
@@ -100,7 +100,7 @@ const RATES: [(&str, usize, FieldUnit, &str, &str); 21] = [
     ("l2wbytes", 8, FieldUnit::Bytes, "l2_write_bytes", "bytes written to the L2ARC per second"),
 ];
 
-/// Fields that are one counter as it stands.
+/// Fields that are the value of one counter.
 const LEVELS: [(&str, usize, FieldUnit, &str, &str); 14] = [
     ("arcsz", 5, FieldUnit::Bytes, "size", "ARC size"),
     ("size", 5, FieldUnit::Bytes, "size", "ARC size"),
@@ -118,7 +118,7 @@ const LEVELS: [(&str, usize, FieldUnit, &str, &str); 14] = [
     ("waste", 5, FieldUnit::Bytes, "abd_chunk_waste_size", "memory wasted by rounding"),
 ];
 
-/// What the cache is made of: name, counter, words.
+/// The parts of the cache: name, counter, description.
 const PARTS: [(&str, &str, &str); 8] = [
     ("cmp", "compressed_size", "compressed"),
     ("ovh", "overhead_size", "overhead"),
@@ -130,7 +130,7 @@ const PARTS: [(&str, &str, &str); 8] = [
     ("abd", "abd_chunk_waste_size", "ABD chunk waste"),
 ];
 
-/// States: name, counter's prefix, words.
+/// States: name, prefix of the counter, description.
 const STATES: [(&str, &str, &str); 4] = [
     ("ano", "anon", "anonymous"),
     ("mfu", "mfu", "MFU"),
@@ -138,7 +138,7 @@ const STATES: [(&str, &str, &str); 4] = [
     ("unc", "uncached", "uncached"),
 ];
 
-/// Of a state: suffix, counter's suffix, words.
+/// Sizes in a state: suffix, suffix of the counter, description.
 const SIZES: [(&str, &str, &str); 5] = [
     ("sz", "size", "size"),
     ("da", "data", "data size"),
@@ -147,15 +147,15 @@ const SIZES: [(&str, &str, &str); 5] = [
     ("em", "evictable_metadata", "evictable metadata"),
 ];
 
-/// Of a remembered state.
+/// The same in a ghost state.
 const GHOSTS: [(&str, &str, &str); 3] =
     [("gsz", "size", "size"), ("gd", "data", "data size"), ("gm", "metadata", "metadata size")];
 
-/// Targets of a list.
+/// Targets of the lists.
 const TARGETS: [(&str, &str); 3] =
     [("tg", "target"), ("dt", "data target"), ("mt", "metadata target")];
 
-/// The prefetcher: name, width, counters summed, words.
+/// Fields of the prefetcher: name, width, counters summed, description.
 const ZFETCH: [(&str, usize, &[&str], &str); 10] = [
     ("ztotal", 6, &["hits", "future", "stride", "past", "misses"], "prefetcher calls per second"),
     ("zhits", 5, &["hits"], "prefetcher stream hits per second"),
@@ -169,7 +169,7 @@ const ZFETCH: [(&str, usize, &[&str], &str); 10] = [
     ("zactive", 7, &["io_active"], "prefetches under way"),
 ];
 
-/// Further percentages and sums: name, width, words.
+/// Further percentages and sums: name, width, description.
 const OTHERS: [(&str, usize, FieldUnit, &str); 16] = [
     ("time", 8, FieldUnit::Time, "time"),
     ("read", 4, FieldUnit::Count, "accesses per second"),
@@ -189,8 +189,7 @@ const OTHERS: [(&str, usize, FieldUnit, &str); 16] = [
     ("metatg", 6, FieldUnit::Bytes, "metadata target"),
 ];
 
-/// Every field. The one of `arcstat.pl` that is no longer there (`rmis`) is among
-/// them only if `classic`.
+/// Every field. `rmis`, which only the old `arcstat.pl` had, is included if `classic`.
 pub(crate) fn all(classic: bool) -> Vec<ArcField> {
     let mut out: Vec<ArcField> = Vec::new();
     let mut add = |name: String, width: usize, unit: FieldUnit, what: String| {
@@ -251,9 +250,9 @@ pub(crate) fn all(classic: bool) -> Vec<ArcField> {
     out
 }
 
-/// Two moments, and the time between them.
+/// Two readings, and the time between them.
 pub(crate) struct Sample<'a> {
-    /// `arcstats` before, or `None` for everything since the start.
+    /// The kstats before, or `None` for everything since the start.
     pub(crate) before: Option<&'a (Kstat, Kstat)>,
     /// `arcstats` and `zfetchstats` now.
     pub(crate) now: &'a (Kstat, Kstat),
@@ -270,12 +269,12 @@ fn ratio(part: f64, whole: f64) -> f64 {
 }
 
 impl Sample<'_> {
-    /// A counter of `arcstats` as it stands.
+    /// The value of a counter of `arcstats`.
     fn level(&self, name: &str) -> f64 {
         signed(&self.now.0, name)
     }
 
-    /// Its growth a second.
+    /// Its increase a second.
     fn rate(&self, name: &str) -> f64 {
         (self.level(name) - self.before.map_or(0.0, |b| signed(&b.0, name))) / self.seconds
     }
@@ -296,7 +295,7 @@ impl Sample<'_> {
             let known = ["hit", "ioh", "mis", "read", "h%", "i%", "m%"];
             name.strip_prefix(c.0).is_some_and(|rest| known.contains(&rest))
         };
-        // The longest prefix: `dmm%` is of `dm`, not of `d`.
+        // The longest prefix: `dmm%` belongs to `dm`, not to `d`.
         let class = CLASSES.iter().filter(is).max_by_key(|c| c.0.len())?;
         let [hits, iohits, misses] = self.lookups(class.3);
         let read = hits + iohits + misses;
@@ -380,7 +379,7 @@ impl Sample<'_> {
         })
     }
 
-    /// A field's value; 0 for one that is unknown.
+    /// A field's value; 0 for an unknown field.
     pub(crate) fn value(&self, name: &str) -> f64 {
         if let Some(rate) = RATES.iter().find(|r| r.0 == name) {
             return self.rate(rate.3);

@@ -1,4 +1,4 @@
-//! `cenote kstat`: kstats as Solaris's `kstat` lists them.
+//! `cenote kstat`: kstats in the format of Solaris's `kstat`.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -21,8 +21,8 @@ usage: kstat [-pj] [-m MODULE] [-n NAME] [--prometheus] [--path DIR] [interval [
 Measurements (*_bench) are made and shown only when -n names them.
 ";
 
-/// Whether a path is shown. Benchmarks take a moment when first read, so they must
-/// be asked for.
+/// Whether a path is shown. Benchmark kstats are shown only if they are named, because the
+/// first reading takes time.
 fn is_wanted(path: &str, module: Option<&str>, name: Option<&str>) -> bool {
     let named = name.is_some_and(|n| n != "*");
     solaris::wanted(path, module, name) && (named || !path.ends_with("_bench"))
@@ -62,7 +62,7 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
             rt::sleep(interval.unwrap_or(Duration::ZERO));
         }
     }
-    // As Solaris's: nothing found is a failure.
+    // As in Solaris, it is a failure if nothing is found.
     Ok(Exit::failed_if(!found))
 }
 

@@ -1,4 +1,4 @@
-//! Where statistics come from.
+//! The source of statistics.
 
 use std::fs::{File, OpenOptions};
 use std::io::Read;
@@ -11,12 +11,12 @@ use proto::client::Client;
 use proto::runtime::Runtime;
 use proto::{BATCH_MAX, Reply, Request};
 
-/// Names a directory of kstats instead of the daemon.
+/// Environment variable: a directory of kstats to read instead of the daemon's.
 const ENV: &str = "CENOTE_KSTAT_DIR";
-/// Most files of a directory that are looked at.
+/// Maximum number of files read in a directory.
 const FILES_MAX: usize = 1 << 16;
 
-/// Where statistics come from.
+/// The source of statistics.
 pub(crate) enum StatSource {
     /// The daemon.
     Daemon(Box<Client>),
@@ -24,7 +24,7 @@ pub(crate) enum StatSource {
     Dir(PathBuf),
 }
 
-/// The daemon did not answer what was asked.
+/// The daemon's reply has an unexpected type.
 fn odd() -> Error {
     Error::corrupt("the daemon answered something else")
 }
@@ -39,7 +39,7 @@ pub(crate) fn daemon() -> Result<Client> {
 }
 
 impl StatSource {
-    /// The directory given, or named by the environment; else the daemon.
+    /// Opens the directory that is given or named by the environment; else the daemon.
     ///
     /// # Errors
     /// There is no such directory, or no daemon.
@@ -67,7 +67,7 @@ impl StatSource {
         }
     }
 
-    /// The kstats at these paths, as far as they are there.
+    /// The kstats at these paths, if they exist.
     ///
     /// # Errors
     /// The connection's, or a file that is no kstat.
@@ -103,17 +103,17 @@ impl StatSource {
         Ok(self.read(&[path.to_owned()])?.pop().map(|(_, k)| k))
     }
 
-    /// `arcstats`, which must be there.
+    /// `arcstats`, which must exist.
     ///
     /// # Errors
-    /// It is not; else as [`StatSource::read`].
+    /// It is missing; else as for [`StatSource::read`].
     pub(crate) fn arcstats(&mut self) -> Result<Kstat> {
         let missing = || Error::not_found("there is no arcstats: is this a directory of kstats?");
         self.get("arcstats")?.ok_or_else(missing)
     }
 }
 
-/// Files right in a directory and in its directories: pools.
+/// Files in a directory and in its subdirectories, which stand for pools.
 fn names_below(dir: &Path) -> Result<Vec<String>> {
     let mut out = Vec::new();
     let mut todo = vec![(dir.to_owned(), String::new())];
@@ -121,7 +121,7 @@ fn names_below(dir: &Path) -> Result<Vec<String>> {
         let io = |e| Error::io("cannot read", e).on_path(at.display().to_string());
         for entry in std::fs::read_dir(&at).map_err(io)? {
             let entry = entry.map_err(io)?;
-            // Names that are no text are none of ours.
+            // A name that is not UTF-8 is not a kstat's.
             let Ok(name) = entry.file_name().into_string() else { continue };
             let path = format!("{prefix}{name}");
             match entry.file_type() {
@@ -143,7 +143,7 @@ fn names_below(dir: &Path) -> Result<Vec<String>> {
 fn read_file(path: &Path) -> Result<Option<Kstat>> {
     let place = || path.display().to_string();
     let io = |e| Error::io("cannot read", e).on_path(place());
-    // A pipe that somebody put there must not hang us.
+    // Does not block if the path is a pipe.
     let open = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
     let file: File = match open {
         Ok(file) => file,

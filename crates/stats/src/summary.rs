@@ -1,7 +1,7 @@
 //! `arc_summary` (chapter 09 §7.2).
 //!
-//! A section is a list of lines made from the kstats; all have 72 columns, the
-//! text to the left and one or two values to the right.
+//! A section is a list of lines made from the kstats. Each line has 72 columns, with text on
+//! the left and one or two values on the right.
 
 use std::ffi::OsString;
 use std::fmt::Write;
@@ -29,7 +29,7 @@ const WIDTH: usize = 72;
 const INDENT: &str = "        ";
 const SECTIONS: [&str; 8] = ["arc", "archits", "dmu", "l2arc", "spl", "tunables", "vdev", "zil"];
 
-/// What a report is made of.
+/// The data of a report.
 pub(super) struct Input {
     pub(super) arc: Kstat,
     pub(super) zfetch: Option<Kstat>,
@@ -37,7 +37,7 @@ pub(super) struct Input {
     tunables: Vec<TunableInfo>,
 }
 
-/// Lines being collected.
+/// The lines of a report.
 struct SummaryText(String);
 
 impl SummaryText {
@@ -66,7 +66,7 @@ fn n(k: &Kstat, name: &str) -> u64 {
     k.number(name).unwrap_or(0)
 }
 
-/// A sum that a hostile file cannot overflow.
+/// A sum that saturates, because a file may be hostile.
 fn sum(k: &Kstat, names: &[&str]) -> u64 {
     names.iter().fold(0u64, |all, name| all.saturating_add(n(k, name)))
 }
@@ -384,7 +384,7 @@ fn tunables(i: &Input, alternate: bool, described: bool) -> String {
     page.0
 }
 
-/// A picture of the cache: what of the largest size is taken, by list.
+/// A graph of the cache: the used part of the maximum size, by list.
 fn graph(k: &Kstat) -> String {
     const INSIDE: usize = WIDTH - 14;
     let max = n(k, "c_max");
@@ -427,7 +427,7 @@ fn raw(i: &Input) -> String {
     page.0
 }
 
-/// One section; `None` if there is none of that name.
+/// One section; `None` if no section has that name.
 fn section(name: &str, i: &Input, alternate: bool, described: bool) -> Option<String> {
     Some(match name {
         "arc" => arc(i),

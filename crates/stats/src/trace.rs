@@ -1,10 +1,9 @@
-//! `cenote trace zil`: commits, records, blocks and latencies of intent logs while they
-//! happen.
+//! `cenote trace zil`: commits, records, blocks and latencies of intent logs over an interval.
 //!
 //! # Theory
-//! The daemon counts all of it all the time (`zil::Stats`), and shows it as kstats
-//! `POOL/cenote_zil`. Tracing is the difference between two pictures: it costs nothing while
-//! it runs, and whoever may talk to the daemon may trace.
+//! The daemon always counts these (`zil::Stats`), and shows them as kstats `POOL/cenote_zil`. A
+//! trace is the difference of two readings. It costs nothing while it runs, and every user who
+//! may connect to the daemon may trace.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -26,7 +25,7 @@ Without SECONDS: one second; without POOL: all pools.
 
 /// Width of the widest bar.
 const BAR: u64 = 40;
-/// Companies shown.
+/// Number of co-committing threads shown.
 const SHARED_MAX: usize = 10;
 
 type ZilCounters = BTreeMap<String, u64>;
@@ -56,7 +55,7 @@ fn since(now: &ZilCounters, before: &ZilCounters) -> ZilCounters {
     now.iter().map(went).filter(|(_, n)| *n > 0).collect()
 }
 
-/// Counters of a family by their numbers.
+/// Counters of a family by the numbers in their names.
 fn family(counts: &ZilCounters, prefix: &str) -> BTreeMap<u32, u64> {
     let of = |(name, n): (&String, &u64)| {
         let index = name.strip_prefix(prefix)?.parse().ok()?;
@@ -76,7 +75,7 @@ fn bars(title: &str, rows: &[(String, u64)]) -> String {
     out + "\n"
 }
 
-/// All powers from the least to the largest that occur.
+/// All powers from the smallest to the largest that occurs.
 fn powers(found: &BTreeMap<u32, u64>, label: impl Fn(u32) -> String) -> Vec<(String, u64)> {
     let Some((first, last)) = found.keys().next().zip(found.keys().next_back()) else {
         return Vec::new();
@@ -94,7 +93,7 @@ fn nanos(power: u32) -> String {
     }
 }
 
-/// A thread, with its group and name while it lives.
+/// A thread, with its process and name while it exists.
 fn thread(id: &str) -> String {
     let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default();
     let of = |key: &str| {

@@ -1,4 +1,4 @@
-//! `cenote tune`: tunables of the running daemon.
+//! `cenote tune`: the tunables of the running daemon.
 
 use std::ffi::OsString;
 
@@ -31,7 +31,7 @@ fn fetch_tunables(
     }
 }
 
-/// The value, and what it comes to where it follows the machine.
+/// The value; for a value that depends on the machine, also the one in effect.
 fn value(t: &TunableInfo) -> String {
     if t.automatic && t.value == 0 && t.in_effect != 0 {
         return format!("0 (automatic: {})", t.in_effect_shown);

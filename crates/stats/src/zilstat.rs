@@ -1,4 +1,4 @@
-//! `zilstat`: what intent logs wrote, a line at a time (chapter 09 §7.3).
+//! `zilstat`: the writes of intent logs, one line for each interval (chapter 09 §7.3).
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -24,7 +24,7 @@ usage: zilstat [-hgdvas f] [-i interval] [-p pool[,...]] [-d dataset[,...]] [--p
 	 --path : a directory such as /proc/spl/kstat/zfs instead of the daemon
 ";
 
-/// A field: its name, its width, what it is, and the counters that it adds up.
+/// A field: its name, its width, its description, and the counters that it sums.
 #[derive(Debug)]
 struct ZilField {
     name: &'static str,
@@ -32,7 +32,7 @@ struct ZilField {
     what: &'static str,
     bytes: bool,
     sum: &'static [&'static str],
-    /// A percentage of these.
+    /// The field is a percentage of the sum of these.
     of: &'static [&'static str],
 }
 
@@ -123,7 +123,7 @@ fn fields(list: &str, global: bool) -> Result<Vec<&'static ZilField>> {
     Ok(out)
 }
 
-/// A log that is shown.
+/// A log in the output.
 struct LogRow {
     pool: String,
     name: String,
@@ -132,7 +132,7 @@ struct LogRow {
 }
 
 impl LogRow {
-    /// A kstat of a dataset: `POOL/objset-0x…`.
+    /// From a dataset's kstat: `POOL/objset-0x…`.
     fn of(path: &str, counters: Kstat) -> Option<LogRow> {
         let (pool, file) = path.split_once('/')?;
         let object = file.strip_prefix("objset-0x")?.to_owned();
@@ -168,7 +168,7 @@ fn heading(fields: &[&ZilField]) -> String {
     cells.join("  ")
 }
 
-/// Which logs are asked for.
+/// The logs to show.
 struct LogFilter {
     global: bool,
     pools: Option<Vec<String>>,

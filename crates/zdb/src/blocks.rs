@@ -1,4 +1,4 @@
-//! `zdb -b`, `-c`: the audit's report in zdb's shape (chapter 09 §8.3).
+//! `zdb -b`, `-c`: the audit's report in zdb's format (chapter 09 §8.3).
 
 use std::fmt::Write;
 
@@ -32,8 +32,7 @@ impl Screen {
     }
 }
 
-/// `<objset, object, level, blkid>`; numbers that stand for something special are
-/// shown as zdb does.
+/// `<objset, object, level, blkid>`; special values are shown as zdb shows them.
 fn place(at: Bookmark) -> String {
     format!("<{}, {}, {}, {:x}>", at.objset, at.object, at.level, at.blkid)
 }
@@ -100,7 +99,7 @@ pub(super) fn main(opts: &DumpOptions, spa: &Spa) -> Result<Exit> {
     let to = if checks.is_empty() && leaks.is_empty() { "" } else { "to " };
     ui::out(&format!("\nTraversing all blocks {to}{checks}{leaks}...\n\n"));
     let screen = Screen { progress: Mutex::new(None) };
-    // Nobody else is there to give way to.
+    // No other I/O competes with the audit.
     spa.zio().tree().set_queue_limits(QueueLimits::for_checks());
     let report = spa.audit(options, &screen)?;
     drop(screen);
@@ -150,7 +149,7 @@ fn indirect(report: &Report, out: &mut String) -> std::fmt::Result {
     Ok(())
 }
 
-/// What is wrong with space, or that nothing is.
+/// The errors in space accounting, or that there are none.
 fn wrong(report: &Report, out: &mut String) {
     for problem in &report.problems {
         let _ = match problem {
@@ -276,7 +275,7 @@ fn embedded_sizes(stats: &BlockStats, out: &mut String) {
     }
 }
 
-/// One row; what takes no space is drawn as nothing, as zdb does.
+/// One row; rows without space are empty, as in zdb.
 fn row(s: &Sums, total: u64, exact: bool, name: &str) -> String {
     if s.asize == 0 {
         return format!("     -\t    -\t    -\t    -\t    -\t    -\t     -\t{name}\n");

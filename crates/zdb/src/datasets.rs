@@ -13,7 +13,7 @@ use ui::Exit;
 use super::object::{self, Dump};
 use super::{DumpOptions, bptext, exit, logs, worse};
 
-/// Group in which a pool begins; zdb's answer for the MOS.
+/// The txg in which a pool begins; zdb shows it for the MOS.
 const TXG_INITIAL: u64 = 4;
 
 /// One object set to show.
@@ -51,7 +51,7 @@ fn shown(dataset: DslDataset) -> Result<Option<ListedObjset>> {
     }))
 }
 
-/// Shows what the operands name: the MOS and everything, or one dataset, or some
+/// Shows the objects that the operands name: the MOS and everything, or one dataset, or some
 /// objects of either.
 pub(super) fn main(opts: &DumpOptions, spa: &Spa, target: &str, rest: &[String]) -> Result<Exit> {
     let Ok(objects) = rest.iter().map(|o| parse(o)).collect::<std::result::Result<Vec<_>, _>>()
@@ -98,7 +98,7 @@ fn parse(text: &str) -> std::result::Result<i64, std::num::ParseIntError> {
     }
 }
 
-/// The dataset of that name; a slash at the end is the root dataset's.
+/// The dataset with that name; a name with a slash at its end is the root dataset's.
 fn find(spa: &Spa, target: &str) -> Result<Option<DslDataset>> {
     let target = target.strip_suffix('/').unwrap_or(target);
     let (name, snapshot) = match target.split_once('@') {
@@ -121,7 +121,7 @@ fn each(dir: &DslDir, f: &mut impl FnMut(DslDataset) -> Result<()>) -> Result<()
     let mos = dir.mos();
     for entry in mos.zap_entries(dir.phys().child_dir_zapobj)? {
         let name = String::from_utf8_lossy(&entry.name).into_owned();
-        // Depth is bounded by `child`, which refuses datasets nested too deep.
+        // The depth is bounded by `child`, which refuses datasets nested too deep.
         if !name.starts_with('$')
             && let Some(child) = dir.child(&name)?
         {
@@ -189,7 +189,7 @@ fn some(dump: &Dump<'_>, objects: &[i64]) -> Result<Exit> {
     Ok(result)
 }
 
-/// What waits to be freed, pool-wide.
+/// The blocks that wait to be freed in the whole pool.
 fn pending_frees(spa: &Spa, exact: bool) -> Result<()> {
     let mut out = "\n".to_owned();
     for (key, title) in [("sync_bplist", "Deferred frees"), ("free_bpobj", "Pool snapshot frees")] {

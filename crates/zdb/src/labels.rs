@@ -13,7 +13,7 @@ use super::{DumpOptions, exit};
 
 const RULE: &str = "------------------------------------\n";
 
-/// Prints each label once, with the numbers of those that are the same.
+/// Prints each different label once, with the numbers of the labels that have it.
 pub(super) fn main(opts: &DumpOptions, words: &[String]) -> Result<Exit> {
     let [path] = words else {
         ui::err("zdb: -l needs one device");
@@ -38,7 +38,7 @@ pub(super) fn main(opts: &DumpOptions, words: &[String]) -> Result<Exit> {
     Ok(if good { Exit::OK } else { Exit(2) })
 }
 
-/// Whether at least one label could be read.
+/// Prints one device's labels; returns whether at least one could be read.
 fn show(opts: &DumpOptions, labels: &LeafLabels) -> bool {
     let quiet = opts.has('q');
     let mut shown = [false; LABELS];
@@ -76,7 +76,7 @@ fn show(opts: &DumpOptions, labels: &LeafLabels) -> bool {
     any
 }
 
-/// Every uberblock of every label, equal ones once.
+/// Every uberblock of all labels; equal ones once.
 fn uberblocks(labels: &LeafLabels) {
     let tree = labels.discovery_config().and_then(|(c, _)| c.list("vdev_tree"));
     let ashift = tree.and_then(|t| t.u64("ashift")).unwrap_or(9);

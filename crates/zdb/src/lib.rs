@@ -1,18 +1,15 @@
-//! `zdb`: a look inside a pool, without a daemon and without changing it
-//! (chapter 09 §8.1). Output has OpenZFS's shapes, so that scripts and eyes that
-//! know those find their way.
+//! `zdb`: inspection of a pool without a daemon and without changing it (chapter 09 §8.1). The
+//! output has OpenZFS's format, for scripts and users that know it.
 //!
-//! A pool that the daemon has imported is read without locks, as of its last synced group,
-//! from the devices that the daemon names.
+//! A pool that the daemon has imported is read without locks, as of its last synced txg, from
+//! the devices that the daemon names.
 //!
-//! Departures: without `-e` there is no cache file to go by, so other pools are
-//! searched for all the same; an audit (`-b`, `-c`) lists everything that is
-//! wrong instead of aborting at the first contradiction.
+//! Departures: without `-e` OpenZFS reads a cache file; here other pools are searched for. An
+//! audit (`-b`, `-c`) lists all errors instead of aborting at the first contradiction.
 //!
 //! # What it must not know
-//! How a pool is changed. Structures and their checks are the engine's
-//! (`cenote::inspect`); this crate shows them. It asks the daemon for the names of devices
-//! alone.
+//! How a pool is changed. Structures and their checks are the engine's (`cenote::inspect`);
+//! this crate shows them. It requests only the names of devices from the daemon.
 
 mod blocks;
 mod bptext;
@@ -61,7 +58,7 @@ Usage:	zdb [-bcdhimuyCLPvAFX] [-e [-p DIR]...] [-t TXG] POOL[/DATASET[@SNAP]] [O
         -A -G -I -o -U -x -Y -V  ignored
 ";
 
-/// How a command of zdb's ends.
+/// The exit codes of zdb.
 pub(crate) mod exit {
     use ui::Exit;
 
@@ -73,13 +70,13 @@ pub(crate) mod exit {
     pub(crate) const READ: Exit = Exit(3);
 }
 
-/// What was asked for: how often each letter was given.
+/// The options: how often each letter was given.
 pub(crate) struct DumpOptions {
     parsed: Parsed,
 }
 
 impl DumpOptions {
-    /// How often a letter was given; `-v` adds to those that were.
+    /// The level of a letter: how often it was given; `-v` adds to letters that were given.
     pub(crate) fn level(&self, letter: char) -> usize {
         let of = |l: char| self.parsed.opts.iter().filter(|o| o.letter == l).count();
         match of(letter) {
@@ -94,7 +91,7 @@ impl DumpOptions {
     }
 }
 
-/// The worse of two exits: the first that is not success wins.
+/// The worse of two exit codes: the first that is not success.
 pub(crate) fn worse(a: Exit, b: Exit) -> Exit {
     if a == Exit::OK { b } else { a }
 }
@@ -102,7 +99,7 @@ pub(crate) fn worse(a: Exit, b: Exit) -> Exit {
 /// Runs zdb.
 ///
 /// # Errors
-/// What was asked for cannot be read.
+/// The requested data cannot be read.
 pub fn main(argv: &[OsString]) -> Result<Exit> {
     let command = commands::find("cenote", "zdb");
     let parsed = match command.parse(argv) {
@@ -143,7 +140,7 @@ pub fn main(argv: &[OsString]) -> Result<Exit> {
     everything(&opts, pool.spa(), target, rest)
 }
 
-/// zdb's words where it has some.
+/// The text for an error, zdb's own where it has one.
 fn reason(error: &base::Error) -> String {
     match error.kind() {
         ErrorKind::NotFound => "No such file or directory".to_owned(),
@@ -211,7 +208,7 @@ fn open(opts: &DumpOptions, target: &str) -> Result<Arc<Pool>> {
         rewind: opts.has('F') || opts.has('X'),
         extreme: opts.has('X'),
         missing_log: true,
-        // By its guid, it goes by its own name; under a temporary name, by that.
+        // Found by guid, the pool keeps its own name; under a temporary name it keeps that.
         new_name: match guid {
             Some(_) => Some(name.to_owned()),
             None => (pool.name != name).then(|| pool.name.clone()),
@@ -223,7 +220,7 @@ fn open(opts: &DumpOptions, target: &str) -> Result<Arc<Pool>> {
     engine.inspect(pool, &options)
 }
 
-/// Does all that the letters ask for, in zdb's order.
+/// Prints everything that the letters select, in zdb's order.
 fn everything(opts: &DumpOptions, spa: &Spa, target: &str, rest: &[String]) -> Result<Exit> {
     let mut result = Exit::OK;
     let any = ['C', 'u', 'm', 'd', 'i', 'b', 'c', 'h', 'y'].iter().any(|&l| opts.has(l));

@@ -1,7 +1,7 @@
 //! `zdb -m`: metaslabs, their space maps and histograms (chapter 09 §8.2).
 //!
-//! `free` is what the metaslab's own map leaves; changes that are still in the
-//! logs are not in it, as with zdb.
+//! `free` is computed from the metaslab's own space map, as in zdb; changes that are still in
+//! the logs are not included.
 
 use std::fmt::Write;
 
@@ -16,7 +16,7 @@ use ui::Exit;
 use super::bptext::{histogram, size};
 use super::{DumpOptions, exit};
 
-/// Words of an object of births that are read at most.
+/// Maximum number of words read from an object of births.
 const BIRTHS_MAX: u64 = 1 << 20;
 /// Free segments below this are not counted.
 const SEGMENT_MIN: u64 = 16 << 10;
@@ -91,7 +91,7 @@ fn indirect(spa: &Spa, id: u32) -> Result<()> {
     Ok(())
 }
 
-/// The logs of changes, and how many entries of each still count.
+/// The logs of changes, with the number of entries in each that still apply.
 fn logs(spa: &Spa, space: &PoolSpace) -> Result<()> {
     ui::out("\n");
     if space.logs.is_empty() {
@@ -194,12 +194,12 @@ impl MetaslabView<'_> {
         Ok(())
     }
 
-    /// What loading the metaslab gives: free segments and their sizes.
+    /// The free segments and their sizes after loading the metaslab.
     fn in_memory(&self, m: &Metaslab, replayed: &Replayed, out: &mut String) {
         let (mut segments, mut largest, mut total) = (0u64, 0u64, 0u64);
         let mut rows: Vec<(usize, u64)> = (0..64).map(|i| (i, 0)).collect();
         replayed.bits.free_in(self.vdev.vdev, m.id, &mut |_, len| {
-            // zdb's size-sorted tree holds only what is worth sorting.
+            // zdb's size-sorted tree has only segments of this size or more.
             segments += u64::from(len >= SEGMENT_MIN);
             largest = largest.max(len);
             total += len;
