@@ -1,4 +1,4 @@
-//! `cenote bench cache`: a trace through the cache's policies and those of others.
+//! `cenote bench cache`: replays a trace with the cache's policies and with other ones.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -31,7 +31,7 @@ const USAGE: &str = "usage: bench cache --trace FILE... --size N[,N...] [--polic
 /// Largest cache that is simulated, pages.
 const SIZE_MAX: u64 = 1 << 28;
 
-/// What the command line asked for.
+/// The request of the command line.
 #[derive(Debug, Default)]
 struct ReplayRequest {
     options: ReplayOptions,
@@ -42,7 +42,7 @@ struct ReplayRequest {
 /// One line of `--json`.
 #[derive(Serialize)]
 struct JsonRow<'a> {
-    /// Only where several traces were given.
+    /// Only if several traces were given.
     #[serde(skip_serializing_if = "Option::is_none")]
     trace: Option<&'a str>,
     policy: &'a str,
@@ -93,7 +93,7 @@ pub(super) fn main(words: &[&str]) -> Result<Exit> {
     Ok(Exit::OK)
 }
 
-/// A picture for each trace: a line a policy over the sizes.
+/// A chart for each trace: one line for each policy over the sizes.
 fn charts(rows: &[Row], options: &ReplayOptions) -> Vec<Chart> {
     let mut traces: Vec<&str> = rows.iter().map(|r| r.trace.as_str()).collect();
     traces.dedup();
@@ -188,7 +188,7 @@ fn json(rows: &[Row], many: bool) -> Result<String> {
     Ok(text)
 }
 
-/// A line for each trace and size, a column for each policy, hits in percent.
+/// One row for each trace and size, one column for each policy, hits in percent.
 fn table(rows: &[Row], policies: &[PolicyKind]) -> String {
     let wide = rows.iter().map(|r| r.trace.chars().count()).max().unwrap_or(0).max(5);
     let mut out = format!("{:<wide$}  {:>9}", "TRACE", "PAGES");

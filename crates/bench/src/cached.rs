@@ -1,16 +1,15 @@
-//! How fast is a hit?
+//! The rate of cache hits.
 //!
 //! # Theory
-//! Reads of 8 KiB at random places of a file that the cache holds, three ways: the
-//! cache's own bytes borrowed, copied into the caller's buffer, and through a mount.
-//! Each has its limit measured beside it, in turns, because a machine's rates drift:
-//! for copies, `memcpy` from a plain buffer of the same size at the same places; for
-//! records that lie compressed in the cache, the decoder alone, stopping where the
-//! read ends; for a mount, another file system's file in the kernel's page cache.
+//! Reads of 8 KiB at random offsets of a file that is in the cache, in three ways: borrowing
+//! the cache's own buffers, copying into the caller's buffer, and through a mount. The limit of
+//! each is measured in alternating rounds, because a machine's rates drift. For copies it is
+//! `memcpy` from a plain buffer of the same size at the same offsets. For records that are
+//! compressed in the cache it is the decoder alone, which stops where the read ends. For a
+//! mount it is a file of another file system in the kernel's page cache.
 //!
-//! Of 128 KiB records two sets are read: one that fits decompressed, and one eight
-//! times what the cache has left for decompressed copies once the compressed set is
-//! in it.
+//! Two sets of 128 KiB records are read: one that fits decompressed, and one that is eight
+//! times what the cache has left for decompressed copies once the compressed set is in it.
 
 use std::fs::File as HostFile;
 use std::hint::black_box;
@@ -57,11 +56,11 @@ pub(super) const BENCH: Bench = Bench {
 const READ: usize = 8 << 10;
 /// Bytes of the large records.
 const RECORD: usize = 128 << 10;
-/// Reads between two looks at the clock.
+/// Reads between two readings of the clock.
 const BATCH: u64 = 128;
-/// What the cache may take beyond what is asked for: metadata, directory.
+/// Memory of the cache beyond the data: metadata, directory.
 const ROOM: u64 = 64 << 20;
-/// Times that the large set is what the cache has left for decompressed copies.
+/// The ratio of the large set to the space for decompressed copies.
 const TIMES_FRONT: u64 = 8;
 const PARTS: [&str; 3] = ["small", "lz4", "mount"];
 const LIBRARY: &str = "library";
@@ -76,17 +75,17 @@ struct CachedSetup {
 
 type Read<'a> = dyn Fn(&mut XorShift, &mut [u8]) -> Result<()> + Sync + 'a;
 
-/// One thing that is measured: reads, each at a block of its own choice.
+/// One measurement: reads, each at a random block.
 struct MeasuredReads<'a> {
     name: String,
     threads: usize,
-    /// Gets room for a read and, behind that, for a record.
+    /// Gets a buffer for a read and, after that, for a record.
     read: Box<Read<'a>>,
-    /// Reads a second, a turn each.
+    /// Reads a second in each round.
     rates: Vec<f64>,
 }
 
-/// Things measured in turns.
+/// Measurements in alternating rounds.
 #[derive(Default)]
 struct InterleavedRuns<'a>(Vec<MeasuredReads<'a>>);
 
@@ -101,7 +100,7 @@ impl<'a> InterleavedRuns<'a> {
         self.0.push(MeasuredReads { name: name.into(), threads, read, rates: Vec::new() });
     }
 
-    /// One after the other, round after round.
+    /// Runs all of them in each round.
     fn measure(&mut self, run: &mut Run, set: &CachedSetup) -> Result<(), Stop> {
         let total = set.rounds * self.0.len() as u64;
         let mut done = 0;
@@ -120,7 +119,7 @@ impl<'a> InterleavedRuns<'a> {
         cell.and_then(|c| median(c.rates.iter().copied())).unwrap_or(f64::NAN)
     }
 
-    /// The median of the ratios of the same turn.
+    /// The median of the ratios within rounds.
     fn ratio(&self, name: &str, to: &str) -> f64 {
         let find = |name: &str| self.0.iter().find(|c| c.name == name);
         let (Some(a), Some(b)) = (find(name), find(to)) else { return f64::NAN };
@@ -153,11 +152,11 @@ fn rate(cell: &MeasuredReads<'_>, time: Duration, seed: u64) -> Result<f64> {
     let failed = rt::Mutex::new(None);
     let begin = rt::now();
     rt::fan_out(cell.threads, |thread| {
-        // Equal places for what is compared in one turn.
+        // Equal offsets for measurements that are compared.
         let mut rng = XorShift::new(seed << 16 | thread as u64);
         let mut out = vec![0; READ + RECORD];
         let mut done = 0;
-        // Once at least: on a busy machine a thread may come late.
+        // At least once, because on a busy machine a thread may start late.
         loop {
             for _ in 0..BATCH {
                 if let Err(e) = (cell.read)(&mut rng, &mut out) {
@@ -256,7 +255,7 @@ fn picture(run: &mut Run, table: &ReportTable) {
     run.report.chart(Shape::Bars, "reads/s", labels, vec![("reads/s".to_owned(), values)]);
 }
 
-/// Reads all of a file once, and checks it against what it was made of.
+/// Reads the whole file once, and compares it with its content.
 fn warm(run: &mut Run, file: &File, content: &SampleContent, what: &str) -> Result<(), Stop> {
     let mut at = 0;
     let mut want = vec![0; RECORD];
@@ -274,7 +273,7 @@ fn warm(run: &mut Run, file: &File, content: &SampleContent, what: &str) -> Resu
     Ok(())
 }
 
-/// An offset of a whole read.
+/// A random offset of a read.
 fn place(rng: &mut XorShift, size: u64) -> u64 {
     rng.below(size / READ as u64) * READ as u64
 }
@@ -290,7 +289,7 @@ fn copy(file: &File, rng: &mut XorShift, out: &mut [u8]) -> Result<()> {
     if n == READ { Ok(()) } else { Err(Error::invalid("a short read")) }
 }
 
-/// Small records: borrowed and copied, beside `memcpy`.
+/// Small records: borrowed and copied, compared with `memcpy`.
 fn small(
     run: &mut Run,
     set: &CachedSetup,
@@ -299,7 +298,7 @@ fn small(
 ) -> Result<(), Stop> {
     let file = rig.file("small")?;
     warm(run, &file, &SampleContent::noise(1), "reading the small records")?;
-    // Written through, so that its pages are there.
+    // Written completely, so that its pages are mapped.
     let mut plain = vec![0u8; set.size as usize];
     SampleContent::half().fill(0, &mut plain);
     let before = rig.disk();
@@ -335,8 +334,8 @@ fn small(
     Ok(())
 }
 
-/// Large lz4 records, all of them decompressed in the cache; the bytes that they take
-/// compressed.
+/// Large lz4 records, all of them decompressed in the cache; returns their compressed size in
+/// bytes.
 fn fitting(
     run: &mut Run,
     set: &CachedSetup,
@@ -349,7 +348,8 @@ fn fitting(
     turns.add("fits, borrowed", 1, |rng, _| borrow(&file, rng));
     turns.add("fits, copied", 1, |rng, out| copy(&file, rng, out));
     turns.add("fits, copied, all", set.threads, |rng, out| copy(&file, rng, out));
-    // The decompressed copies come with use, not with the first read.
+    // The cache makes decompressed copies of blocks that are used repeatedly, not at the first
+    // read.
     settle(run, set, &file, "settling")?;
     turns.measure(run, set)?;
     turns.add_rows("lz4", table);
@@ -361,13 +361,13 @@ fn fitting(
     Ok(rig.stats().compressed_size)
 }
 
-/// Reads at random until every read had its chance a few times.
+/// Reads at random until the cache had several occasions to keep each copy.
 fn settle(run: &mut Run, set: &CachedSetup, file: &File, what: &str) -> Result<(), Stop> {
     let records = file.size() / RECORD as u64;
     let (mut rng, mut out) = (XorShift::new(!0), vec![0; READ]);
     let begin = rt::now();
     for n in 0..4 * records {
-        // A cache that decompresses each time must not make this endless.
+        // A cache that decompresses each time must not make this loop endless.
         if n.is_multiple_of(BATCH) {
             run.step(what, n, 4 * records)?;
             if begin.elapsed() > set.time * 20 {
@@ -379,8 +379,8 @@ fn settle(run: &mut Run, set: &CachedSetup, file: &File, what: &str) -> Result<(
     Ok(())
 }
 
-/// Large lz4 records, eight times what is left for decompressed copies, beside the
-/// decoder alone.
+/// Large lz4 records, eight times the space for decompressed copies, compared with the decoder
+/// alone.
 fn beyond(
     run: &mut Run,
     set: &CachedSetup,
@@ -392,7 +392,7 @@ fn beyond(
     let packed = pack(run, content, set.lz4)?;
     let stored: u64 = packed.iter().map(|b| b.len() as u64).sum();
     let front = set.lz4 / TIMES_FRONT;
-    // What the cache needs for the stored form, as it turned out where all fitted.
+    // The cache's need for the stored form, as measured where all fitted.
     let rig = open(stored.max(held) + front)?;
     let file = rig.file("lz4")?;
     warm(run, &file, content, "reading the lz4 records")?;
@@ -435,7 +435,7 @@ fn beyond(
     Ok(())
 }
 
-/// The records as the disk has them.
+/// The records in their form on disk.
 fn pack(run: &mut Run, content: &SampleContent, size: u64) -> Result<Vec<Box<[u8]>>, Stop> {
     let (mut plain, mut room) = (vec![0; RECORD], vec![0; RECORD]);
     let mut packed = Vec::new();
@@ -473,7 +473,7 @@ fn peer(run: &mut Run, set: &CachedSetup, dir: &Path) -> Result<ScratchFile, Sto
     Ok(made)
 }
 
-/// Through the mount, beside other file systems.
+/// Reads through the mount, compared with other file systems.
 fn mounted(
     run: &mut Run,
     set: &CachedSetup,
@@ -494,7 +494,8 @@ fn mounted(
     let other = other.map(|dir| peer(run, set, &dir)).transpose()?;
     let mut files = vec![
         ("mount", host_open(&mounts.0.path().join("small"))?),
-        // Last of the two, since the first leaves to the kernel what it has read.
+        // The second mount is measured last, because the first leaves its pages in the kernel's
+        // cache.
         ("mount, direct_io", host_open(&mounts.1.path().join("small"))?),
         ("local disk", host_open(beside.path())?),
     ];

@@ -1,4 +1,4 @@
-//! Checksums, compressors and RAID-Z: every implementation that this processor has.
+//! Checksums, compressors and RAID-Z: every implementation that this processor supports.
 
 use codec::bench::{BenchKind, BenchOptions, Row};
 
@@ -14,7 +14,7 @@ pub(super) const BENCH: Bench = Bench {
     run,
 };
 
-/// Largest block that codecs are measured with.
+/// Largest block in the measurements.
 const BLOCK_MAX: u64 = 1 << 30;
 const KINDS: [(BenchKind, &str); 6] = [
     (BenchKind::Memcpy, "memcpy"),
@@ -66,7 +66,7 @@ fn run(run: &mut Run) -> Result<(), Stop> {
     Ok(())
 }
 
-/// What is in use, for each block size.
+/// A chart of the implementations in use, for each block size.
 fn picture(run: &mut Run, rows: &[Row]) {
     let mut sizes: Vec<usize> = rows.iter().map(|r| r.block_size).collect();
     sizes.sort_unstable();

@@ -1,17 +1,16 @@
-//! A walk over more metadata than the cache may hold, again and again.
+//! Repeated walks over more metadata than the cache may hold.
 //!
 //! # Theory
-//! A loop over a set larger than the cache is the worst of cases: what comes next is
-//! what was evicted longest ago, and a plain ARC (or LRU) has no hit at all from one
-//! pass to the next. Neighbours in a block do hit within a pass, which hides that; so
-//! beside the share of lookups that hit, the table gives what counts: the share of
-//! the blocks of a pass that came from memory, by the misses of a first pass over an
-//! empty cache.
+//! A loop over a set larger than the cache is the worst case: the next block is the one that
+//! was evicted longest ago, and a plain ARC (or LRU) has no hit at all from one pass to the
+//! next. Neighbours in a block do hit within a pass, which hides that. So besides the share of
+//! lookups that hit, the table has a second one: the share of the blocks of a pass that came
+//! from memory, computed from the misses of a first pass with an empty cache.
 //!
-//! The tree is walked once with room for all of it, which tells its size; the cache is
-//! then made so that the tree is 1.5 times as large (and once so that it fits). Each
-//! pass opens the file system anew, so that nothing parsed before does the work.
-//! Through a mount, the kernel's own caches are dropped before each pass.
+//! The tree is walked once with room for all of it, which gives its size. Then the cache is
+//! made so that the tree is 1.5 times as large (and once so that it fits). Each pass opens the
+//! file system again, so that no parsed object is reused. Through a mount, the kernel's own
+//! caches are dropped before each pass.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -48,16 +47,16 @@ pub(super) const BENCH: Bench = Bench {
     run,
 };
 
-/// The tree's metadata is this many times the cache.
+/// The ratio of the tree's metadata to the cache.
 const TIMES: f64 = 1.5;
-/// Room for a tree that fits.
+/// A cache in which the tree fits.
 const ROOMY: u64 = 4 << 30;
 /// Bytes of one read of the stream.
 const STREAM: usize = 1 << 20;
-/// Directories on the way down, at most.
+/// Maximum depth of directories.
 const DEPTH_MAX: usize = 64;
 
-/// How a tree is walked.
+/// The environment of a walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WalkMode {
     Alone,
@@ -77,7 +76,7 @@ impl WalkMode {
     }
 }
 
-/// What one pass did.
+/// The figures of one pass.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pass {
     entries: u64,
@@ -136,8 +135,8 @@ fn run(run: &mut Run) -> Result<(), Stop> {
     Ok(())
 }
 
-/// Bytes that the tree takes in a cache with room for it, not counting copies that the
-/// cache could do without.
+/// Bytes that the tree takes in a cache with room for it, without copies that the cache could
+/// drop.
 fn measure(run: &mut Run, lab: &Lab) -> Result<u64, Stop> {
     let rig = lab.open(ROOMY, PolicyKind::Default)?;
     let held = |rig: &LabPool| {
@@ -215,7 +214,7 @@ fn pass(run: &mut Run, rig: &LabPool, way: WalkMode, name: &str) -> Result<Pass,
     })
 }
 
-/// Reads a file from its beginning to its end until told to stop.
+/// Reads a file repeatedly until it is stopped.
 fn flow(file: &cenote::File, stop: &AtomicBool, bytes: &AtomicU64) -> Result<()> {
     let mut out = vec![0; STREAM];
     let mut at = 0;
@@ -227,7 +226,7 @@ fn flow(file: &cenote::File, stop: &AtomicBool, bytes: &AtomicU64) -> Result<()>
     Ok(())
 }
 
-/// Lists every directory and asks for the attributes of every entry.
+/// Lists every directory and reads the attributes of every entry.
 fn walk(run: &mut Run, fs: &FileSystem, name: &str) -> Result<u64, Stop> {
     let mut entries = 0;
     let mut todo: Vec<(ObjectId, usize)> = vec![(fs.root(), 0)];
@@ -328,7 +327,7 @@ fn tell(
         let most = passes.iter().skip(1).map(|p| p.disk.reads).max().unwrap_or(0);
         run.report.at_most(format!("{name}: disk reads from the second pass on"), most as f64, 0.0);
     } else if policy == PolicyKind::Default {
-        // The reference is there to compare with; nothing is asked of it.
+        // The reference policy is only for comparison, and has no target.
         let least = later().fold(f64::NAN, f64::min);
         let what = format!("{name}: metadata blocks from memory from the second pass on");
         run.report.at_least(what, least, 0.6);

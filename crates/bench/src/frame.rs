@@ -1,8 +1,8 @@
-//! What a bench found: tables, pictures, targets; as text and as JSON.
+//! The results of a bench: tables, charts, targets; as text and as JSON.
 //!
-//! JSON is one object: `bench`, `version`, `machine`, `settings`, `tables` (by name,
-//! each a list of objects), `targets` and `notes`. Ratios lie between 0 and 1, sizes
-//! are bytes, times say their unit in the name.
+//! JSON is one object: `bench`, `version`, `machine`, `settings`, `tables` (by name, each a
+//! list of objects), `targets` and `notes`. Ratios are between 0 and 1, sizes are in bytes,
+//! names of times contain their unit.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -71,7 +71,7 @@ impl Cell {
     }
 }
 
-/// A number with its thousands apart.
+/// A number with separators between thousands.
 fn grouped(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::new();
@@ -90,7 +90,7 @@ pub(super) struct ReportTable {
     pub(super) name: &'static str,
     pub(super) columns: Vec<(&'static str, &'static str)>,
     pub(super) rows: Vec<Vec<Cell>>,
-    /// Shown already while it was measured: only JSON still needs it.
+    /// Already printed during the measurement; only JSON still needs it.
     pub(super) shown: bool,
 }
 
@@ -123,25 +123,25 @@ impl ReportTable {
     }
 }
 
-/// A figure to reach, and the one that was.
+/// A target and the measured figure.
 #[derive(Clone, Debug)]
 pub(super) struct TargetFigure {
     pub(super) what: String,
     pub(super) value: f64,
     pub(super) bound: f64,
-    /// The value must be at least the bound, else at most.
+    /// The value must be at least the bound; else at most.
     pub(super) at_least: bool,
 }
 
 impl TargetFigure {
-    /// Whether it is reached; what could not be measured is not.
+    /// Whether it is reached; a figure that could not be measured is not.
     pub(super) fn reached(&self) -> bool {
         if self.at_least { self.value >= self.bound } else { self.value <= self.bound }
     }
 
     fn text(&self) -> String {
         let number = |v: f64| Cell::Real(v).show();
-        // Digits enough to tell apart what is nearly equal.
+        // Enough digits to distinguish values that are nearly equal.
         let near = |v: f64| if v.abs() < 10.0 { format!("{v:.3}") } else { number(v) };
         let value = if self.value.is_finite() { near(self.value) } else { "n/a".to_owned() };
         let sign = if self.at_least { ">=" } else { "<=" };
@@ -150,7 +150,7 @@ impl TargetFigure {
     }
 }
 
-/// Everything a bench has to say.
+/// The whole report of a bench.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Report {
     pub(super) bench: &'static str,
@@ -158,7 +158,7 @@ pub(super) struct Report {
     pub(super) tables: Vec<ReportTable>,
     pub(super) charts: Vec<Chart>,
     pub(super) targets: Vec<TargetFigure>,
-    /// What was left out, and why.
+    /// Parts that were skipped, with the reasons.
     pub(super) notes: Vec<String>,
 }
 
@@ -186,7 +186,7 @@ impl Report {
         self.charts.push(Chart { title: title.to_owned(), shape, labels, series });
     }
 
-    /// For people.
+    /// The report for people.
     pub(super) fn text(&self, look: TerminalStyle) -> String {
         let mut blocks = Vec::new();
         if !self.settings.is_empty() {
@@ -209,7 +209,7 @@ impl Report {
         blocks.join("\n")
     }
 
-    /// For programs.
+    /// The report for programs.
     pub(super) fn json(&self, machine: Value) -> Value {
         let settings: Map<_, _> =
             self.settings.iter().map(|(name, v)| (name.replace(' ', "_"), v.json())).collect();
@@ -231,7 +231,7 @@ impl Report {
     }
 }
 
-/// What the figures were measured on: processors, memory, kernel, load.
+/// The machine of the measurements: processors, memory, kernel, load.
 pub(super) fn machine() -> Value {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let load = read("/proc/loadavg");

@@ -1,5 +1,5 @@
-//! The file system that costs nothing, mounted, read and written, and filled with small
-//! files: what FUSE itself takes.
+//! The cost of FUSE itself: a file system without content of its own is mounted, read and
+//! written, and filled with small files.
 
 use std::fs::File;
 use std::io::Write;
@@ -98,7 +98,7 @@ fn measure(run: &mut Run, path: &Path, slice: Duration) -> Result<(), Stop> {
     Ok(())
 }
 
-/// What one thread does again and again.
+/// The repeated operation of a thread.
 #[derive(Clone, Copy)]
 enum Work {
     /// With the one file.
@@ -132,10 +132,10 @@ const ROWS: [(&str, Work, usize); 8] = [
     ("remove files", Work::Files(DirChange::Remove), 0),
 ];
 
-/// Files that are there at a time.
+/// Number of files that exist at a time.
 const FILES: usize = 1000;
 
-/// Bytes and calls a second of so many threads.
+/// Bytes and calls a second by so many threads.
 fn together(
     path: &Path,
     work: Work,
@@ -161,7 +161,7 @@ fn together(
     Ok((size as f64 * calls, calls))
 }
 
-/// Files made or removed a second.
+/// Files created or removed a second.
 fn in_batches(
     names: &Path,
     change: DirChange,
@@ -186,8 +186,7 @@ fn in_batches(
     Ok((batches * FILES) as f64 / time.as_secs_f64())
 }
 
-/// Calls a second. Random places are never the same twice, so that the page cache does not
-/// answer.
+/// Calls a second. Random offsets never repeat, so that the page cache has none of them.
 fn repeat(file: &File, work: Calls, size: usize, slice: Duration) -> std::io::Result<f64> {
     let mut buf = vec![0u8; size];
     let blocks = NULL_SIZE / (size as u64).max(1);
@@ -199,7 +198,7 @@ fn repeat(file: &File, work: Calls, size: usize, slice: Duration) -> std::io::Re
         let step = match work {
             Calls::Sequential | Calls::Random => {
                 file.read_exact_at(&mut buf, offset)?;
-                // An odd step visits every block of a power of two of them.
+                // An odd step visits every block if their number is a power of two.
                 if matches!(work, Calls::Random) { 0x9e37_79b9 } else { 1 }
             }
             Calls::Write => {

@@ -1,12 +1,12 @@
-//! `cenote bench`: what this machine can do, and what the cache does with it.
+//! `cenote bench`: measurements of the engine and its cache on this machine.
 //!
-//! A bench is one file with one `Bench` in it, listed in `ALL`. It fills in a
-//! `Report`; tables, pictures, JSON and progress are the frame's business.
-//! Targets are told and never make a bench fail: a figure depends on the machine.
+//! A bench is one file with one `Bench` in it, listed in `ALL`. It fills in a `Report`; the
+//! frame makes tables, charts, JSON and progress of it. Targets are reported and never make a
+//! bench fail, because a figure depends on the machine.
 //!
 //! # What it must not know
-//! The daemon and its protocol, and the table of commands: a bench opens its own pools in
-//! this process, and has a parser of its own ([`Opt`]).
+//! The daemon and its protocol, and the table of commands: a bench opens its own pools in this
+//! process, and has a parser of its own ([`Opt`]).
 
 mod args;
 mod cache;
@@ -60,7 +60,7 @@ const ALL: &[Bench] = &[
 struct StandaloneBench {
     name: &'static str,
     about: &'static str,
-    /// For its usage text and its manual page; it has a parser of its own.
+    /// For its usage text and its manual page; the bench parses them itself.
     options: &'static [Opt],
     main: fn(&[&str]) -> Result<Exit>,
 }
@@ -85,30 +85,30 @@ struct Bench {
     name: &'static str,
     /// One line.
     about: &'static str,
-    /// Words that are no options, for the usage text.
+    /// Words that are not options, for the usage text.
     words: &'static str,
     options: &'static [&'static [Opt]],
     run: fn(&mut Run) -> std::result::Result<(), Stop>,
 }
 
-/// A bench under way.
+/// A bench in progress.
 struct Run {
     args: Args,
     report: Report,
     progress: Progress,
     drawn: Option<Instant>,
-    /// Standard output is for JSON or a picture alone.
+    /// Standard output is only for JSON or a chart.
     quiet: bool,
 }
 
-/// Why a bench ends early.
+/// The reason for a bench's early end.
 #[derive(Debug)]
 enum Stop {
-    /// It was asked for nonsense.
+    /// The command line is wrong.
     Usage(String),
     /// Something failed.
     Failed(Error),
-    /// A signal.
+    /// A signal arrived.
     Interrupted,
 }
 
@@ -137,7 +137,7 @@ impl Stop {
 }
 
 impl Run {
-    /// Shows what is being done, and ends the bench if a signal asked for it.
+    /// Shows the present step, and ends the bench if a signal has arrived.
     fn step(&mut self, what: &str, done: u64, total: u64) -> std::result::Result<(), Stop> {
         if tidy::interrupted() {
             return Err(Stop::Interrupted);
@@ -149,7 +149,7 @@ impl Run {
         Ok(())
     }
 
-    /// Text shown at once.
+    /// Prints a text at once.
     fn say(&mut self, text: &str) {
         if !self.quiet {
             self.progress.finish();
@@ -161,7 +161,7 @@ impl Run {
 /// `cenote bench ...`
 ///
 /// # Errors
-/// The bench failed; what was measured until then is lost.
+/// The bench failed; its measurements are lost.
 pub fn main(argv: &[OsString]) -> Result<Exit> {
     let words: Vec<String> = argv.iter().map(|a| a.to_string_lossy().into_owned()).collect();
     let Some((name, rest)) = words.split_first() else {
@@ -199,7 +199,7 @@ pub fn main(argv: &[OsString]) -> Result<Exit> {
     }
 }
 
-/// What is told about a bench.
+/// The description of a bench.
 pub struct BenchInfo {
     /// Its name.
     pub name: &'static str,
@@ -224,7 +224,7 @@ pub fn catalogue() -> Vec<BenchInfo> {
     usual.chain(own).collect()
 }
 
-/// One line about each.
+/// One line for each bench.
 fn list() -> String {
     let all = ALL.iter().map(|b| (b.name, b.about)).chain(OWN.iter().map(|b| (b.name, b.about)));
     let lines: String = all.map(|(name, about)| format!("  {name:<10} {about}\n")).collect();
@@ -233,7 +233,7 @@ fn list() -> String {
     )
 }
 
-/// How a bench is called.
+/// The usage of a bench.
 fn usage(
     name: &str,
     words: &str,
@@ -291,7 +291,7 @@ impl Bench {
 mod tests {
     use super::*;
 
-    /// The README's tour shows the list; it lacked a bench.
+    /// The README's tour shows the list; once it lacked a bench.
     #[test]
     fn the_readme_shows_the_list() {
         let readme = include_str!("../../../README.md");

@@ -1,23 +1,23 @@
-//! What a database sees: pages read and written at random, commits between.
+//! A database's workload: pages read and written at random, with commits between them.
 //!
 //! # Theory
-//! Clients read and write pages of one file through a mount that the kernel caches
-//! nothing of, so that what is measured is the engine and its devices. Each round is made
-//! of three parts, each after a fresh import, so with an empty cache:
+//! Clients read and write pages of one file through a mount without the kernel's page cache, so
+//! that the engine and its devices are measured. Each round has three parts, each after an
+//! import and so with an empty cache:
 //!
-//! * `reads`: every page at most once. Device bytes for each byte that was asked for: 1 and
-//!   the block pointers where records have the size of pages; 16 where a record is 128 KiB
-//!   and a page 8. A prefetcher that mistook random reads for a stream would show here.
-//! * `writes`: pages that are not in memory, with commits. What the engine has to read
-//!   for them: nothing but block pointers where a record is a page, and else each record.
-//! * `transactions`: two pages read, one written, and a commit after so many of these:
-//!   an `O_DSYNC` write, or `fsync`.
+//! * `reads`: every page at most once. The figure is the device's bytes for each requested
+//!   byte: 1 plus the block pointers if records have the size of pages; 16 if a record is 128
+//!   KiB and a page 8. A prefetcher that took random reads for a stream would show here.
+//! * `writes`: pages that are not in memory, with commits. The figure is the engine's reads for
+//!   them: only block pointers if a record is a page, else each record.
+//! * `transactions`: two pages read and one written, and a commit after some of these: an
+//!   `O_DSYNC` write, or `fsync`.
 //!
 //! Processor time is that of this process: the clients, the mount, the engine.
 //!
-//! With `--depths` another table has random reads of many threads in process, past the
-//! mount, with one fixed depth of the device's queue after the other and with the depth that
-//! the queue finds by itself, in turns whose order rotates; ratios are taken inside a turn.
+//! `--depths` adds a table of random reads by many threads in process, without the mount, with
+//! one fixed queue depth of the device after the other and with the adaptive one, in rounds
+//! whose order rotates; ratios are computed within a round.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -62,9 +62,9 @@ pub(super) const BENCH: Bench = Bench {
 
 /// Name of the file.
 const FILE: &str = "table";
-/// Bytes of a write when the file is made.
+/// Bytes of a write while the file is made.
 const LARGE: usize = 1 << 20;
-/// Threads that read in the table of depths.
+/// Threads that read for the table of depths.
 const READERS: usize = 64;
 
 struct OltpSetup {
@@ -79,7 +79,7 @@ struct OltpSetup {
     rounds: u64,
 }
 
-/// The numbers of an option, or others.
+/// The numbers of an option, or the default.
 fn list(run: &Run, name: &str, otherwise: &str) -> BenchResult<Vec<u64>> {
     let text = run.args.text(name).unwrap_or(otherwise);
     let one = |word| cenote::props::parse_size(word).ok().filter(|n| *n > 0);
@@ -134,7 +134,7 @@ fn failed(e: std::io::Error) -> Error {
     Error::io("the mount failed", e)
 }
 
-/// A pool whose file is written once, nothing of it in memory.
+/// Makes a pool whose file is written once; nothing of it is in memory afterwards.
 fn fill(run: &mut Run, set: &OltpSetup, record: u64) -> BenchResult<()> {
     let rig = SyncPool::new(&set.dir, set.file * 3 + (512 << 20), record)?;
     let file = rig.file(FILE)?;
@@ -148,12 +148,12 @@ fn fill(run: &mut Run, set: &OltpSetup, record: u64) -> BenchResult<()> {
     Ok(())
 }
 
-/// What devices and cache did, as sums.
+/// Counters of the devices and the cache.
 #[derive(Clone, Copy, Debug, Default)]
 struct OltpCounts {
     read: u64,
     written: u64,
-    /// Reads that the device did for several requests, and all.
+    /// Device reads that served several requests, and all device reads.
     merged: u64,
     reads: u64,
     /// Blocks of data, and of metadata, that were not in memory.
@@ -196,7 +196,7 @@ impl OltpCounts {
     }
 }
 
-/// What the clients of one part do.
+/// The parts of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OltpPart {
     Reads,
@@ -204,14 +204,14 @@ enum OltpPart {
     Transactions,
 }
 
-/// What came of it.
+/// The result of a part.
 struct PartResult {
     each: Vec<Duration>,
     time: Duration,
     counts: OltpCounts,
 }
 
-/// One client's file, and how it commits.
+/// A client's file, and its way of committing.
 struct OltpClient<'a> {
     set: &'a OltpSetup,
     file: File,
@@ -240,7 +240,7 @@ impl OltpClient<'_> {
     }
 }
 
-/// Imports the pool with an empty cache, mounts it, and has the clients do their part.
+/// Imports the pool with an empty cache, mounts it, and runs one part with all clients.
 fn part(set: &OltpSetup, part: OltpPart, seed: u64) -> BenchResult<PartResult> {
     let rig = SyncPool::import_with(&set.dir, Some(set.arc))?;
     let mounted = Mounted::new(&rig.pool.dataset(DATASET)?, &set.dir, true)?;
@@ -262,7 +262,7 @@ fn part(set: &OltpSetup, part: OltpPart, seed: u64) -> BenchResult<PartResult> {
             }
             let began = rt::now();
             match part {
-                // Not the same places in each round, but each at most once.
+                // Different pages in each round, but each at most once.
                 OltpPart::Reads => client.read(scatter.place((n + seed * set.count) % pages))?,
                 OltpPart::Writes => client.write(scatter.place((n + seed * set.count) % pages))?,
                 OltpPart::Transactions => {
@@ -288,7 +288,7 @@ fn part(set: &OltpSetup, part: OltpPart, seed: u64) -> BenchResult<PartResult> {
     if let Some(e) = error.into_inner() {
         return Err(failed(e).into());
     }
-    // Bytes of the groups that are still to be written belong to it.
+    // Writes the txgs that are still dirty: their bytes belong to the part.
     rig.writer()?.sync()?;
     let counts = OltpCounts::of(&rig)?.since(before);
     drop(mounted);
@@ -333,7 +333,7 @@ fn rounds(run: &mut Run, set: &OltpSetup, record: u64) -> BenchResult<()> {
     Ok(())
 }
 
-/// Tables want names that stay.
+/// Names of columns are static.
 fn name_of(record: u64) -> &'static str {
     const NAMES: [&str; 16] = [
         "records 512",
@@ -356,7 +356,7 @@ fn name_of(record: u64) -> &'static str {
     NAMES.get((record.ilog2() as usize).saturating_sub(9)).copied().unwrap_or("records")
 }
 
-/// Reads a second of many threads for a time.
+/// Reads a second by many threads, over some time.
 fn reads(rig: &SyncPool, set: &OltpSetup, time: Duration, seed: u64) -> BenchResult<f64> {
     let id = rig.fs.walk(FILE.as_bytes(), Io::WAIT)?;
     let file = rig.fs.open_file(id, Io::WAIT)?;
@@ -382,11 +382,11 @@ fn reads(rig: &SyncPool, set: &OltpSetup, time: Duration, seed: u64) -> BenchRes
     }
 }
 
-/// The queue's depth: fixed, or none for the one that it finds.
+/// Sets the queue's depth; `None` makes it adaptive.
 fn set_depth(rig: &SyncPool, depth: Option<u64>) -> Result<()> {
     let set = |name: &str, value: &str| cenote::tune::find(name)?.set(&rig.engine, value);
     set("zfs_vdev_adaptive_depth", if depth.is_none() { "on" } else { "off" })?;
-    // Back at its default the class is free again.
+    // At its default value the class is adaptive again.
     let depth = depth.unwrap_or(10).to_string();
     set("zfs_vdev_sync_read_max_active", &depth)
 }
@@ -402,7 +402,7 @@ fn by_depth(
     let mut all: Vec<Option<u64>> = depths.iter().map(|d| Some(*d)).collect();
     all.push(None);
     let mut rates: Vec<Vec<f64>> = vec![Vec::new(); all.len()];
-    // Block pointers come into memory, and the queue finds a first depth.
+    // Loads the block pointers into memory, and lets the queue find its first depth.
     set_depth(&rig, None)?;
     reads(&rig, set, 3 * time, 0)?;
     for round in 0..set.rounds {

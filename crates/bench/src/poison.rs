@@ -1,15 +1,15 @@
-//! Does a scan spoil the cache for good?
+//! The effect of a scan on the cache.
 //!
 //! # Theory
-//! An old report: random reads of a file larger than the cache ran 27 to 30 % slower
-//! after another file had been streamed, while the tool said 99 % hits, until the
-//! cache's limit was changed by one byte. So three things are watched by tenths of a
-//! phase: reads a second, hits, and what a hit costs.
+//! In an old report, random reads of a file larger than the cache were 27 to 30 % slower after
+//! another file had been streamed, while the tool showed 99 % hits, until the cache's limit was
+//! changed by one byte. So this bench measures three figures for each tenth of a phase: reads a
+//! second, hits, and the cost of a hit.
 //!
-//! Every phase reads the same places in the same order (one seed), after a warm-up
-//! that reads them too, so phases differ in nothing but what went before them. All is
-//! done several times with fresh engines; figures are medians, and ratios are taken
-//! within a round, since a machine drifts.
+//! Every phase reads the same offsets in the same order (one seed), after a warm-up that reads
+//! them too, so phases differ only in what preceded them. Everything is repeated with new
+//! engines; figures are medians, and ratios are computed within a round, because a machine's
+//! rates drift.
 
 use std::fs::File as HostFile;
 use std::os::unix::fs::FileExt;
@@ -55,7 +55,7 @@ pub(super) const BENCH: Bench = Bench {
 const READ_MAX: u64 = 256 << 10;
 /// Bytes of one read of the stream.
 const STREAM: usize = 1 << 20;
-/// Reads between two looks at the clock and at signals.
+/// Reads between two checks of the clock and of signals.
 const BATCH: u64 = 64;
 const PHASES: [&str; 3] = ["before", "after the scan", "arc_max - 1"];
 
@@ -72,7 +72,7 @@ struct PoisonSetup {
     record: u32,
 }
 
-/// Where the reads go.
+/// The path of the reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ReadPath {
     Library,
@@ -111,7 +111,7 @@ impl TestedFile {
     }
 }
 
-/// The same places, phase after phase.
+/// The same sequence of offsets in every phase.
 struct ReadSequence<'a> {
     rng: XorShift,
     size: u64,
@@ -125,7 +125,7 @@ impl ReadSequence<'_> {
         let room = self.size - len + 1;
         let offset = match self.zipf {
             None => self.rng.below(room),
-            // A popular place is a window of the longest read; where in it is chance.
+            // A popular key is a range of the longest read; the read is a random part of it.
             Some(zipf) => {
                 let window = zipf.draw(&mut self.rng) * READ_MAX;
                 (window + self.rng.below(READ_MAX)).min(room - 1)
@@ -135,7 +135,7 @@ impl ReadSequence<'_> {
     }
 }
 
-/// What a part of a phase showed.
+/// The figures of a tenth of a phase.
 #[derive(Clone, Copy, Debug, Default)]
 struct PhaseResult {
     rate: f64,
@@ -149,7 +149,7 @@ struct PhaseResult {
 #[derive(Default)]
 struct Phase {
     parts: Vec<PhaseResult>,
-    /// Reads a second while the second half of one cache-size was read.
+    /// Reads a second while the second half of one cache size was read.
     recovered: f64,
 }
 
@@ -168,7 +168,7 @@ fn setup(run: &Run) -> Result<PoisonSetup, Stop> {
     let a = args.size("--a", 2 * arc, sizes.clone())?;
     let b = args.size("--b", 2 * arc, sizes)?;
     let tenths = args.count("--tenths", 10, 2..=1000)?;
-    // A read has half of the longest length in the mean.
+    // The mean length of a read is half of the longest.
     let reads = args.count("--reads", 4 * a / (READ_MAX / 2), 10..=1 << 40)?;
     let record = args.size("--record", 128 << 10, 512..=16 << 20)?;
     let record = u32::try_from(record).ok().filter(|r| r.is_power_of_two());
@@ -222,7 +222,7 @@ fn run(run: &mut Run) -> Result<(), Stop> {
     run.report.set("reads a phase", Cell::Count(set.reads));
     run.report.tables.extend(tables);
     let labels: Vec<String> = (1..=set.tenths).map(|n| n.to_string()).collect();
-    // Ways differ by far more than phases: each has a picture of its own.
+    // The paths differ by far more than the phases, so each has a chart of its own.
     for (name, rates, hits) in pictures {
         run.report.chart(Shape::Lines, &format!("reads/s: {name}"), labels.clone(), rates);
         run.report.chart(Shape::Lines, &format!("hit ratio: {name}"), labels.clone(), hits);
@@ -230,7 +230,7 @@ fn run(run: &mut Run) -> Result<(), Stop> {
     Ok(())
 }
 
-/// Fresh engine, warm-up, and the phases.
+/// A round: a new engine, the warm-up, and the phases.
 fn round(
     run: &mut Run,
     set: &mut PoisonSetup,
@@ -254,7 +254,7 @@ fn round(
     let (a, b) = (open("A")?, open("B")?);
     let zipf = (set.skew > 0.0).then(|| Zipf::new((set.a / READ_MAX).max(1), set.skew));
     let places = || ReadSequence { rng: XorShift::new(set.seed), size: set.a, zipf: zipf.as_ref() };
-    // The first warm-up tells how many reads fill the time that was asked for.
+    // The first warm-up shows how many reads take the requested time.
     if let Some(time) = set.time.take() {
         phase(run, set, &rig, &a, places(), &format!("{name}: trying"))?;
         let begin = rt::now();
@@ -278,7 +278,7 @@ fn hit_ratio(before: &ArcStats, after: &ArcStats) -> Option<f64> {
     lab::hit_ratio(of(before), of(after))
 }
 
-/// The same reads as every phase, in parts.
+/// The reads of a phase, in tenths.
 fn phase(
     run: &mut Run,
     set: &PoisonSetup,
@@ -305,7 +305,7 @@ fn phase(
             let start = rt::now();
             file.read(offset, &mut out[..len])?;
             let took = start.elapsed();
-            // Nothing came from the disk: every block of this read was a hit.
+            // No block came from the disk, so all of this read were hits.
             if rig.disk().reads == disk {
                 let record = u64::from(set.record);
                 hit_time += took;

@@ -1,8 +1,8 @@
-//! Numbers and bytes that benches share: random places, skewed keys, content that
-//! compresses or does not, and medians.
+//! Random numbers and data for benches: random offsets, skewed keys, content that compresses or
+//! does not, and medians.
 
-/// xorshift64*: fast, and good enough to leave no pattern. Equal seeds give equal
-/// sequences, so that phases read the same places.
+/// xorshift64*: fast, and good enough to leave no pattern. Equal seeds give equal sequences, so
+/// that phases read the same offsets.
 #[derive(Clone, Debug)]
 pub(super) struct XorShift(u64);
 
@@ -18,7 +18,7 @@ impl XorShift {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// Below `n`, which is not zero.
+    /// A number below `n`, which is not zero.
     pub(super) fn below(&mut self, n: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(n)) >> 64) as u64
     }
@@ -36,11 +36,11 @@ fn mix(seed: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Keys by rank: the k-th is asked for in proportion to `1 / (k + 1)^skew`.
+/// Keys by rank: the k-th is drawn in proportion to `1 / (k + 1)^skew`.
 pub(super) struct Zipf(Vec<f64>);
 
 impl Zipf {
-    /// Of `keys` keys, at least one.
+    /// A distribution over `keys` keys, at least one.
     pub(super) fn new(keys: u64, skew: f64) -> Zipf {
         let mut sum = 0.0;
         let weights = (0..keys.max(1)).map(|k| {
@@ -58,7 +58,7 @@ impl Zipf {
     }
 }
 
-/// The place of a rank: a permutation of `0..count` that leaves no neighbours.
+/// Permutes `0..count` so that neighbouring ranks are not adjacent.
 pub(super) struct Scatter {
     count: u64,
     step: u64,
@@ -67,7 +67,7 @@ pub(super) struct Scatter {
 impl Scatter {
     pub(super) fn new(count: u64) -> Scatter {
         let count = count.max(1);
-        // About the golden ratio, and without a common divisor.
+        // Near the golden ratio, and coprime to the count.
         let mut step = (count as f64 * 0.618_033_988_75) as u64 | 1;
         while gcd(step, count) != 1 {
             step += 2;
@@ -84,16 +84,16 @@ fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// What files hold.
+/// The content of files.
 pub(super) enum SampleContent {
-    /// Nothing compresses it.
+    /// Incompressible.
     Noise(u64),
-    /// lz4 makes about a half of it.
+    /// lz4 compresses it to about a half.
     Half(Vec<u8>),
 }
 
-/// Length of the sample that half-compressible blocks are windows of; a prime, so
-/// that windows do not repeat soon.
+/// Length of the sample from which half-compressible blocks are taken; a prime, so that blocks
+/// do not repeat soon.
 const SAMPLE: usize = 1_048_573;
 /// Bytes between two states of the noise.
 const NOISE_STEP: usize = 512;
@@ -133,7 +133,7 @@ impl SampleContent {
     }
 }
 
-/// The middle of some numbers; none of none. Of an even count, the mean of two.
+/// The median; `None` without values. Of an even number of values, the mean of the middle two.
 pub(super) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut sorted: Vec<f64> = values.into_iter().filter(|v| v.is_finite()).collect();
     sorted.sort_by(f64::total_cmp);
@@ -163,7 +163,7 @@ mod tests {
         for _ in 0..200_000 {
             seen[zipf.draw(&mut rng) as usize] += 1;
         }
-        // The first has 1 of 7.73, the tenth a tenth of that.
+        // The first has 1 in 7.73 of the draws, the tenth a tenth of that.
         assert!((24_000..28_000).contains(&seen[0]), "{}", seen[0]);
         assert!((2_300..3_100).contains(&seen[9]), "{}", seen[9]);
         assert!(seen[990..].iter().sum::<u32>() > 50);

@@ -1,11 +1,11 @@
 //! A key-value store whose set of keys grows past the cache.
 //!
 //! # Theory
-//! The shape of a report of 2013: reads of values by keys that Zipf's law favours, in
-//! a cache of 16 MiB, 80.7 % of them hits at first and 70.1 % as the set had grown.
-//! A key is a record of one file; popular keys lie apart. Growth adds keys at the
-//! rare end, so what was popular stays so, and the hit ratio falls slowly. Every
-//! policy reads the same keys in the same order, from an empty cache on.
+//! The workload of a report of 2013: reads of values by keys with Zipf's distribution, in a
+//! cache of 16 MiB; 80.7 % of them hit at first, and 70.1 % after the set had grown. A key is a
+//! record of one file; popular keys are spread over the file. Growth adds rare keys, so popular
+//! keys stay popular and the hit ratio falls slowly. Every policy reads the same keys in the
+//! same order, beginning with an empty cache.
 
 use base::Error;
 use cenote::Io;
@@ -39,7 +39,7 @@ pub(super) const BENCH: Bench = Bench {
     run,
 };
 
-/// Reads between two looks at signals.
+/// Reads between two checks for signals.
 const BATCH: u64 = 256;
 
 struct StressSetup {
@@ -51,7 +51,7 @@ struct StressSetup {
     seed: u64,
 }
 
-/// Sizes from the first to the last, each as many times the one before.
+/// A geometric series of sizes from the first to the last.
 fn growth(first: u64, last: u64, steps: u64) -> Vec<u64> {
     let factor = last as f64 / first as f64;
     let size = |n: u64| {

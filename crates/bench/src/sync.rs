@@ -1,11 +1,12 @@
-//! Synchronous writes: their rate beside `fio`'s, what they cost the device, how long they
-//! take beside a stream, and how long a replay takes.
+//! Synchronous writes: their rate in comparison with `fio`, their cost in flushes, their
+//! latency beside a sequential writer, and the time of a replay.
 //!
 //! # Theory
 //! A cell is a word; without one all run. `fio` writes and syncs blocks one by one in a file
-//! that was written before; in turns with it one writer, and eight, write and `fsync` blocks
-//! of the same size through the public library, in files that were written before, too. The
-//! ratio is taken inside a turn. Flushes are counted at the device; `fio` makes one a write.
+//! that was written before. In alternating rounds, one writer and eight writers write and
+//! `fsync` blocks of the same size through the public library, in files that were also written
+//! before. The ratio is computed within a round. Flushes are counted at the device; `fio` makes
+//! one for each write.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -47,7 +48,7 @@ const COLUMNS: [(&str, &str); 5] = [
     ("most", "MOST"),
     ("turns", "TURNS"),
 ];
-/// Writers of the second figure.
+/// Number of writers in the second figure.
 const MANY: usize = 8;
 /// Records in a commit of the log that is replayed.
 const BATCH: u64 = 1000;
@@ -90,7 +91,7 @@ fn run(run: &mut Run) -> BenchResult<()> {
     Ok(())
 }
 
-/// Figures of several turns.
+/// Figures of several rounds.
 #[derive(Default)]
 pub(super) struct Figures {
     rows: Vec<(&'static str, Vec<f64>)>,
@@ -124,7 +125,7 @@ impl Figures {
     }
 }
 
-/// A file of blocks that were written once and are on disk.
+/// A file whose blocks were written once and are on disk.
 fn written(rig: &SyncPool, name: &str, blocks: u64, data: &[u8]) -> BenchResult<ObjectId> {
     let file = rig.file(name)?;
     (0..blocks).try_for_each(|i| rig.write(file, i * data.len() as u64, data))?;
@@ -133,7 +134,7 @@ fn written(rig: &SyncPool, name: &str, blocks: u64, data: &[u8]) -> BenchResult<
     Ok(file)
 }
 
-/// Writes and syncs blocks, each writer in its file; how long it took all of them.
+/// Writes and syncs blocks, each writer in its own file; returns the time for all of them.
 fn durable(rig: &SyncPool, files: &[ObjectId], count: u64, data: &[u8]) -> BenchResult<Duration> {
     let failed = Mutex::new(None);
     let began = rt::now();
@@ -221,7 +222,7 @@ fn bytes(run: &mut Run, set: &SyncSetup) -> BenchResult<()> {
     Ok(())
 }
 
-/// The 99th of a hundred, milliseconds.
+/// The 99th percentile, milliseconds.
 pub(super) fn p99(times: &mut [Duration]) -> f64 {
     times.sort_unstable();
     let at = (times.len() * 99 / 100).min(times.len().saturating_sub(1));
@@ -257,7 +258,7 @@ fn beside(run: &mut Run, set: &SyncSetup) -> BenchResult<()> {
                 }
                 return;
             }
-            // One at least: a short stream may be over before this thread is on.
+            // At least one, because a short stream may end before this thread runs.
             for i in 0.. {
                 match timed(i) {
                     Ok(time) => times.lock().push(time),
@@ -302,7 +303,7 @@ fn replay(run: &mut Run, set: &SyncSetup) -> BenchResult<()> {
         }
     }
     let log = rig.counts()?.since(before).log;
-    // What is there now is what a power cut leaves.
+    // The disk now has the state after a power cut.
     let cut = Scratch::new(&set.dir)?;
     let failed = |e| base::Error::io("cannot copy the image", e);
     std::fs::copy(image(&set.dir), image(cut.path())).map_err(failed)?;

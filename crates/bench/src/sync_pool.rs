@@ -1,5 +1,5 @@
-//! A pool with a file system, made for a bench of synchronous writes, and what its devices
-//! and its intent log did.
+//! A pool with a file system for a bench of synchronous writes, and the counters of its devices
+//! and its intent log.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -22,7 +22,7 @@ pub(super) const DATASET: &str = "benchs/fs";
 /// The file of the pool.
 const IMAGE: &str = "sync.img";
 
-/// An open pool; it goes without an export.
+/// An open pool; dropping it does not export it.
 pub(super) struct SyncPool {
     pub(super) engine: Arc<Engine>,
     pub(super) pool: Arc<Pool>,
@@ -30,7 +30,7 @@ pub(super) struct SyncPool {
     pub(super) log: Arc<Log>,
 }
 
-/// What devices and log did, as sums.
+/// Counters of the devices and the log.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SyncCounts {
     pub(super) flushes: u64,
@@ -58,7 +58,7 @@ pub(super) fn image(dir: &Path) -> PathBuf {
 }
 
 impl SyncPool {
-    /// Makes the pool on one file of `size` bytes, written once before.
+    /// Makes the pool on one file of `size` bytes, all of which were written before.
     ///
     /// # Errors
     /// Those of making files and pools.
@@ -84,7 +84,7 @@ impl SyncPool {
         Ok(SyncPool { engine, pool, fs, log })
     }
 
-    /// Opens what is in a directory, as after a crash; the log is replayed.
+    /// Imports the pool in a directory, as after a crash; the log is replayed.
     ///
     /// # Errors
     /// Those of an import.
@@ -92,7 +92,7 @@ impl SyncPool {
         SyncPool::import_with(dir, None)
     }
 
-    /// The same with another limit of the cache.
+    /// As [`SyncPool::import`], with another limit of the cache.
     ///
     /// # Errors
     /// Those of an import.
@@ -111,7 +111,7 @@ impl SyncPool {
         self.pool.writer()
     }
 
-    /// Groups come only when somebody waits for one.
+    /// From now on a txg is synced only when a thread waits for it.
     ///
     /// # Errors
     /// None for a pool that is written.
@@ -132,7 +132,7 @@ impl SyncPool {
         Ok(self.fs.make(&Caller::root(), self.fs.root(), name.as_bytes(), &new)?.id)
     }
 
-    /// Writes, and waits for nothing.
+    /// Writes without waiting for a commit.
     ///
     /// # Errors
     /// Those of writing.
@@ -140,7 +140,7 @@ impl SyncPool {
         self.fs.write(&Caller::root(), file, WritePosition::Offset(at), data).map(drop)
     }
 
-    /// What was done so far.
+    /// The counters so far.
     ///
     /// # Errors
     /// None for a pool that is written.
@@ -161,7 +161,7 @@ impl SyncPool {
 }
 
 impl Drop for SyncPool {
-    /// What is on disk is what a crash would leave.
+    /// Nothing is written: the disk has the state after a crash.
     fn drop(&mut self) {
         if let Ok(writer) = self.pool.writer() {
             writer.stop();
@@ -170,7 +170,7 @@ impl Drop for SyncPool {
 }
 
 /// Writes of `block` bytes a second that `fio` makes durable one by one, in a file that was
-/// written before; none where there is no `fio`.
+/// written before; `None` if there is no `fio`.
 pub(super) fn fio(file: &Path, size: u64, block: u64, count: u64) -> Option<f64> {
     let out = Command::new("fio")
         .args(["--name=s", "--rw=write", "--ioengine=psync", "--fdatasync=1"])

@@ -1,15 +1,15 @@
-//! What the engine writes, each figure beside what limits it.
+//! The engine's writes, each figure compared with its limit.
 //!
 //! # Theory
-//! A cell is a word; without one all run. What is compared runs in turns within one
-//! process, the ratio is taken inside a turn, and the medians of rates and ratios are
-//! told with their range. The pool is made anew for each turn, for `fio` writes to
+//! A cell is a word; without one all run. The contenders run in alternating rounds within one
+//! process. Ratios are computed within a round, and the medians of rates and ratios are
+//! reported with their range. The pool is made again for each round, because `fio` writes to
 //! the same files. Every figure ends with a sync.
 //!
-//! `fio` writes blocks of 128 KiB, 16 at a time, past the page cache; its data does not
-//! compress. The limit of compressible data is the encoder alone, on two threads, over
-//! the same blocks, or the device. A stream before the one that counts has touched the
-//! memory, as in a daemon that runs.
+//! `fio` writes blocks of 128 KiB, 16 at a time, past the page cache; its data is
+//! incompressible. The limit of compressible data is the encoder alone, on two threads, over
+//! the same blocks, or the device. A stream before the measured one touches the memory, as in a
+//! daemon that has run for a while.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -49,9 +49,9 @@ pub(super) const BENCH: Bench = Bench {
 const MIB: f64 = 1048576.0;
 const BULK: u64 = 128 << 10;
 const SMALL: u64 = 8 << 10;
-/// The data below snapshots shrinks to less than this part.
+/// The data below snapshots shrinks to less than this fraction.
 const THIN: u64 = 16;
-/// One cell's name and what measures it.
+/// A cell's name and the function that measures it.
 type WriteCell = (&'static str, fn(&mut Run, &WriteSetup) -> BenchResult<()>);
 const CELLS: [WriteCell; 8] = [
     ("bulk", bulk),
@@ -63,7 +63,7 @@ const CELLS: [WriteCell; 8] = [
     ("memory", memory),
     ("crash", crash),
 ];
-/// Columns of every table: a row is a figure over the turns.
+/// Columns of every table: a row is a figure over the rounds.
 const COLUMNS: [(&str, &str); 5] = [
     ("figure", "FIGURE"),
     ("median", "MEDIAN"),
@@ -129,7 +129,7 @@ fn run(run: &mut Run) -> BenchResult<()> {
     Ok(())
 }
 
-/// Figures of several turns.
+/// Figures of several rounds.
 struct Figures {
     table: ReportTable,
     rows: Vec<(&'static str, Vec<f64>)>,
@@ -167,7 +167,7 @@ impl Figures {
     }
 }
 
-/// Writes a new object of `size` bytes in order, and removes it when it was timed.
+/// Writes a new object of `size` bytes sequentially, and removes it after the measurement.
 fn stream(
     rig: &WritePool,
     size: u64,
@@ -176,14 +176,14 @@ fn stream(
 ) -> BenchResult<WriteTimes> {
     let (done, object) = put(rig, size, threads, blocks)?;
     rig.remove(object)?;
-    // Two groups later the space is free again.
+    // The space is free again two txgs later.
     for _ in 0..3 {
         rig.writer.sync()?;
     }
     Ok(done)
 }
 
-/// The same, and it stays.
+/// As [`stream`], but keeps the object.
 fn put(
     rig: &WritePool,
     size: u64,
@@ -210,7 +210,7 @@ fn bulk(run: &mut Run, set: &WriteSetup) -> BenchResult<()> {
     for turn in 0..set.rounds {
         run.step("bulk", turn, set.rounds)?;
         let disk = fio(&set.file, set.size, BULK, 16, false);
-        // Of the size and at the depth that the engine's queue makes of them.
+        // Requests of the size and depth that the engine's queue makes of them.
         if let Some(merged) = fio(&set.file, set.size, 1 << 20, 10, false) {
             f.add("fio, 1 MiB, 10 deep, MiB/s", merged / MIB);
         }
@@ -236,7 +236,7 @@ fn bulk(run: &mut Run, set: &WriteSetup) -> BenchResult<()> {
     Ok(())
 }
 
-/// What two threads compress a second, bytes of input, and the share that is left.
+/// Bytes of input that two threads compress a second, and the share that remains.
 fn encoder(blocks: &[Vec<u8>], size: u64) -> (f64, f64) {
     let kept = Mutex::new(0u64);
     let began = rt::now();
@@ -339,7 +339,7 @@ fn random(run: &mut Run, set: &WriteSetup) -> BenchResult<()> {
 }
 
 fn blocks(run: &mut Run, set: &WriteSetup) -> BenchResult<()> {
-    /// Blocks between two syncs: 1.3 GB of them.
+    /// Blocks between two syncs: 1.3 GB.
     const BATCH: u64 = 40_000;
     let sizes: Vec<u64> = (0..8).map(|n| 1024 << n).collect();
     let content = SampleContent::noise(4);
@@ -376,7 +376,7 @@ fn blocks(run: &mut Run, set: &WriteSetup) -> BenchResult<()> {
 }
 
 fn snapshots(run: &mut Run, set: &WriteSetup) -> BenchResult<()> {
-    // As many blocks and pointers as the data has, yet little on disk.
+    // The object has as many blocks and pointers as the data, but takes little space on disk.
     let mut blocks = patterns(&SampleContent::noise(5), BULK);
     blocks.iter_mut().for_each(|block| block[1024..].fill(0));
     let files = set.one();
@@ -454,7 +454,7 @@ fn memory(run: &mut Run, set: &WriteSetup) -> BenchResult<()> {
     Ok(())
 }
 
-/// Leaves a pool without an export, with logged changes that no space map has.
+/// Leaves a pool without an export, with logged changes that are in no space map.
 fn leave(set: &WriteSetup) -> BenchResult<()> {
     let blocks = patterns(&SampleContent::noise(7), SMALL);
     let files = set.one();
@@ -464,7 +464,7 @@ fn leave(set: &WriteSetup) -> BenchResult<()> {
     let mut job =
         Job { object, record: SMALL, count: among, among: None, threads: 2, patterns: &blocks };
     rig.write(&job)?;
-    // One group's worth: space maps take over what was logged some groups before.
+    // The changes of one txg; space maps take over what was logged some txgs before.
     (job.among, job.count) = (Some(among), 14_000);
     rig.write(&job)?;
     Ok(())

@@ -1,5 +1,5 @@
-//! A pool made for a bench of writing, in files that are there before and were written
-//! once, so that the file system below has nothing left to allocate.
+//! A pool for a bench of writing, in files that exist and were written before, so that the
+//! underlying file system has nothing to allocate.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -22,20 +22,20 @@ use super::tidy;
 
 /// The pool's name.
 pub(super) const POOL: &str = "benchw";
-/// Requests with a device at once.
+/// Requests in flight at a device.
 const DEPTH: usize = 64;
-/// Different blocks that are written over and over.
+/// Number of different blocks in the data.
 const PATTERNS: u64 = 64;
 
-/// What a pool is made of.
+/// The configuration of a pool.
 pub(super) struct WritePoolSpec<'a> {
     /// Preallocated files.
     pub(super) files: &'a [PathBuf],
-    /// Parity of a raidz of all files; 0: each file for itself.
+    /// Parity of a raidz of all files; 0: each file is a top-level vdev.
     pub(super) parity: u8,
     /// Bytes of cache.
     pub(super) cache: u64,
-    /// Limit of dirty data, where it is not the machine's.
+    /// Limit of dirty data, if not the machine's default.
     pub(super) dirty_max: Option<u64>,
 }
 
@@ -53,19 +53,19 @@ pub(super) struct Job<'a> {
     pub(super) record: u64,
     /// Records that are written.
     pub(super) count: u64,
-    /// They are random ones of so many, else all in order.
+    /// Random records among so many; `None`: all, in order.
     pub(super) among: Option<u64>,
     pub(super) threads: usize,
     pub(super) patterns: &'a [Vec<u8>],
 }
 
-/// How a [`Job`] went.
+/// The times of a [`Job`].
 pub(super) struct WriteTimes {
-    /// Until everything was on disk.
+    /// Time until everything was on disk.
     pub(super) time: Duration,
-    /// Processor time, of all threads.
+    /// Processor time of all threads.
     pub(super) cpu: Duration,
-    /// Each write's time, nanoseconds, in no order.
+    /// The time of each write, nanoseconds, unordered.
     pub(super) each: Vec<u64>,
 }
 
@@ -74,7 +74,7 @@ impl WriteTimes {
         n as f64 / self.time.as_secs_f64()
     }
 
-    /// A share of the writes took at most so long; 1.0: the longest.
+    /// The time within which a share of the writes completed; 1.0: the longest.
     pub(super) fn quantile(&mut self, q: f64) -> Duration {
         self.each.sort_unstable();
         let last = self.each.len().saturating_sub(1);
@@ -83,7 +83,7 @@ impl WriteTimes {
     }
 }
 
-/// Different blocks of some content.
+/// Different blocks with some content.
 pub(super) fn patterns(content: &SampleContent, record: u64) -> Vec<Vec<u8>> {
     let one = |n: u64| {
         let mut block = vec![0; record as usize];
@@ -107,7 +107,8 @@ pub(super) fn rss() -> u64 {
     kib.unwrap_or(0) << 10
 }
 
-/// Makes a file of `size` bytes and writes all of it once; one of that size stays.
+/// Makes a file of `size` bytes and writes all of it once; an existing file of that size is
+/// kept.
 ///
 /// # Errors
 /// Those of the file system.
@@ -126,7 +127,7 @@ pub(super) fn preallocate(path: &Path, size: u64) -> Result<()> {
         left -= n;
     }
     file.sync_all().map_err(failed)?;
-    // A direct write would have to drop its pages first. Advice: it may be declined.
+    // A direct write would have to drop the file's pages first. The advice may be ignored.
     let _kept = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
     Ok(())
 }
@@ -200,10 +201,10 @@ impl WritePool {
         self.os.free_object(&tx, object)
     }
 
-    /// Writes, and syncs at the end.
+    /// Writes the job's records, and syncs at the end.
     ///
     /// # Errors
-    /// Those of the engine; of several the first.
+    /// Those of the engine; the first of several.
     pub(super) fn write(&self, job: &Job<'_>) -> Result<WriteTimes> {
         let failed = Mutex::new(None);
         let each = Mutex::new(Vec::new());
@@ -243,7 +244,7 @@ impl WritePool {
 }
 
 impl Drop for WritePool {
-    /// Without an export: what is on disk is what a crash would leave.
+    /// No export: the disk has the state after a crash.
     fn drop(&mut self) {
         self.writer.stop();
     }
@@ -252,7 +253,7 @@ impl Drop for WritePool {
 /// A tenth of memory, as a daemon on a machine of 24 GiB has it.
 const DIRTY_MAX: u64 = 2400 << 20;
 
-/// What `fio` writes to a file a second, bytes; none where there is no `fio`.
+/// Bytes that `fio` writes to a file a second; `None` if there is no `fio`.
 pub(super) fn fio(file: &Path, size: u64, block: u64, depth: u64, random: bool) -> Option<f64> {
     let out = std::process::Command::new("fio")
         .args(["--name=w", "--direct=1", "--ioengine=libaio", "--end_fsync=1"])

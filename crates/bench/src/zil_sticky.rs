@@ -1,10 +1,10 @@
-//! The sizes of log blocks after a burst of large ones, as an old report saw them stick.
+//! The sizes of log blocks after a burst of large ones, which an old report saw never shrink.
 //!
 //! # Theory
-//! Four steps: small synchronous writes; a mass of writes that nobody syncs; one sync of all
-//! of them; small synchronous writes again. A log that takes the size of its next block from
-//! the block before goes on with large blocks for ever. Here the last eight bursts count: so
-//! after at most eight commits of the last step a block is the smallest that holds the record.
+//! Four steps: small synchronous writes; many writes without a sync; one sync of all of them;
+//! small synchronous writes again. A log that takes the size of its next block from the
+//! previous block uses large blocks for ever. Here the last eight bursts count: after at most
+//! eight commits of the last step a block is the smallest that holds the record.
 
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
@@ -28,7 +28,7 @@ pub(super) const BENCH: Bench = Bench {
     run,
 };
 
-/// Commits after which nothing may remember what was before them.
+/// Commits after which earlier bursts must have no effect.
 const FORGOTTEN: usize = 8;
 /// Bytes of the unsynced writes.
 const LARGE: usize = 64 << 10;
@@ -49,7 +49,7 @@ fn run(run: &mut Run) -> Result<(), Stop> {
     let rig = SyncPool::new(scratch.path(), (mass * 4).max(256 << 20), 128 << 10)?;
     rig.no_groups()?;
     let (file, bulk) = (rig.file("small")?, rig.file("mass")?);
-    // The first commit makes the log, and waits for a group.
+    // The first commit makes the log, and waits for a txg.
     rig.fs.fsync(file)?;
     let mut table = ReportTable::new(
         "blocks",
@@ -57,7 +57,7 @@ fn run(run: &mut Run) -> Result<(), Stop> {
     );
     let (data, large) = (vec![7; small as usize], vec![9; LARGE]);
     let mut at = 0;
-    // Whether a commit of the last step used a larger block than it needed.
+    // Counts blocks of the last step that are larger than necessary.
     let mut late = 0u64;
     let least = (small + 192 + 184).next_multiple_of(4096).next_power_of_two().ilog2() as usize;
     for (step, name) in STEPS.into_iter().enumerate() {
