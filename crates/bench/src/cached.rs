@@ -293,19 +293,19 @@ fn copy(file: &File, rng: &mut XorShift, out: &mut [u8]) -> Result<()> {
 fn small(
     run: &mut Run,
     set: &CachedSetup,
-    rig: &LabPool,
+    bench_pool: &LabPool,
     table: &mut ReportTable,
 ) -> Result<(), Stop> {
-    let file = rig.file("small")?;
+    let file = bench_pool.file("small")?;
     warm(run, &file, &SampleContent::noise(1), "reading the small records")?;
     // Written completely, so that its pages are mapped.
     let mut plain = vec![0u8; set.size as usize];
     SampleContent::half().fill(0, &mut plain);
-    let before = rig.disk();
-    let mut turns = InterleavedRuns::default();
+    let before = bench_pool.disk();
+    let mut runs = InterleavedRuns::default();
     let all = set.threads;
-    turns.add("borrowed", 1, |rng, _| borrow(&file, rng));
-    turns.add("copied", 1, |rng, out| copy(&file, rng, out));
+    runs.add("borrowed", 1, |rng, _| borrow(&file, rng));
+    runs.add("copied", 1, |rng, out| copy(&file, rng, out));
     let plain = &plain[..];
     let memcpy = |rng: &mut XorShift, out: &mut [u8]| {
         let at = place(rng, plain.len() as u64) as usize;
@@ -313,21 +313,21 @@ fn small(
         black_box(&out);
         Ok(())
     };
-    turns.add("memcpy", 1, memcpy);
+    runs.add("memcpy", 1, memcpy);
     let many = |what: &str| format!("{what}, all");
-    turns.add(many("borrowed"), all, |rng, _| borrow(&file, rng));
-    turns.add(many("copied"), all, |rng, out| copy(&file, rng, out));
-    turns.add(many("memcpy"), all, memcpy);
-    turns.measure(run, set)?;
-    turns.add_rows(LIBRARY, table);
+    runs.add(many("borrowed"), all, |rng, _| borrow(&file, rng));
+    runs.add(many("copied"), all, |rng, out| copy(&file, rng, out));
+    runs.add(many("memcpy"), all, memcpy);
+    runs.measure(run, set)?;
+    runs.add_rows(LIBRARY, table);
     let report = &mut run.report;
-    report.at_least("borrowed reads/s, one thread", turns.rate("borrowed"), 2e6);
-    let each = turns.rate(&many("borrowed")) / all as f64;
+    report.at_least("borrowed reads/s, one thread", runs.rate("borrowed"), 2e6);
+    let each = runs.rate(&many("borrowed")) / all as f64;
     report.at_least(format!("borrowed reads/s a core, {all} threads"), each, 2e6);
-    report.at_least("copied / memcpy, one thread", turns.ratio("copied", "memcpy"), 0.7);
-    let ratio = turns.ratio(&many("copied"), &many("memcpy"));
+    report.at_least("copied / memcpy, one thread", runs.ratio("copied", "memcpy"), 0.7);
+    let ratio = runs.ratio(&many("copied"), &many("memcpy"));
     report.at_least(format!("copied / memcpy, {all} threads"), ratio, 0.7);
-    let after = rig.disk();
+    let after = bench_pool.disk();
     if after.reads != before.reads {
         report.notes.push(format!("small: {} reads of the disk", after.reads - before.reads));
     }
@@ -339,26 +339,26 @@ fn small(
 fn fitting(
     run: &mut Run,
     set: &CachedSetup,
-    rig: &LabPool,
+    bench_pool: &LabPool,
     table: &mut ReportTable,
 ) -> Result<u64, Stop> {
-    let file = rig.file("lz4")?;
+    let file = bench_pool.file("lz4")?;
     warm(run, &file, &SampleContent::half(), "reading the lz4 records")?;
-    let mut turns = InterleavedRuns::default();
-    turns.add("fits, borrowed", 1, |rng, _| borrow(&file, rng));
-    turns.add("fits, copied", 1, |rng, out| copy(&file, rng, out));
-    turns.add("fits, copied, all", set.threads, |rng, out| copy(&file, rng, out));
+    let mut runs = InterleavedRuns::default();
+    runs.add("fits, borrowed", 1, |rng, _| borrow(&file, rng));
+    runs.add("fits, copied", 1, |rng, out| copy(&file, rng, out));
+    runs.add("fits, copied, all", set.threads, |rng, out| copy(&file, rng, out));
     // The cache makes decompressed copies of blocks that are used repeatedly, not at the first
     // read.
     settle(run, set, &file, "settling")?;
-    turns.measure(run, set)?;
-    turns.add_rows("lz4", table);
+    runs.measure(run, set)?;
+    runs.add_rows("lz4", table);
     run.report.at_least(
         "8 KiB reads/s of 128 KiB lz4 records that fit decompressed, one thread",
-        turns.rate("fits, copied"),
+        runs.rate("fits, copied"),
         5e5,
     );
-    Ok(rig.stats().compressed_size)
+    Ok(bench_pool.stats().compressed_size)
 }
 
 /// Reads at random until the cache had several occasions to keep each copy.
@@ -393,14 +393,14 @@ fn beyond(
     let stored: u64 = packed.iter().map(|b| b.len() as u64).sum();
     let front = set.lz4 / TIMES_FRONT;
     // The cache's need for the stored form, as measured where all fitted.
-    let rig = open(stored.max(held) + front)?;
-    let file = rig.file("lz4")?;
+    let bench_pool = open(stored.max(held) + front)?;
+    let file = bench_pool.file("lz4")?;
     warm(run, &file, content, "reading the lz4 records")?;
     settle(run, set, &file, "settling")?;
-    let (stats, disk) = (rig.stats(), rig.disk());
-    let mut turns = InterleavedRuns::default();
-    turns.add("beyond, borrowed", 1, |rng, _| borrow(&file, rng));
-    turns.add("beyond, copied", 1, |rng, out| copy(&file, rng, out));
+    let (stats, disk) = (bench_pool.stats(), bench_pool.disk());
+    let mut runs = InterleavedRuns::default();
+    runs.add("beyond, borrowed", 1, |rng, _| borrow(&file, rng));
+    runs.add("beyond, copied", 1, |rng, out| copy(&file, rng, out));
     let decoder = |rng: &mut XorShift, out: &mut [u8]| {
         let at = place(rng, set.lz4);
         let (record, skip) = ((at / RECORD as u64) as usize, (at % RECORD as u64) as usize);
@@ -410,17 +410,17 @@ fn beyond(
         black_box(&out);
         Ok(())
     };
-    turns.add("decoder alone", 1, decoder);
-    turns.add("beyond, copied, all", set.threads, |rng, out| copy(&file, rng, out));
-    turns.add("decoder alone, all", set.threads, decoder);
-    turns.measure(run, set)?;
-    turns.add_rows("lz4", table);
-    let ratio = turns.ratio("beyond, copied", "decoder alone");
+    runs.add("decoder alone", 1, decoder);
+    runs.add("beyond, copied, all", set.threads, |rng, out| copy(&file, rng, out));
+    runs.add("decoder alone, all", set.threads, decoder);
+    runs.measure(run, set)?;
+    runs.add_rows("lz4", table);
+    let ratio = runs.ratio("beyond, copied", "decoder alone");
     let what = "8 KiB reads of lz4 records, 8 times the front / decoder alone";
     run.report.at_least(what, ratio, 0.9);
-    let ratio = turns.ratio("beyond, copied, all", "decoder alone, all");
+    let ratio = runs.ratio("beyond, copied, all", "decoder alone, all");
     run.report.at_least(format!("the same, {} threads", set.threads), ratio, 0.9);
-    let (now, reads) = (rig.stats(), rig.disk().reads - disk.reads);
+    let (now, reads) = (bench_pool.stats(), bench_pool.disk().reads - disk.reads);
     let nice = cenote::props::nicebytes;
     run.report.notes.push(format!(
         "beyond: {} stored, {} as the cache holds it, {} for copies; in the cache {} compressed and {} of copies; \
@@ -477,18 +477,18 @@ fn peer(run: &mut Run, set: &CachedSetup, dir: &Path) -> Result<ScratchFile, Sto
 fn mounted(
     run: &mut Run,
     set: &CachedSetup,
-    rig: &LabPool,
+    bench_pool: &LabPool,
     table: &mut ReportTable,
 ) -> Result<(), Stop> {
     // One mount with the kernel's cache and one without, over the same engine.
-    let mounts = match rig.mount(false).and_then(|m| Ok((m, rig.mount(true)?))) {
+    let mounts = match bench_pool.mount(false).and_then(|m| Ok((m, bench_pool.mount(true)?))) {
         Ok(mounts) => mounts,
         Err(e) => {
             run.report.notes.push(format!("not mounted: {e}"));
             return Ok(());
         }
     };
-    let work = rig.work().to_owned();
+    let work = bench_pool.work().to_owned();
     let beside = peer(run, set, &work)?;
     let other = run.args.text("--peer-dir").map(Path::new).map(Path::to_owned);
     let other = other.map(|dir| peer(run, set, &dir)).transpose()?;
@@ -513,18 +513,18 @@ fn mounted(
             at += len as u64;
         }
     }
-    let mut turns = InterleavedRuns::default();
+    let mut runs = InterleavedRuns::default();
     for (name, file) in &files {
         let read = move |rng: &mut XorShift, out: &mut [u8]| {
             let at = place(rng, set.size);
             file.read_exact_at(&mut out[..READ], at).map_err(|e| Error::io("cannot read", e))
         };
-        turns.add(*name, 1, read);
-        turns.add(format!("{name}, all"), set.threads, read);
+        runs.add(*name, 1, read);
+        runs.add(format!("{name}, all"), set.threads, read);
     }
-    turns.measure(run, set)?;
-    turns.add_rows("mount", table);
-    drop(turns);
+    runs.measure(run, set)?;
+    runs.add_rows("mount", table);
+    drop(runs);
     // Open files would keep the mounts busy.
     drop(files);
     Ok(())
@@ -536,32 +536,32 @@ mod tests {
 
     #[test]
     fn ratios_are_taken_within_a_turn() {
-        let mut turns = InterleavedRuns::default();
+        let mut runs = InterleavedRuns::default();
         for name in ["a", "b"] {
-            turns.add(name, 1, |_, _| Ok(()));
+            runs.add(name, 1, |_, _| Ok(()));
         }
-        turns.0[0].rates = vec![10.0, 40.0, 90.0];
-        turns.0[1].rates = vec![10.0, 20.0, 30.0];
-        assert_eq!(turns.ratio("a", "b"), 2.0);
-        assert_eq!(turns.rate("a"), 40.0);
-        assert!(turns.ratio("a", "c").is_nan());
+        runs.0[0].rates = vec![10.0, 40.0, 90.0];
+        runs.0[1].rates = vec![10.0, 20.0, 30.0];
+        assert_eq!(runs.ratio("a", "b"), 2.0);
+        assert_eq!(runs.rate("a"), 40.0);
+        assert!(runs.ratio("a", "c").is_nan());
     }
 
     #[test]
     fn a_rate_counts_all_threads_and_passes_errors_on() {
         let count = AtomicU64::new(0);
-        let mut turns = InterleavedRuns::default();
-        turns.add("counts", 3, |_, _| {
+        let mut runs = InterleavedRuns::default();
+        runs.add("counts", 3, |_, _| {
             count.fetch_add(1, Relaxed);
             Ok(())
         });
-        turns.add("fails", 2, |_, _| Err(Error::invalid("no")));
+        runs.add("fails", 2, |_, _| Err(Error::invalid("no")));
         let time = Duration::from_millis(20);
-        let rate = super::rate(&turns.0[0], time, 0).unwrap();
+        let rate = super::rate(&runs.0[0], time, 0).unwrap();
         let counted = count.load(Relaxed) as f64;
         assert!(rate > 0.0 && counted >= 3.0 * BATCH as f64, "{rate} {counted}");
         assert!(rate <= counted / 0.02, "{rate} {counted}");
-        assert!(super::rate(&turns.0[1], time, 0).is_err());
+        assert!(super::rate(&runs.0[1], time, 0).is_err());
     }
 
     #[test]

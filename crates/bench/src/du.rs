@@ -138,15 +138,15 @@ fn run(run: &mut Run) -> Result<(), Stop> {
 /// Bytes that the tree takes in a cache with room for it, without copies that the cache could
 /// drop.
 fn measure(run: &mut Run, lab: &Lab) -> Result<u64, Stop> {
-    let rig = lab.open(ROOMY, PolicyKind::Default)?;
-    let held = |rig: &LabPool| {
-        let stats = rig.stats();
+    let bench_pool = lab.open(ROOMY, PolicyKind::Default)?;
+    let held = |bench_pool: &LabPool| {
+        let stats = bench_pool.stats();
         stats.size.saturating_sub(stats.overhead_size)
     };
-    let before = held(&rig);
-    let fs = rig.fresh_fs()?;
+    let before = held(&bench_pool);
+    let fs = bench_pool.fresh_fs()?;
     walk(run, &fs, "measuring the tree")?;
-    Ok(held(&rig).saturating_sub(before).max(1))
+    Ok(held(&bench_pool).saturating_sub(before).max(1))
 }
 
 fn passes(
@@ -156,25 +156,25 @@ fn passes(
     way: WalkMode,
     walks: u64,
 ) -> Result<Vec<Pass>, Stop> {
-    let rig = lab.open(arc, policy)?;
+    let bench_pool = lab.open(arc, policy)?;
     let mut passes = Vec::new();
     for n in 0..walks {
         let name = format!("{} {}, pass {} of {walks}", lab::word(policy), way.word(), n + 1);
-        passes.push(pass(run, &rig, way, &name)?);
+        passes.push(pass(run, &bench_pool, way, &name)?);
     }
     Ok(passes)
 }
 
-fn pass(run: &mut Run, rig: &LabPool, way: WalkMode, name: &str) -> Result<Pass, Stop> {
-    let mounted = if way == WalkMode::Mount { Some(rig.mount(false)?) } else { None };
+fn pass(run: &mut Run, bench_pool: &LabPool, way: WalkMode, name: &str) -> Result<Pass, Stop> {
+    let mounted = if way == WalkMode::Mount { Some(bench_pool.mount(false)?) } else { None };
     if mounted.is_some() {
         lab::drop_kernel_caches();
     }
-    let stream = if way == WalkMode::Streamed { Some(rig.file("data")?) } else { None };
+    let stream = if way == WalkMode::Streamed { Some(bench_pool.file("data")?) } else { None };
     let (stop, streamed) = (AtomicBool::new(false), AtomicU64::new(0));
     let result = rt::Mutex::new(None);
-    let fs = rig.fresh_fs()?;
-    let (stats, disk, begin) = (rig.stats(), rig.disk(), rt::now());
+    let fs = bench_pool.fresh_fs()?;
+    let (stats, disk, begin) = (bench_pool.stats(), bench_pool.disk(), rt::now());
     let run = rt::Mutex::new(run);
     let failed = rt::Mutex::new(None);
     rt::fan_out(1 + usize::from(stream.is_some()), |thread| {
@@ -200,7 +200,7 @@ fn pass(run: &mut Run, rig: &LabPool, way: WalkMode, name: &str) -> Result<Pass,
     if let Some(e) = failed.into_inner() {
         return Err(Stop::Failed(e));
     }
-    let (after, now) = (rig.stats(), rig.disk());
+    let (after, now) = (bench_pool.stats(), bench_pool.disk());
     let demand = |s: &ArcStats| (s.demand_metadata.hits, s.demand_metadata.total());
     let misses = |s: &ArcStats| s.demand_metadata.misses + s.prefetch_metadata.misses;
     let mib = streamed.load(Relaxed) as f64 / f64::from(1 << 20);

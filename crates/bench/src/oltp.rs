@@ -136,15 +136,15 @@ fn failed(e: std::io::Error) -> Error {
 
 /// Makes a pool whose file is written once; nothing of it is in memory afterwards.
 fn fill(run: &mut Run, set: &OltpSetup, record: u64) -> BenchResult<()> {
-    let rig = SyncPool::new(&set.dir, set.file * 3 + (512 << 20), record)?;
-    let file = rig.file(FILE)?;
+    let bench_pool = SyncPool::new(&set.dir, set.file * 3 + (512 << 20), record)?;
+    let file = bench_pool.file(FILE)?;
     let (content, mut data) = (SampleContent::noise(1), vec![0; LARGE]);
     for at in (0..set.file).step_by(LARGE) {
         run.step("making the file, MiB", at >> 20, set.file >> 20)?;
         content.fill(at, &mut data);
-        rig.write(file, at, &data)?;
+        bench_pool.write(file, at, &data)?;
     }
-    rig.writer()?.sync()?;
+    bench_pool.writer()?.sync()?;
     Ok(())
 }
 
@@ -163,9 +163,9 @@ struct OltpCounts {
 }
 
 impl OltpCounts {
-    fn of(rig: &SyncPool) -> Result<OltpCounts> {
+    fn of(bench_pool: &SyncPool) -> Result<OltpCounts> {
         let mut counts = OltpCounts { cpu: cpu(), ..OltpCounts::default() };
-        let tree = rig.writer()?.zio().tree();
+        let tree = bench_pool.writer()?.zio().tree();
         for (id, leaf) in tree.leaves() {
             if let Some(device) = leaf.device() {
                 let stats = device.stats().snapshot();
@@ -177,7 +177,7 @@ impl OltpCounts {
             let merged = |class: usize| classes[class].merged.iter().sum::<u64>();
             counts.merged += merged(0) + merged(2);
         }
-        let stats = rig.engine.arc_stats();
+        let stats = bench_pool.engine.arc_stats();
         counts.data = stats.demand_data.misses + stats.prefetch_data.misses;
         counts.metadata = stats.demand_metadata.misses + stats.prefetch_metadata.misses;
         Ok(counts)
@@ -242,8 +242,8 @@ impl OltpClient<'_> {
 
 /// Imports the pool with an empty cache, mounts it, and runs one part with all clients.
 fn part(set: &OltpSetup, part: OltpPart, seed: u64) -> BenchResult<PartResult> {
-    let rig = SyncPool::import_with(&set.dir, Some(set.arc))?;
-    let mounted = Mounted::new(&rig.pool.dataset(DATASET)?, &set.dir, true)?;
+    let bench_pool = SyncPool::import_with(&set.dir, Some(set.arc))?;
+    let mounted = Mounted::new(&bench_pool.pool.dataset(DATASET)?, &set.dir, true)?;
     let path = mounted.path().join(FILE);
     let (pages, next) = (set.file / set.page, AtomicU64::new(0));
     let scatter = Scatter::new(pages);
@@ -278,7 +278,7 @@ fn part(set: &OltpSetup, part: OltpPart, seed: u64) -> BenchResult<PartResult> {
         each.lock().append(&mut own);
         Ok(())
     };
-    let (before, began) = (OltpCounts::of(&rig)?, rt::now());
+    let (before, began) = (OltpCounts::of(&bench_pool)?, rt::now());
     rt::fan_out(set.clients, |t| {
         if let Err(e) = work(t) {
             error.lock().get_or_insert(e);
@@ -289,8 +289,8 @@ fn part(set: &OltpSetup, part: OltpPart, seed: u64) -> BenchResult<PartResult> {
         return Err(failed(e).into());
     }
     // Writes the txgs that are still dirty: their bytes belong to the part.
-    rig.writer()?.sync()?;
-    let counts = OltpCounts::of(&rig)?.since(before);
+    bench_pool.writer()?.sync()?;
+    let counts = OltpCounts::of(&bench_pool)?.since(before);
     drop(mounted);
     Ok(PartResult { each: each.into_inner(), time, counts })
 }
@@ -357,9 +357,9 @@ fn name_of(record: u64) -> &'static str {
 }
 
 /// Reads a second by many threads, over some time.
-fn reads(rig: &SyncPool, set: &OltpSetup, time: Duration, seed: u64) -> BenchResult<f64> {
-    let id = rig.fs.walk(FILE.as_bytes(), Io::WAIT)?;
-    let file = rig.fs.open_file(id, Io::WAIT)?;
+fn reads(bench_pool: &SyncPool, set: &OltpSetup, time: Duration, seed: u64) -> BenchResult<f64> {
+    let id = bench_pool.fs.walk(FILE.as_bytes(), Io::WAIT)?;
+    let file = bench_pool.fs.open_file(id, Io::WAIT)?;
     let (done, error) = (AtomicU64::new(0), Mutex::new(None));
     let began = rt::now();
     rt::fan_out(READERS, |t| {
@@ -383,8 +383,8 @@ fn reads(rig: &SyncPool, set: &OltpSetup, time: Duration, seed: u64) -> BenchRes
 }
 
 /// Sets the queue's depth; `None` makes it adaptive.
-fn set_depth(rig: &SyncPool, depth: Option<u64>) -> Result<()> {
-    let set = |name: &str, value: &str| cenote::tune::find(name)?.set(&rig.engine, value);
+fn set_depth(bench_pool: &SyncPool, depth: Option<u64>) -> Result<()> {
+    let set = |name: &str, value: &str| cenote::tune::find(name)?.set(&bench_pool.engine, value);
     set("zfs_vdev_adaptive_depth", if depth.is_none() { "on" } else { "off" })?;
     // At its default value the class is adaptive again.
     let depth = depth.unwrap_or(10).to_string();
@@ -398,19 +398,19 @@ fn by_depth(
     depths: &[u64],
     time: Duration,
 ) -> BenchResult<()> {
-    let rig = SyncPool::import_with(&set.dir, Some(set.arc.min(set.file / 8).max(1 << 20)))?;
+    let bench_pool = SyncPool::import_with(&set.dir, Some(set.arc.min(set.file / 8).max(1 << 20)))?;
     let mut all: Vec<Option<u64>> = depths.iter().map(|d| Some(*d)).collect();
     all.push(None);
     let mut rates: Vec<Vec<f64>> = vec![Vec::new(); all.len()];
     // Loads the block pointers into memory, and lets the queue find its first depth.
-    set_depth(&rig, None)?;
-    reads(&rig, set, 3 * time, 0)?;
+    set_depth(&bench_pool, None)?;
+    reads(&bench_pool, set, 3 * time, 0)?;
     for round in 0..set.rounds {
         for i in 0..all.len() {
             let n = (i + round as usize) % all.len();
             run.step("depths", round, set.rounds)?;
-            set_depth(&rig, all[n])?;
-            rates[n].push(reads(&rig, set, time, 1 + round)?);
+            set_depth(&bench_pool, all[n])?;
+            rates[n].push(reads(&bench_pool, set, time, 1 + round)?);
         }
     }
     let mut table = ReportTable::new(
@@ -440,7 +440,7 @@ fn by_depth(
             Cell::real(ratio),
         ]);
     }
-    let found = rig.writer()?.zio().tree().queue_depths();
+    let found = bench_pool.writer()?.zio().tree().queue_depths();
     let found: Vec<String> = found.iter().map(|(_, d)| d[0].1.to_string()).collect();
     run.report.notes.push(format!("depth found for reads: {}", found.join(", ")));
     run.report.at_least(format!("{}: own depth / best fixed", name_of(record)), best.1, 0.95);

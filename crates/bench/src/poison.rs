@@ -239,14 +239,14 @@ fn round(
     way: ReadPath,
     name: &str,
 ) -> Result<Round, Stop> {
-    let rig = lab.open(set.arc, policy)?;
+    let bench_pool = lab.open(set.arc, policy)?;
     let mounted = match way {
         ReadPath::Library => None,
-        ReadPath::Mount | ReadPath::Direct => Some(rig.mount(way == ReadPath::Direct)?),
+        ReadPath::Mount | ReadPath::Direct => Some(bench_pool.mount(way == ReadPath::Direct)?),
     };
     let open = |file: &str| -> Result<TestedFile> {
         let Some(mounted) = &mounted else {
-            return Ok(TestedFile::Library(Box::new(rig.file(file)?)));
+            return Ok(TestedFile::Library(Box::new(bench_pool.file(file)?)));
         };
         let opened = HostFile::open(mounted.path().join(file));
         Ok(TestedFile::Host(opened.map_err(|e| Error::io("cannot open", e).on_path(file))?))
@@ -256,20 +256,20 @@ fn round(
     let places = || ReadSequence { rng: XorShift::new(set.seed), size: set.a, zipf: zipf.as_ref() };
     // The first warm-up shows how many reads take the requested time.
     if let Some(time) = set.time.take() {
-        phase(run, set, &rig, &a, places(), &format!("{name}: trying"))?;
+        phase(run, set, &bench_pool, &a, places(), &format!("{name}: trying"))?;
         let begin = rt::now();
-        phase(run, set, &rig, &a, places(), &format!("{name}: trying"))?;
+        phase(run, set, &bench_pool, &a, places(), &format!("{name}: trying"))?;
         let each = begin.elapsed().as_secs_f64().max(1e-9) / set.reads as f64;
         let reads = (time.as_secs_f64() / each) as u64;
         set.reads = reads.clamp(10 * set.tenths, 1 << 40);
     }
     let places = || ReadSequence { rng: XorShift::new(set.seed), size: set.a, zipf: zipf.as_ref() };
-    phase(run, set, &rig, &a, places(), &format!("{name}: warming up"))?;
-    let mut phases = vec![phase(run, set, &rig, &a, places(), &format!("{name}: before"))?];
-    let (stream_mib, stream_hits) = stream(run, set, &rig, &b, &format!("{name}: scan"))?;
-    phases.push(phase(run, set, &rig, &a, places(), &format!("{name}: after the scan"))?);
-    rig.engine.set_arc_max(set.arc - 1)?;
-    phases.push(phase(run, set, &rig, &a, places(), &format!("{name}: arc_max - 1"))?);
+    phase(run, set, &bench_pool, &a, places(), &format!("{name}: warming up"))?;
+    let mut phases = vec![phase(run, set, &bench_pool, &a, places(), &format!("{name}: before"))?];
+    let (stream_mib, stream_hits) = stream(run, set, &bench_pool, &b, &format!("{name}: scan"))?;
+    phases.push(phase(run, set, &bench_pool, &a, places(), &format!("{name}: after the scan"))?);
+    bench_pool.engine.set_arc_max(set.arc - 1)?;
+    phases.push(phase(run, set, &bench_pool, &a, places(), &format!("{name}: arc_max - 1"))?);
     Ok(Round { phases, stream_mib, stream_hits })
 }
 
@@ -282,7 +282,7 @@ fn hit_ratio(before: &ArcStats, after: &ArcStats) -> Option<f64> {
 fn phase(
     run: &mut Run,
     set: &PoisonSetup,
-    rig: &LabPool,
+    bench_pool: &LabPool,
     file: &TestedFile,
     mut places: ReadSequence<'_>,
     name: &str,
@@ -294,19 +294,19 @@ fn phase(
     let mut window = (0u64, Duration::ZERO);
     for part in 0..set.tenths {
         let end = set.reads * (part + 1) / set.tenths;
-        let (from, stats, begin) = (done, rig.stats(), rt::now());
+        let (from, stats, begin) = (done, bench_pool.stats(), rt::now());
         let (mut hit_time, mut hits) = (Duration::ZERO, 0u64);
         while done < end {
             if done.is_multiple_of(BATCH) {
                 run.step(name, done, set.reads)?;
             }
             let (offset, len) = places.next();
-            let disk = rig.disk().reads;
+            let disk = bench_pool.disk().reads;
             let start = rt::now();
             file.read(offset, &mut out[..len])?;
             let took = start.elapsed();
             // No block came from the disk, so all of this read were hits.
-            if rig.disk().reads == disk {
+            if bench_pool.disk().reads == disk {
                 let record = u64::from(set.record);
                 hit_time += took;
                 hits += (offset + len as u64 - 1) / record - offset / record + 1;
@@ -318,7 +318,7 @@ fn phase(
             done += 1;
         }
         let seconds = begin.elapsed().as_secs_f64();
-        let after = rig.stats();
+        let after = bench_pool.stats();
         let (x, y) = (stats.forms, after.forms);
         phase.parts.push(PhaseResult {
             rate: (done - from) as f64 / seconds,
@@ -339,12 +339,12 @@ fn phase(
 fn stream(
     run: &mut Run,
     set: &PoisonSetup,
-    rig: &LabPool,
+    bench_pool: &LabPool,
     file: &TestedFile,
     name: &str,
 ) -> Result<(f64, Option<f64>), Stop> {
     let mut out = vec![0; STREAM];
-    let (stats, begin) = (rig.stats(), rt::now());
+    let (stats, begin) = (bench_pool.stats(), rt::now());
     let mut at = 0;
     while at < set.b {
         run.step(name, at >> 20, set.b >> 20)?;
@@ -353,7 +353,7 @@ fn stream(
         at += len;
     }
     let mib = set.b as f64 / f64::from(1 << 20) / begin.elapsed().as_secs_f64();
-    Ok((mib, hit_ratio(&stats, &rig.stats())))
+    Ok((mib, hit_ratio(&stats, &bench_pool.stats())))
 }
 
 fn tables() -> [ReportTable; 2] {

@@ -133,15 +133,15 @@ fn steps(
     policy: PolicyKind,
     table: &mut ReportTable,
 ) -> Result<Vec<f64>, Stop> {
-    let rig = lab.open(arc, policy)?;
-    let file = rig.file("keys")?;
+    let bench_pool = lab.open(arc, policy)?;
+    let file = bench_pool.file("keys")?;
     let scatter = Scatter::new(file.size() / set.record);
     let mut rng = XorShift::new(set.seed);
     let mut ratios = Vec::new();
     let count = set.steps.len();
     for (n, &keys) in set.steps.iter().enumerate() {
         let zipf = Zipf::new(keys, set.skew);
-        let before = rig.stats();
+        let before = bench_pool.stats();
         let name = format!("{}, step {} of {count}", lab::word(policy), n + 1);
         for read in 0..set.reads {
             if read.is_multiple_of(BATCH) {
@@ -153,7 +153,7 @@ fn steps(
                 return Err(Error::invalid("the file is shorter than it should be").into());
             }
         }
-        let after = rig.stats();
+        let after = bench_pool.stats();
         let (data, all) = ratios_between(&before, &after);
         table.rows.push(vec![
             lab::word(policy).into(),

@@ -126,23 +126,28 @@ impl Figures {
 }
 
 /// A file whose blocks were written once and are on disk.
-fn written(rig: &SyncPool, name: &str, blocks: u64, data: &[u8]) -> BenchResult<ObjectId> {
-    let file = rig.file(name)?;
-    (0..blocks).try_for_each(|i| rig.write(file, i * data.len() as u64, data))?;
-    rig.writer()?.sync()?;
-    rig.fs.fsync(file)?;
+fn written(bench_pool: &SyncPool, name: &str, blocks: u64, data: &[u8]) -> BenchResult<ObjectId> {
+    let file = bench_pool.file(name)?;
+    (0..blocks).try_for_each(|i| bench_pool.write(file, i * data.len() as u64, data))?;
+    bench_pool.writer()?.sync()?;
+    bench_pool.fs.fsync(file)?;
     Ok(file)
 }
 
 /// Writes and syncs blocks, each writer in its own file; returns the time for all of them.
-fn durable(rig: &SyncPool, files: &[ObjectId], count: u64, data: &[u8]) -> BenchResult<Duration> {
+fn durable(
+    bench_pool: &SyncPool,
+    files: &[ObjectId],
+    count: u64,
+    data: &[u8],
+) -> BenchResult<Duration> {
     let failed = Mutex::new(None);
     let began = rt::now();
     rt::fan_out(files.len(), |t| {
         for i in 0..count {
-            let done = rig
+            let done = bench_pool
                 .write(files[t], i * data.len() as u64, data)
-                .and_then(|()| rig.fs.fsync(files[t]));
+                .and_then(|()| bench_pool.fs.fsync(files[t]));
             if let Err(e) = done {
                 failed.lock().get_or_insert(e);
             }
@@ -164,21 +169,21 @@ fn rate(run: &mut Run, set: &SyncSetup) -> BenchResult<()> {
     let peer = set.dir.join("fio.img");
     let bytes = (set.writes * set.block).next_multiple_of(1 << 20);
     preallocate(&peer, bytes)?;
-    let rig = SyncPool::new(&set.dir, set.file, set.block)?;
+    let bench_pool = SyncPool::new(&set.dir, set.file, set.block)?;
     let each = set.writes / MANY as u64;
-    let one = [written(&rig, "one", set.writes, &data)?];
+    let one = [written(&bench_pool, "one", set.writes, &data)?];
     let many: Vec<ObjectId> = (0..MANY)
-        .map(|t| written(&rig, &format!("many-{t}"), each, &data))
+        .map(|t| written(&bench_pool, &format!("many-{t}"), each, &data))
         .collect::<BenchResult<_>>()?;
     let mut f = Figures::default();
-    for turn in 0..set.rounds {
-        run.step("rate", turn, set.rounds)?;
+    for round in 0..set.rounds {
+        run.step("rate", round, set.rounds)?;
         let disk = fio(&peer, bytes, set.block, set.writes);
         let counted = |files: &[ObjectId], count: u64| -> BenchResult<(f64, SyncCounts)> {
-            let before = rig.counts()?;
-            let time = durable(&rig, files, count, &data)?;
+            let before = bench_pool.counts()?;
+            let time = durable(&bench_pool, files, count, &data)?;
             let writes = count * files.len() as u64;
-            Ok((writes as f64 / time.as_secs_f64(), rig.counts()?.since(before)))
+            Ok((writes as f64 / time.as_secs_f64(), bench_pool.counts()?.since(before)))
         };
         let (alone, counts) = counted(&one, set.writes)?;
         f.add("one writer, writes/s", alone);
@@ -201,16 +206,16 @@ fn rate(run: &mut Run, set: &SyncSetup) -> BenchResult<()> {
 
 fn bytes(run: &mut Run, set: &SyncSetup) -> BenchResult<()> {
     let data = block(set);
-    let rig = SyncPool::new(&set.dir, set.file, set.block)?;
-    let file = written(&rig, "file", set.writes, &data)?;
+    let bench_pool = SyncPool::new(&set.dir, set.file, set.block)?;
+    let file = written(&bench_pool, "file", set.writes, &data)?;
     let mut f = Figures::default();
-    for turn in 0..set.rounds {
-        run.step("bytes", turn, set.rounds)?;
-        rig.writer()?.sync()?;
-        let before = rig.counts()?;
-        durable(&rig, &[file], set.writes, &data)?;
-        rig.writer()?.sync()?;
-        let went = rig.counts()?.since(before);
+    for round in 0..set.rounds {
+        run.step("bytes", round, set.rounds)?;
+        bench_pool.writer()?.sync()?;
+        let before = bench_pool.counts()?;
+        durable(&bench_pool, &[file], set.writes, &data)?;
+        bench_pool.writer()?.sync()?;
+        let went = bench_pool.counts()?.since(before);
         let each = |n: u64| n as f64 / set.writes as f64;
         f.add("bytes on the log a write", each(went.log));
         f.add("bytes on the device a write, with its group", each(went.device));
@@ -231,18 +236,18 @@ pub(super) fn p99(times: &mut [Duration]) -> f64 {
 
 fn beside(run: &mut Run, set: &SyncSetup) -> BenchResult<()> {
     let data = block(set);
-    let rig = SyncPool::new(&set.dir, set.file, 128 << 10)?;
-    let file = written(&rig, "file", set.writes, &data)?;
-    let bulk = rig.file("stream")?;
+    let bench_pool = SyncPool::new(&set.dir, set.file, 128 << 10)?;
+    let file = written(&bench_pool, "file", set.writes, &data)?;
+    let bulk = bench_pool.file("stream")?;
     let large = vec![5; 1 << 20];
     let mut f = Figures::default();
-    for turn in 0..set.rounds {
-        run.step("beside", turn, set.rounds)?;
-        rig.writer()?.sync()?;
+    for round in 0..set.rounds {
+        run.step("beside", round, set.rounds)?;
+        bench_pool.writer()?.sync()?;
         let timed = |i: u64| -> BenchResult<Duration> {
-            rig.write(file, i % set.writes * set.block, &data)?;
+            bench_pool.write(file, i % set.writes * set.block, &data)?;
             let began = rt::now();
-            rig.fs.fsync(file)?;
+            bench_pool.fs.fsync(file)?;
             Ok(began.elapsed())
         };
         let mut quiet = (0..set.writes).map(timed).collect::<BenchResult<Vec<_>>>()?;
@@ -251,7 +256,8 @@ fn beside(run: &mut Run, set: &SyncSetup) -> BenchResult<()> {
         rt::fan_out(2, |t| {
             if t == 0 {
                 let blocks = 0..set.stream >> 20;
-                let done = blocks.into_iter().try_for_each(|i| rig.write(bulk, i << 20, &large));
+                let done =
+                    blocks.into_iter().try_for_each(|i| bench_pool.write(bulk, i << 20, &large));
                 *going.lock() = false;
                 if let Err(e) = done {
                     failed.lock().get_or_insert(Stop::from(e));
@@ -288,26 +294,26 @@ fn beside(run: &mut Run, set: &SyncSetup) -> BenchResult<()> {
 }
 
 fn replay(run: &mut Run, set: &SyncSetup) -> BenchResult<()> {
-    let rig = SyncPool::new(&set.dir, set.file, 128 << 10)?;
-    let file = rig.file("file")?;
-    rig.fs.fsync(file)?;
-    rig.writer()?.sync()?;
-    rig.no_groups()?;
-    let before = rig.counts()?;
+    let bench_pool = SyncPool::new(&set.dir, set.file, 128 << 10)?;
+    let file = bench_pool.file("file")?;
+    bench_pool.fs.fsync(file)?;
+    bench_pool.writer()?.sync()?;
+    bench_pool.no_txgs()?;
+    let before = bench_pool.counts()?;
     let data = [3; 100];
     for i in 0..set.records {
-        rig.write(file, i * data.len() as u64, &data)?;
+        bench_pool.write(file, i * data.len() as u64, &data)?;
         if (i + 1).is_multiple_of(BATCH) || i + 1 == set.records {
-            rig.fs.fsync(file)?;
+            bench_pool.fs.fsync(file)?;
             run.step("replay: writing", i, set.records)?;
         }
     }
-    let log = rig.counts()?.since(before).log;
+    let log = bench_pool.counts()?.since(before).log;
     // The disk now has the state after a power cut.
     let cut = Scratch::new(&set.dir)?;
     let failed = |e| base::Error::io("cannot copy the image", e);
     std::fs::copy(image(&set.dir), image(cut.path())).map_err(failed)?;
-    drop(rig);
+    drop(bench_pool);
     run.step("replay", 0, 0)?;
     let memory = rss();
     let most = Mutex::new(memory);
@@ -316,8 +322,8 @@ fn replay(run: &mut Run, set: &SyncSetup) -> BenchResult<()> {
     rt::fan_out(2, |t| {
         if t == 0 {
             let began = rt::now();
-            let rig = SyncPool::import(cut.path());
-            *out.lock() = Some(rig.map(|rig| (rig, began.elapsed())));
+            let bench_pool = SyncPool::import(cut.path());
+            *out.lock() = Some(bench_pool.map(|bench_pool| (bench_pool, began.elapsed())));
             *going.lock() = false;
             return;
         }
@@ -330,9 +336,9 @@ fn replay(run: &mut Run, set: &SyncSetup) -> BenchResult<()> {
         }
     });
     let done = out.into_inner().ok_or_else(|| base::Error::bug("no replay"))?;
-    let (rig, time) = done?;
-    let id = rig.fs.lookup(rig.fs.root(), b"file", cenote::Io::WAIT)?.id;
-    let size = rig.fs.attrs(id, cenote::Io::WAIT)?.size;
+    let (bench_pool, time) = done?;
+    let id = bench_pool.fs.lookup(bench_pool.fs.root(), b"file", cenote::Io::WAIT)?.id;
+    let size = bench_pool.fs.attrs(id, cenote::Io::WAIT)?.size;
     if size != set.records * data.len() as u64 {
         return Err(base::Error::corrupt(format!("{size} bytes are there after the replay")).into());
     }

@@ -115,7 +115,7 @@ impl SyncPool {
     ///
     /// # Errors
     /// None for a pool that is written.
-    pub(super) fn no_groups(&self) -> Result<()> {
+    pub(super) fn no_txgs(&self) -> Result<()> {
         let txgs = self.writer()?.txgs();
         let mut limits = txgs.limits();
         limits.timeout_s = 3600;

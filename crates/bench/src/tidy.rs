@@ -20,7 +20,7 @@ use ui::signals::Signals;
 /// Exit code of a program that a signal ended, as in shells.
 pub(super) const INTERRUPTED: Exit = Exit(130);
 /// How long a bench may take to end after a signal.
-const PATIENCE: Duration = Duration::from_secs(5);
+const END_TIMEOUT: Duration = Duration::from_secs(5);
 
 static STOP: AtomicBool = AtomicBool::new(false);
 static LEFT: Mutex<Vec<Left>> = Mutex::new(Vec::new());
@@ -59,7 +59,7 @@ pub(super) fn watch() -> Result<()> {
     let signals = Signals::block()?;
     rt::spawn("signals", move || {
         signals.wait_and(|| STOP.store(true, Relaxed));
-        rt::sleep(PATIENCE);
+        rt::sleep(END_TIMEOUT);
         let left = std::mem::take(&mut *LEFT.lock());
         // Mounts first, because a directory below one cannot be removed.
         for mount in left.iter().filter(|l| matches!(l, Left::Mount(_))) {

@@ -169,37 +169,37 @@ impl Figures {
 
 /// Writes a new object of `size` bytes sequentially, and removes it after the measurement.
 fn stream(
-    rig: &WritePool,
+    bench_pool: &WritePool,
     size: u64,
     threads: usize,
     blocks: &[Vec<u8>],
 ) -> BenchResult<WriteTimes> {
-    let (done, object) = put(rig, size, threads, blocks)?;
-    rig.remove(object)?;
+    let (done, object) = put(bench_pool, size, threads, blocks)?;
+    bench_pool.remove(object)?;
     // The space is free again two txgs later.
     for _ in 0..3 {
-        rig.writer.sync()?;
+        bench_pool.writer.sync()?;
     }
     Ok(done)
 }
 
 /// As [`stream`], but keeps the object.
 fn put(
-    rig: &WritePool,
+    bench_pool: &WritePool,
     size: u64,
     threads: usize,
     blocks: &[Vec<u8>],
 ) -> BenchResult<(WriteTimes, ObjectId)> {
     let record = blocks.first().map_or(BULK, |b| b.len() as u64);
-    let object = rig.object(record)?;
+    let object = bench_pool.object(record)?;
     let count = size / record;
     let job = Job { object, record, count, among: None, threads, patterns: blocks };
-    Ok((rig.write(&job)?, object))
+    Ok((bench_pool.write(&job)?, object))
 }
 
 /// Touches the memory that a stream will use.
-fn warm(rig: &WritePool, set: &WriteSetup, blocks: &[Vec<u8>]) -> BenchResult<()> {
-    stream(rig, 2 * set.size, set.threads, blocks)?;
+fn warm(bench_pool: &WritePool, set: &WriteSetup, blocks: &[Vec<u8>]) -> BenchResult<()> {
+    stream(bench_pool, 2 * set.size, set.threads, blocks)?;
     Ok(())
 }
 
@@ -207,18 +207,18 @@ fn bulk(run: &mut Run, set: &WriteSetup) -> BenchResult<()> {
     let blocks = patterns(&SampleContent::noise(1), BULK);
     let mut f = Figures::new("bulk");
     let files = set.one();
-    for turn in 0..set.rounds {
-        run.step("bulk", turn, set.rounds)?;
+    for round in 0..set.rounds {
+        run.step("bulk", round, set.rounds)?;
         let disk = fio(&set.file, set.size, BULK, 16, false);
         // Requests of the size and depth that the engine's queue makes of them.
         if let Some(merged) = fio(&set.file, set.size, 1 << 20, 10, false) {
             f.add("fio, 1 MiB, 10 deep, MiB/s", merged / MIB);
         }
-        let rig = WritePool::new(&set.plan(&files))?;
-        let first = stream(&rig, set.size, set.threads, &blocks)?;
+        let bench_pool = WritePool::new(&set.plan(&files))?;
+        let first = stream(&bench_pool, set.size, set.threads, &blocks)?;
         f.add("engine, memory touched for the first time, MiB/s", first.per_second(set.size) / MIB);
-        stream(&rig, set.size, set.threads, &blocks)?;
-        let done = stream(&rig, set.size, set.threads, &blocks)?;
+        stream(&bench_pool, set.size, set.threads, &blocks)?;
+        let done = stream(&bench_pool, set.size, set.threads, &blocks)?;
         let rate = done.per_second(set.size);
         f.add("engine, MiB/s", rate / MIB);
         f.add("processor, ms a GiB", done.cpu.as_secs_f64() * 1e3 * 1024.0 * MIB / set.size as f64);
@@ -226,9 +226,9 @@ fn bulk(run: &mut Run, set: &WriteSetup) -> BenchResult<()> {
             f.add("fio, MiB/s", disk / MIB);
             f.add("engine / fio", rate / disk);
         }
-        let one = stream(&rig, set.size, 1, &blocks)?;
+        let one = stream(&bench_pool, set.size, 1, &blocks)?;
         f.add("engine, one writer, MiB/s", one.per_second(set.size) / MIB);
-        let eight = stream(&rig, set.size, 8, &blocks)?;
+        let eight = stream(&bench_pool, set.size, 8, &blocks)?;
         f.add("engine, eight writers, MiB/s", eight.per_second(set.size) / MIB);
     }
     run.report.at_least("bulk: engine / fio", f.median("engine / fio"), 0.8);
@@ -257,13 +257,13 @@ fn lz4(run: &mut Run, set: &WriteSetup) -> BenchResult<()> {
     let blocks = patterns(&SampleContent::half(), BULK);
     let mut f = Figures::new("lz4");
     let files = set.one();
-    for turn in 0..set.rounds {
-        run.step("lz4", turn, set.rounds)?;
+    for round in 0..set.rounds {
+        run.step("lz4", round, set.rounds)?;
         let disk = fio(&set.file, set.size / 2, BULK, 16, false);
         let (alone, kept) = encoder(&blocks, set.size);
-        let rig = WritePool::new(&set.plan(&files))?;
-        warm(&rig, set, &blocks)?;
-        let rate = stream(&rig, set.size, set.threads, &blocks)?.per_second(set.size);
+        let bench_pool = WritePool::new(&set.plan(&files))?;
+        warm(&bench_pool, set, &blocks)?;
+        let rate = stream(&bench_pool, set.size, set.threads, &blocks)?.per_second(set.size);
         let limit = disk.map_or(alone, |d| alone.min(d / kept));
         f.add("engine, MiB/s", rate / MIB);
         f.add("lz4 alone, two threads, MiB/s", alone / MIB);
@@ -288,15 +288,15 @@ fn raidz(run: &mut Run, set: &WriteSetup) -> BenchResult<()> {
     }
     let single = set.one();
     let mut f = Figures::new("raidz");
-    for turn in 0..set.rounds {
-        run.step("raidz2 of 6", turn, set.rounds)?;
-        let rig = WritePool::new(&set.plan(&single))?;
-        warm(&rig, set, &blocks)?;
-        let one = stream(&rig, set.size, set.threads, &blocks)?.per_second(set.size);
-        drop(rig);
-        let rig = WritePool::new(&WritePoolSpec { parity: 2, ..set.plan(&files) })?;
-        warm(&rig, set, &blocks)?;
-        let six = stream(&rig, set.size, set.threads, &blocks)?.per_second(set.size);
+    for round in 0..set.rounds {
+        run.step("raidz2 of 6", round, set.rounds)?;
+        let bench_pool = WritePool::new(&set.plan(&single))?;
+        warm(&bench_pool, set, &blocks)?;
+        let one = stream(&bench_pool, set.size, set.threads, &blocks)?.per_second(set.size);
+        drop(bench_pool);
+        let bench_pool = WritePool::new(&WritePoolSpec { parity: 2, ..set.plan(&files) })?;
+        warm(&bench_pool, set, &blocks)?;
+        let six = stream(&bench_pool, set.size, set.threads, &blocks)?.per_second(set.size);
         f.add("one disk, MiB/s", one / MIB);
         f.add("raidz2 of 6, MiB/s", six / MIB);
         f.add("raidz2 of 6 with parity, MiB/s", six * 1.5 / MIB);
@@ -312,18 +312,18 @@ fn random(run: &mut Run, set: &WriteSetup) -> BenchResult<()> {
     let blocks = patterns(&SampleContent::noise(3), SMALL);
     let quarter = std::fs::metadata(&set.file).map_or(set.size, |m| m.len() / 4);
     let files = set.one();
-    let rig = WritePool::new(&set.plan(&files))?;
-    let object = rig.object(SMALL)?;
+    let bench_pool = WritePool::new(&set.plan(&files))?;
+    let object = bench_pool.object(SMALL)?;
     let among = quarter / SMALL;
     let mut job =
         Job { object, record: SMALL, count: among, among: None, threads: 8, patterns: &blocks };
     run.step("random: filling", 0, 0)?;
-    rig.write(&job)?;
+    bench_pool.write(&job)?;
     (job.count, job.among) = (set.writes, Some(among));
     let mut f = Figures::new("random");
-    for turn in 0..set.rounds {
-        run.step("random", turn, set.rounds)?;
-        let mut done = rig.write(&job)?;
+    for round in 0..set.rounds {
+        run.step("random", round, set.rounds)?;
+        let mut done = bench_pool.write(&job)?;
         f.add("overwrites of 8 KiB, a second", done.per_second(set.writes));
         let cpu = done.cpu.as_secs_f64() * 1e6 / set.writes as f64;
         f.add("processor, us a write", cpu);
@@ -345,7 +345,7 @@ fn blocks(run: &mut Run, set: &WriteSetup) -> BenchResult<()> {
     let content = SampleContent::noise(4);
     let all: Vec<_> = sizes.iter().map(|&s| patterns(&content, s)).collect();
     let files = set.one();
-    let rig = WritePool::new(&set.plan(&files))?;
+    let bench_pool = WritePool::new(&set.plan(&files))?;
     let (mut write, mut free) = (Duration::ZERO, Duration::ZERO);
     let (mut left, began) = (set.blocks, rt::now());
     while left > 0 {
@@ -353,15 +353,15 @@ fn blocks(run: &mut Run, set: &WriteSetup) -> BenchResult<()> {
         let batch = left.min(BATCH);
         let mut objects = Vec::new();
         for (&record, blocks) in sizes.iter().zip(&all) {
-            let object = rig.object(record)?;
+            let object = bench_pool.object(record)?;
             let (count, threads) = (batch / sizes.len() as u64, set.threads);
             let job = Job { object, record, count, among: None, threads, patterns: blocks };
-            write += rig.write(&job)?.cpu;
+            write += bench_pool.write(&job)?.cpu;
             objects.push(object);
         }
         let before = super::write_pool::cpu();
-        objects.into_iter().try_for_each(|o| rig.remove(o))?;
-        rig.writer.sync()?;
+        objects.into_iter().try_for_each(|o| bench_pool.remove(o))?;
+        bench_pool.writer.sync()?;
         free += super::write_pool::cpu().saturating_sub(before);
         left -= batch;
     }
@@ -380,16 +380,16 @@ fn snapshots(run: &mut Run, set: &WriteSetup) -> BenchResult<()> {
     let mut blocks = patterns(&SampleContent::noise(5), BULK);
     blocks.iter_mut().for_each(|block| block[1024..].fill(0));
     let files = set.one();
-    let rig = WritePool::new(&set.plan(&files))?;
+    let bench_pool = WritePool::new(&set.plan(&files))?;
     let mut f = Figures::new("snapshot");
     let names = ["a tenth of the data, ms", "all of the data, ms"];
     for (part, name) in [set.data / 10, set.data - set.data / 10].into_iter().zip(names) {
         run.step("snapshots", 0, 0)?;
-        put(&rig, part, set.threads, &blocks)?;
-        for turn in 0..set.rounds {
-            let (head, text) = (rig.head, format!("{}-{turn}", name.len()));
+        put(&bench_pool, part, set.threads, &blocks)?;
+        for round in 0..set.rounds {
+            let (head, text) = (bench_pool.head, format!("{}-{round}", name.len()));
             let began = rt::now();
-            rig.writer.sync_task(
+            bench_pool.writer.sync_task(
                 |_| Ok(()),
                 move |cx, ()| snapshot::take(cx.cx, head, &text).map(|_| ()),
             )?;
@@ -409,7 +409,7 @@ fn memory(run: &mut Run, set: &WriteSetup) -> BenchResult<()> {
     let files = set.one();
     base::buf::trim(0);
     let before = rss();
-    let rig = WritePool::new(&WritePoolSpec {
+    let bench_pool = WritePool::new(&WritePoolSpec {
         cache: LIMIT,
         dirty_max: Some(LIMIT),
         ..set.plan(&files)
@@ -417,13 +417,13 @@ fn memory(run: &mut Run, set: &WriteSetup) -> BenchResult<()> {
     let mut f = Figures::new("memory");
     f.add("before, MiB", before as f64 / MIB);
     f.add("arc_max + dirty_data_max, MiB", 2.0 * LIMIT as f64 / MIB);
-    for turn in 0..set.rounds {
-        run.step("eight writers", turn, set.rounds)?;
+    for round in 0..set.rounds {
+        run.step("eight writers", round, set.rounds)?;
         let (over, most) = (AtomicBool::new(false), Mutex::new(0));
         let done = Mutex::new(None);
         fan_out(2, |n| {
             if n == 0 {
-                *done.lock() = Some(stream(&rig, set.size, 8, &blocks));
+                *done.lock() = Some(stream(&bench_pool, set.size, 8, &blocks));
                 over.store(true, Relaxed);
             }
             while n == 1 && !over.load(Relaxed) {
@@ -458,15 +458,15 @@ fn memory(run: &mut Run, set: &WriteSetup) -> BenchResult<()> {
 fn leave(set: &WriteSetup) -> BenchResult<()> {
     let blocks = patterns(&SampleContent::noise(7), SMALL);
     let files = set.one();
-    let rig = WritePool::new(&set.plan(&files))?;
-    let object = rig.object(SMALL)?;
+    let bench_pool = WritePool::new(&set.plan(&files))?;
+    let object = bench_pool.object(SMALL)?;
     let among = (set.size / 2) / SMALL;
     let mut job =
         Job { object, record: SMALL, count: among, among: None, threads: 2, patterns: &blocks };
-    rig.write(&job)?;
+    bench_pool.write(&job)?;
     // The changes of one txg; space maps take over what was logged some txgs before.
     (job.among, job.count) = (Some(among), 14_000);
-    rig.write(&job)?;
+    bench_pool.write(&job)?;
     Ok(())
 }
 
@@ -501,8 +501,8 @@ fn import(dir: &Path) -> BenchResult<(Duration, u64)> {
 
 fn crash(run: &mut Run, set: &WriteSetup) -> BenchResult<()> {
     let mut f = Figures::new("crash");
-    for turn in 0..set.rounds {
-        run.step("import after a crash", turn, set.rounds)?;
+    for round in 0..set.rounds {
+        run.step("import after a crash", round, set.rounds)?;
         leave(set)?;
         let (time, entries) = import(&set.file)?;
         f.add("entries in logs", entries as f64);

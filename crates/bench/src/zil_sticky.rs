@@ -35,8 +35,8 @@ const LARGE: usize = 64 << 10;
 const STEPS: [&str; 4] = ["small", "mass, unsynced", "sync of the mass", "small again"];
 
 /// Blocks by log2 of their size.
-fn sizes(rig: &SyncPool) -> Vec<u64> {
-    rig.log.stats().by_size.iter().map(|n| n.load(Relaxed)).collect()
+fn sizes(bench_pool: &SyncPool) -> Vec<u64> {
+    bench_pool.log.stats().by_size.iter().map(|n| n.load(Relaxed)).collect()
 }
 
 fn run(run: &mut Run) -> Result<(), Stop> {
@@ -46,11 +46,11 @@ fn run(run: &mut Run) -> Result<(), Stop> {
     let small = args.size("--size", 128, 1..=64 << 10)?;
     let mass = args.size("--mass", 64 << 20, 1 << 20..=1 << 33)?;
     let scratch = Scratch::new(&dir)?;
-    let rig = SyncPool::new(scratch.path(), (mass * 4).max(256 << 20), 128 << 10)?;
-    rig.no_groups()?;
-    let (file, bulk) = (rig.file("small")?, rig.file("mass")?);
+    let bench_pool = SyncPool::new(scratch.path(), (mass * 4).max(256 << 20), 128 << 10)?;
+    bench_pool.no_txgs()?;
+    let (file, bulk) = (bench_pool.file("small")?, bench_pool.file("mass")?);
     // The first commit makes the log, and waits for a txg.
-    rig.fs.fsync(file)?;
+    bench_pool.fs.fsync(file)?;
     let mut table = ReportTable::new(
         "blocks",
         &[("step", "STEP"), ("block_size", "BLOCK SIZE"), ("blocks", "BLOCKS")],
@@ -62,25 +62,25 @@ fn run(run: &mut Run) -> Result<(), Stop> {
     let least = (small + 192 + 184).next_multiple_of(4096).next_power_of_two().ilog2() as usize;
     for (step, name) in STEPS.into_iter().enumerate() {
         run.step(name, step as u64, STEPS.len() as u64)?;
-        let before = sizes(&rig);
+        let before = sizes(&bench_pool);
         match step {
             1 => (0..mass / LARGE as u64)
-                .try_for_each(|i| rig.write(bulk, i * LARGE as u64, &large))?,
-            2 => rig.fs.fsync(bulk)?,
+                .try_for_each(|i| bench_pool.write(bulk, i * LARGE as u64, &large))?,
+            2 => bench_pool.fs.fsync(bulk)?,
             _ => {
                 for i in 0..commits as usize {
-                    let earlier = sizes(&rig);
-                    rig.write(file, at, &data)?;
-                    rig.fs.fsync(file)?;
+                    let earlier = sizes(&bench_pool);
+                    bench_pool.write(file, at, &data)?;
+                    bench_pool.fs.fsync(file)?;
                     at += small;
                     let larger = |(power, n): (usize, &u64)| power > least && *n > earlier[power];
-                    let larger = sizes(&rig).iter().enumerate().any(larger);
+                    let larger = sizes(&bench_pool).iter().enumerate().any(larger);
                     late += u64::from(step == 3 && i >= FORGOTTEN && larger);
                 }
             }
         }
         let went: Vec<(usize, u64)> =
-            sizes(&rig).iter().zip(&before).map(|(n, b)| n - b).enumerate().collect();
+            sizes(&bench_pool).iter().zip(&before).map(|(n, b)| n - b).enumerate().collect();
         let used = went.into_iter().filter(|(_, n)| *n > 0);
         let mut rows: Vec<Vec<Cell>> = used
             .map(|(power, n)| vec![name.into(), Cell::Bytes(1 << power), Cell::Count(n)])

@@ -6,7 +6,7 @@
 //! the buffer grows as bytes arrive, by at most [`STEP`] beyond what has arrived. The bytes of
 //! unfinished requests of all connections are counted ([`Clients`]), except the first [`SMALL`]
 //! bytes of each. A request that exceeds the limit is refused and its connection closed. Once a
-//! request has begun, the rest must arrive within [`PATIENCE`].
+//! request has begun, the rest must arrive within [`REQUEST_TIMEOUT`].
 //!
 //! # Invariants
 //! * At most [`CLIENTS_MAX`] connections exist. For one more, the connection that has been idle
@@ -38,7 +38,7 @@ const SMALL: usize = 64 << 10;
 /// Bytes by which a buffer grows.
 const STEP: usize = 64 << 10;
 /// Time limit for a request, from its first byte to its last.
-const PATIENCE: Duration = Duration::from_secs(10);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 struct KnownConnection {
     stream: Weak<UnixStream>,
@@ -204,7 +204,7 @@ impl<'a> Inbox<'a> {
     fn fill(&self, out: &mut [u8], begin: Instant) -> Result<()> {
         let mut done = 0;
         while done < out.len() {
-            let left = PATIENCE.saturating_sub(begin.elapsed());
+            let left = REQUEST_TIMEOUT.saturating_sub(begin.elapsed());
             if left.is_zero() {
                 return Err(Error::new(ErrorKind::Io, "a request stays unfinished"));
             }

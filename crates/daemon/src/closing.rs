@@ -41,7 +41,7 @@ const STALLED: Duration = Duration::from_secs(30);
 const LEFT_BEHIND: Duration = Duration::from_secs(3);
 
 /// Time limit for aborting its mounts while a client waits.
-const CUT: Duration = Duration::from_secs(1);
+const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How a pool is closed.
 #[derive(Clone)]
@@ -301,7 +301,7 @@ impl DaemonState {
             drop((left, held));
         };
         // The daemon may end next: wait until its mounts are aborted, unless that hangs, too.
-        let _cut = run_watched(&mut Log, &mut |_, quiet| quiet > CUT, rest);
+        let _aborted = run_watched(&mut Log, &mut |_, quiet| quiet > ABORT_TIMEOUT, rest);
     }
 
     /// Closes all pools at once. With `forget` they are not imported again.

@@ -13,7 +13,7 @@ use proto::{
     PropertyValue, ROWS_MAX, Reply, Request, Stat, TunableInfo, WhatIf,
 };
 
-use super::inspect::{BRIEF, PATIENT};
+use super::inspect::{LISTING_TIMEOUT, NAMED_POOL_TIMEOUT};
 use super::state::{DaemonState, Listener, pool_name};
 use super::watched::Relay;
 use super::{change, convert, datasets as changes, vdev_history};
@@ -37,7 +37,7 @@ pub(crate) fn handle(
 }
 
 /// How long a request waits for pools that the daemon is importing at its start.
-fn patience(request: &Request) -> Duration {
+fn startup_wait(request: &Request) -> Duration {
     match request {
         // These concern the daemon itself, or must end it in any state.
         Request::Status
@@ -59,7 +59,7 @@ fn patience(request: &Request) -> Duration {
 }
 
 fn serve(state: &Arc<DaemonState>, request: &Request, to: &mut dyn RowListener) -> Result<Reply> {
-    state.await_start(patience(request), to);
+    state.await_start(startup_wait(request), to);
     match request {
         Request::Status => Ok(Reply::Status(DaemonStatus {
             pid: std::process::id(),
@@ -118,8 +118,9 @@ fn serve(state: &Arc<DaemonState>, request: &Request, to: &mut dyn RowListener) 
         Request::LabelClear { path, force } => change::label_clear(state, path, *force),
         Request::History { name, from } => {
             let (slot, from) = (state.registry().find(name)?, *from);
-            let looked =
-                state.inspect(&slot, PATIENT, to, move |_, pool, _| change::history(pool, from));
+            let looked = state.inspect(&slot, NAMED_POOL_TIMEOUT, to, move |_, pool, _| {
+                change::history(pool, from)
+            });
             looked?.map_err(one_line)
         }
         Request::Mounts => Ok(Reply::Mounts(state.mounts())),
@@ -243,20 +244,20 @@ fn datasets(state: &Arc<DaemonState>, args: &ListArgs, to: &mut dyn RowListener)
     };
     let all = state.registry().all();
     if args.roots.is_empty() {
-        let patience = if all.len() > 1 { BRIEF } else { PATIENT };
+        let timeout = if all.len() > 1 { LISTING_TIMEOUT } else { NAMED_POOL_TIMEOUT };
         for slot in all {
             // A pool that is being opened has no datasets yet.
             if slot.pool().is_none() {
                 continue;
             }
-            if let Err(e) = state.inspect(&slot, patience, to, part(None)) {
+            if let Err(e) = state.inspect(&slot, timeout, to, part(None)) {
                 to.problem(e.message().to_owned());
             }
         }
     }
     for root in &args.roots {
         let looked = match state.registry().get(pool_name(root)) {
-            Some(slot) => state.inspect(&slot, PATIENT, to, part(Some(root))),
+            Some(slot) => state.inspect(&slot, NAMED_POOL_TIMEOUT, to, part(Some(root))),
             None => {
                 let text = format!("cannot open '{root}': dataset does not exist");
                 Err(Error::not_found(text))

@@ -26,7 +26,7 @@ use super::watched::{Relay, run_watched};
 use super::{mount_dirs, mounts};
 
 /// Time between two checks whether the pools are available.
-const LOOK: Duration = Duration::from_millis(20);
+const READY_POLL: Duration = Duration::from_millis(20);
 /// How long the service manager waits for the pools of an earlier daemon.
 const READY_MAX: Duration = Duration::from_secs(15);
 
@@ -367,7 +367,7 @@ impl DaemonState {
                 return;
             }
             to.progress(&format!("importing {} again", slot.name()), 0, 0);
-            rt::sleep(LOOK);
+            rt::sleep(READY_POLL);
         }
     }
 }

@@ -21,9 +21,9 @@ use super::state::DaemonState;
 use super::watched::{Relay, run_watched};
 
 /// How long an inspection of a silent pool may report nothing, if it is one of several pools.
-pub(super) const BRIEF: Duration = Duration::from_millis(1500);
+pub(super) const LISTING_TIMEOUT: Duration = Duration::from_millis(1500);
 /// The same if the user named the pool.
-pub(super) const PATIENT: Duration = Duration::from_secs(15);
+pub(super) const NAMED_POOL_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The remark about a silent pool.
 fn remark(slot: &Slot) -> String {
@@ -49,7 +49,7 @@ impl DaemonState {
     pub(super) fn inspect<T: Send + 'static>(
         self: &Arc<Self>,
         slot: &Arc<Slot>,
-        patience: Duration,
+        timeout: Duration,
         to: &mut dyn RowListener,
         f: impl FnOnce(&Arc<DaemonState>, &Arc<Pool>, &mut Relay) -> T + Send + 'static,
     ) -> Result<T> {
@@ -63,7 +63,7 @@ impl DaemonState {
             if slot.silence().is_some() {
                 to.progress(&remark(slot), 0, 0);
             }
-            to.is_gone() || slot.is_gone() || quiet >= patience && slot.silence().is_some()
+            to.is_gone() || slot.is_gone() || quiet >= timeout && slot.silence().is_some()
         };
         let done = run_watched(to, leave, move |relay| {
             let _look = look;
@@ -96,7 +96,7 @@ impl DaemonState {
                 continue;
             };
             let f = Arc::clone(&f);
-            let done = self.inspect(&slot, BRIEF, to, move |state, pool, relay| {
+            let done = self.inspect(&slot, LISTING_TIMEOUT, to, move |state, pool, relay| {
                 let _turn = lock;
                 f(state, pool, relay);
             });
@@ -122,7 +122,7 @@ impl DaemonState {
             let guid = slot.guid().unwrap_or(0);
             return Ok(convert::pool_without_tree(name, guid, doing));
         };
-        let looked = self.inspect(&slot, BRIEF, to, move |state, pool, _| {
+        let looked = self.inspect(&slot, LISTING_TIMEOUT, to, move |state, pool, _| {
             super::handle::full_status(state, pool, verbose)
         });
         let status = match looked {
@@ -161,7 +161,7 @@ impl DaemonState {
             }
             Some(pool) => {
                 let wanted = props.map(<[String]>::to_vec);
-                let looked = self.inspect(&slot, BRIEF, to, move |_, pool, _| {
+                let looked = self.inspect(&slot, LISTING_TIMEOUT, to, move |_, pool, _| {
                     super::handle::pool_props(pool, wanted.as_deref())
                 });
                 match looked {

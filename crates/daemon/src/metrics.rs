@@ -7,7 +7,7 @@
 //!
 //! # Invariants
 //! * A request has at most [`REQUEST_MAX`] bytes and must arrive completely within
-//!   [`PATIENCE`], however slowly its bytes come; an answer has the same time to be sent.
+//!   [`REQUEST_TIMEOUT`], however slowly its bytes come; an answer has the same time to be sent.
 //! * Only the first line of a request is interpreted.
 
 use std::io::{Read, Write};
@@ -25,7 +25,7 @@ const REQUEST_MAX: usize = 8192;
 /// Most header lines.
 const HEADERS_MAX: usize = 64;
 /// Time for a request, and for an answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An address and a port.
 ///
@@ -70,7 +70,7 @@ fn serve(listener: &TcpListener, registry: &Registry) {
 
 /// Time left, at least a moment: zero would mean no limit.
 fn left(begin: Instant) -> std::io::Result<Duration> {
-    match PATIENCE.checked_sub(begin.elapsed()) {
+    match REQUEST_TIMEOUT.checked_sub(begin.elapsed()) {
         Some(left) if !left.is_zero() => Ok(left),
         _ => Err(std::io::ErrorKind::TimedOut.into()),
     }

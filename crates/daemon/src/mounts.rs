@@ -55,11 +55,11 @@ impl UnmountReason {
 }
 
 /// How long a command that removes a dataset waits for holders that are known.
-pub(crate) const HELD: Duration = Duration::from_secs(1);
+pub(crate) const HOLDERS_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long it waits for the kernel if no holder can be found.
-pub(crate) const ENDS: Duration = Duration::from_secs(10);
+pub(crate) const END_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time between two checks meanwhile.
-pub(crate) const LOOK: Duration = Duration::from_millis(20);
+pub(crate) const END_POLL: Duration = Duration::from_millis(20);
 
 /// The holder's description if no process can be found: files of a lazily undone mount, or
 /// another user's namespace.
@@ -72,7 +72,7 @@ pub(crate) fn ends_within(fs: &dyn MountedFs, time: Duration) -> bool {
         if begin.elapsed() > time {
             return false;
         }
-        base::rt::sleep(LOOK);
+        base::rt::sleep(END_POLL);
     }
     true
 }

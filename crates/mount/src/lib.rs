@@ -171,9 +171,9 @@ fn mount_options(name: &str, options: &MountOptions, writable: bool) -> fuse::Mo
 }
 
 /// How long the kernel may take to release an unmounted file system.
-const LETS_GO: Duration = Duration::from_secs(10);
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The same before it is ended by force, or if holders may exist that cannot be found.
-const LETS_GO_SOON: Duration = Duration::from_millis(500);
+const SHORT_RELEASE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A mount that a session serves.
 struct FuseMount {
@@ -223,8 +223,8 @@ impl FuseMount {
         }
         drop(kept);
         // Root can find every holder.
-        let patience = if geteuid().is_root() { LETS_GO } else { LETS_GO_SOON };
-        if !self.session.ends_within(patience) {
+        let timeout = if geteuid().is_root() { RELEASE_TIMEOUT } else { SHORT_RELEASE_TIMEOUT };
+        if !self.session.ends_within(timeout) {
             return UnmountOutcome::Held;
         }
         self.session.join();
@@ -234,9 +234,9 @@ impl FuseMount {
     /// Ends it in every namespace.
     fn end(&self) -> Result<UnmountOutcome> {
         *self.kept.lock() = None;
-        if !self.session.ends_within(LETS_GO_SOON) {
+        if !self.session.ends_within(SHORT_RELEASE_TIMEOUT) {
             self.session.cut();
-            if !self.session.ends_within(LETS_GO) {
+            if !self.session.ends_within(RELEASE_TIMEOUT) {
                 let text = "its directory is free, but the kernel still holds on to it";
                 return Err(Error::invalid(text));
             }

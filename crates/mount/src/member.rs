@@ -11,7 +11,7 @@ use cenote::Dataset;
 
 use super::tree::{Member, MountTree};
 use super::zfs::ZfsMount;
-use super::{FuseMount, LETS_GO, pool_of};
+use super::{FuseMount, RELEASE_TIMEOUT, pool_of};
 use crate::{MountOptions, MountedFs, UnmountOutcome};
 
 /// A member of a tree.
@@ -64,7 +64,7 @@ impl MountedFs for MemberMount {
         // Operations in flight still use it.
         let begin = base::rt::now();
         while Arc::strong_count(&self.fs) > 1 && !self.fs.is_suspended() {
-            if begin.elapsed() > LETS_GO {
+            if begin.elapsed() > RELEASE_TIMEOUT {
                 return Err(Error::busy("requests are under way"));
             }
             base::rt::sleep(std::time::Duration::from_millis(5));

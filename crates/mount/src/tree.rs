@@ -51,9 +51,9 @@ const LOW: u64 = (1 << SPACE_SHIFT) - 1;
 const S_IFMT: u32 = 0o170_000;
 const S_IFDIR: u32 = 0o040_000;
 /// How long the kernel may take to forget nodes that are not in use.
-const FORGETS: Duration = Duration::from_millis(500);
+const FORGET_TIMEOUT: Duration = Duration::from_millis(500);
 /// Checks of a path until the kernel shows the right entry.
-const LOOKS_MAX: usize = 100;
+const PATH_CHECKS_MAX: usize = 100;
 
 /// The node id spaces of all members.
 #[derive(Default)]
@@ -490,7 +490,7 @@ impl MountTree {
     ) -> bool {
         use std::os::unix::fs::MetadataExt;
         let Some(notifier) = self.notifier.get() else { return false };
-        for _ in 0..LOOKS_MAX {
+        for _ in 0..PATH_CHECKS_MAX {
             let _unknown = notifier.inval_entry(mountpoint.parent, &mountpoint.name);
             // Answers in flight may be outdated.
             let _old_kernel = notifier.inc_epoch();
@@ -526,7 +526,8 @@ impl MountTree {
         if let Some(notifier) = self.notifier.get() {
             let _unknown = notifier.inval_entry(mountpoint.parent, &mountpoint.name);
         }
-        if !member.shown.is_forgotten(if force { Duration::ZERO } else { FORGETS }) && !force {
+        if !member.shown.is_forgotten(if force { Duration::ZERO } else { FORGET_TIMEOUT }) && !force
+        {
             self.covers.change(|c| {
                 c.insert(mountpoint.covered, number);
             });

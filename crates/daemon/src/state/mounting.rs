@@ -62,7 +62,7 @@ impl DaemonState {
         if fs.put_back(at, options)? {
             return Ok(Some(fs));
         }
-        if fs.holders().is_empty() && mounts::ends_within(&*fs, mounts::HELD) {
+        if fs.holders().is_empty() && mounts::ends_within(&*fs, mounts::HOLDERS_TIMEOUT) {
             return Ok(None);
         }
         let where_ = fs.holders().into_iter().next();
@@ -135,11 +135,15 @@ impl DaemonState {
                     break true;
                 }
                 // No holder can be found: the kernel needs some time.
-                let patience = if fs.holders().is_empty() { mounts::ENDS } else { mounts::HELD };
-                if begin.elapsed() > patience || to.is_gone() {
+                let timeout = if fs.holders().is_empty() {
+                    mounts::END_TIMEOUT
+                } else {
+                    mounts::HOLDERS_TIMEOUT
+                };
+                if begin.elapsed() > timeout || to.is_gone() {
                     break false;
                 }
-                rt::sleep(mounts::LOOK);
+                rt::sleep(mounts::END_POLL);
             };
             if ended {
                 self.settled(&name, &at, why.is_for_good());
