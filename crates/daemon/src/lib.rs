@@ -27,7 +27,6 @@
 //!
 //! Lock order: pool locks → the registry → a slot, `DaemonState::mounts`,
 //! `DaemonState::saving`. Of these, only pool locks may be held in a call of the engine.
-//! engine is called under turns alone.
 
 mod change;
 mod clients;

@@ -365,12 +365,12 @@ impl MountTable {
             .collect()
     }
 
-    /// Whether a path lies inside a mounted dataset.
+    /// Whether a path is inside a mounted dataset.
     pub(crate) fn is_inside(&self, path: &Path) -> bool {
         self.entries.values().any(|e| path != e.at && path.starts_with(&e.at))
     }
 
-    /// Whether a path lies inside a mounted dataset of a pool.
+    /// Whether a path is inside a mounted dataset of a pool.
     pub(crate) fn is_inside_pool(&self, path: &Path, pool: &str) -> bool {
         let of_pool = |name: &str| name.split('/').next() == Some(pool);
         self.entries.iter().any(|(n, e)| of_pool(n) && path != e.at && path.starts_with(&e.at))

@@ -15,7 +15,6 @@
 //!   reads.
 //!
 //! Lock order: `late` is a leaf.
-//! Lock order: `late` is a leaf.
 
 use std::collections::HashSet;
 use std::sync::Arc;
