@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_told() {
+    fn invalid_options_are_reported() {
         assert_eq!(parse("--what").unwrap_err(), "unknown option '--what'");
         assert_eq!(parse("-x").unwrap_err(), "unknown option '-x'");
         assert_eq!(parse("--size").unwrap_err(), "option '--size' needs SIZE");

@@ -57,8 +57,8 @@ struct Json<'a> {
 
 /// `cenote bench cache ...`
 pub(super) fn main(words: &[&str]) -> Result<Exit> {
-    let asked = match parse(words) {
-        Ok(asked) => asked,
+    let request = match parse(words) {
+        Ok(request) => request,
         Err(e) => {
             ui::err(e.message());
             ui::err(USAGE);
@@ -70,14 +70,14 @@ pub(super) fn main(words: &[&str]) -> Result<Exit> {
         let what = format!("{} {} {}", row.trace, row.policy.name(), row.size);
         line.lock().step(&what, done as u64, all as u64);
     };
-    let rows = cachesim::run(&asked.options, &progress)?;
+    let rows = cachesim::run(&request.options, &progress)?;
     line.lock().finish();
-    let text = json(&rows, asked.options.traces.len() > 1)?;
-    match asked.json.as_deref() {
+    let text = json(&rows, request.options.traces.len() > 1)?;
+    match request.json.as_deref() {
         Some(path) if path.as_os_str() == "-" => ui::out(&text),
         other => {
-            ui::out(&table(&rows, &asked.options.policies));
-            for picture in charts(&rows, &asked.options) {
+            ui::out(&table(&rows, &request.options.policies));
+            for picture in charts(&rows, &request.options) {
                 ui::out(&format!("\n{}", picture.draw(TerminalStyle::of_stdout())));
             }
             if let Some(path) = other {
@@ -87,8 +87,8 @@ pub(super) fn main(words: &[&str]) -> Result<Exit> {
             }
         }
     }
-    if let Some(path) = &asked.svg {
-        frame::write_file(path, &svg::document(&charts(&rows, &asked.options)))?;
+    if let Some(path) = &request.svg {
+        frame::write_file(path, &svg::document(&charts(&rows, &request.options)))?;
     }
     Ok(Exit::OK)
 }
@@ -119,7 +119,7 @@ fn charts(rows: &[Row], options: &ReplayOptions) -> Vec<Chart> {
 }
 
 fn parse(words: &[&str]) -> Result<ReplayRequest> {
-    let mut asked = ReplayRequest::default();
+    let mut request = ReplayRequest::default();
     let mut words = words.iter();
     while let Some(&word) = words.next() {
         let (name, inline) = match word.split_once('=') {
@@ -131,7 +131,7 @@ fn parse(words: &[&str]) -> Result<ReplayRequest> {
                 .or_else(|| words.next().copied())
                 .ok_or_else(|| Error::invalid(format!("missing argument for '{name}'")))
         };
-        let options = &mut asked.options;
+        let options = &mut request.options;
         match name {
             "--trace" => options.traces.push(value()?.into()),
             "--size" => {
@@ -152,18 +152,18 @@ fn parse(words: &[&str]) -> Result<ReplayRequest> {
                 let unknown = || Error::invalid(format!("no trace format '{name}'"));
                 options.format = Some(Format::named(name).ok_or_else(unknown)?);
             }
-            "--json" => asked.json = Some(value()?.into()),
-            "--svg" => asked.svg = Some(value()?.to_owned()),
+            "--json" => request.json = Some(value()?.into()),
+            "--svg" => request.svg = Some(value()?.to_owned()),
             _ => return Err(Error::invalid(format!("invalid option '{word}'"))),
         }
     }
-    if asked.options.policies.is_empty() {
-        asked.options.policies = PolicyKind::ALL.to_vec();
+    if request.options.policies.is_empty() {
+        request.options.policies = PolicyKind::ALL.to_vec();
     }
-    if asked.options.traces.is_empty() || asked.options.sizes.is_empty() {
+    if request.options.traces.is_empty() || request.options.sizes.is_empty() {
         return Err(Error::invalid("a trace and a size are needed"));
     }
-    Ok(asked)
+    Ok(request)
 }
 
 /// A number of pages, with a suffix of powers of 1024 or none.
@@ -214,11 +214,11 @@ mod tests {
 
     #[test]
     fn options_are_read_and_nonsense_is_refused() {
-        let asked =
+        let request =
             parse(&["--trace", "a.lis", "--size=1K,7", "--policy", "arc,default", "--json", "-"])
                 .unwrap();
-        assert_eq!(asked.options.sizes, [1024, 7]);
-        assert_eq!(asked.options.policies, [PolicyKind::Arc, PolicyKind::Default]);
+        assert_eq!(request.options.sizes, [1024, 7]);
+        assert_eq!(request.options.policies, [PolicyKind::Arc, PolicyKind::Default]);
         for bad in [
             &["--trace", "a"][..],
             &["--size", "1"],

@@ -274,17 +274,17 @@ fn warm(run: &mut Run, file: &File, content: &SampleContent, what: &str) -> Resu
 }
 
 /// A random offset of a read.
-fn place(rng: &mut XorShift, size: u64) -> u64 {
+fn random_offset(rng: &mut XorShift, size: u64) -> u64 {
     rng.below(size / READ as u64) * READ as u64
 }
 
 fn borrow(file: &File, rng: &mut XorShift) -> Result<()> {
-    let buf = file.borrow(place(rng, file.size()), READ, Io::WAIT)?;
+    let buf = file.borrow(random_offset(rng, file.size()), READ, Io::WAIT)?;
     if black_box(&buf).len() == READ { Ok(()) } else { Err(Error::invalid("a short read")) }
 }
 
 fn copy(file: &File, rng: &mut XorShift, out: &mut [u8]) -> Result<()> {
-    let n = file.read_at(place(rng, file.size()), &mut out[..READ], Io::WAIT)?;
+    let n = file.read_at(random_offset(rng, file.size()), &mut out[..READ], Io::WAIT)?;
     black_box(&out);
     if n == READ { Ok(()) } else { Err(Error::invalid("a short read")) }
 }
@@ -308,7 +308,7 @@ fn small(
     runs.add("copied", 1, |rng, out| copy(&file, rng, out));
     let plain = &plain[..];
     let memcpy = |rng: &mut XorShift, out: &mut [u8]| {
-        let at = place(rng, plain.len() as u64) as usize;
+        let at = random_offset(rng, plain.len() as u64) as usize;
         out[..READ].copy_from_slice(&plain[at..at + READ]);
         black_box(&out);
         Ok(())
@@ -402,7 +402,7 @@ fn beyond(
     runs.add("beyond, borrowed", 1, |rng, _| borrow(&file, rng));
     runs.add("beyond, copied", 1, |rng, out| copy(&file, rng, out));
     let decoder = |rng: &mut XorShift, out: &mut [u8]| {
-        let at = place(rng, set.lz4);
+        let at = random_offset(rng, set.lz4);
         let (record, skip) = ((at / RECORD as u64) as usize, (at % RECORD as u64) as usize);
         let (out, room) = out.split_at_mut(READ);
         decompress_head(Compression::Lz4.id(), &packed[record], &mut room[..skip + READ])?;
@@ -516,7 +516,7 @@ fn mounted(
     let mut runs = InterleavedRuns::default();
     for (name, file) in &files {
         let read = move |rng: &mut XorShift, out: &mut [u8]| {
-            let at = place(rng, set.size);
+            let at = random_offset(rng, set.size);
             file.read_exact_at(&mut out[..READ], at).map_err(|e| Error::io("cannot read", e))
         };
         runs.add(*name, 1, read);

@@ -126,7 +126,7 @@ fn run(run: &mut Run) -> Result<(), Stop> {
             let size = if way == WalkMode::Fits { ROOMY.max(4 * metadata) } else { arc };
             let passes = passes(run, &lab, (size, policy), way, walks)?;
             series.push((format!("{} {}", lab::word(policy), way.word()), shares(&passes)));
-            tell(run, &mut table, way, policy, &passes);
+            add_rows(run, &mut table, way, policy, &passes);
         }
     }
     run.report.tables.push(table);
@@ -299,7 +299,7 @@ fn table() -> ReportTable {
     )
 }
 
-fn tell(
+fn add_rows(
     run: &mut Run,
     table: &mut ReportTable,
     way: WalkMode,

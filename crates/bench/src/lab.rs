@@ -257,7 +257,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_room_is_told_before() {
+    fn lack_of_space_is_reported_first() {
         let e = check_space(Path::new("/"), u64::MAX - FREE).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::NoSpace);
         assert!(e.message().contains("--dir"), "{e}");

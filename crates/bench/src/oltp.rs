@@ -263,8 +263,12 @@ fn part(set: &OltpSetup, part: OltpPart, seed: u64) -> BenchResult<PartResult> {
             let began = rt::now();
             match part {
                 // Different pages in each round, but each at most once.
-                OltpPart::Reads => client.read(scatter.place((n + seed * set.count) % pages))?,
-                OltpPart::Writes => client.write(scatter.place((n + seed * set.count) % pages))?,
+                OltpPart::Reads => {
+                    client.read(scatter.position_of((n + seed * set.count) % pages))?
+                }
+                OltpPart::Writes => {
+                    client.write(scatter.position_of((n + seed * set.count) % pages))?
+                }
                 OltpPart::Transactions => {
                     (0..set.reads).try_for_each(|_| client.read(rng.below(pages)))?;
                     client.write(rng.below(pages))?;
@@ -301,26 +305,26 @@ fn rounds(run: &mut Run, set: &OltpSetup, record: u64) -> BenchResult<()> {
     let bytes = pages * set.page as f64;
     for round in 0..set.rounds {
         run.step(&format!("records of {}", cenote::props::nicebytes(record)), round, set.rounds)?;
-        let went = part(set, OltpPart::Reads, round)?;
-        let c = went.counts;
-        f.add("reads: pages/s", went.each.len() as f64 / went.time.as_secs_f64());
+        let result = part(set, OltpPart::Reads, round)?;
+        let c = result.counts;
+        f.add("reads: pages/s", result.each.len() as f64 / result.time.as_secs_f64());
         f.add("reads: device bytes a byte", c.read as f64 / bytes);
         f.add("reads: device operations a page", c.reads as f64 / pages);
         f.add("reads: operations merged, %", 100.0 * c.merged as f64 / (c.reads as f64).max(1.0));
-        let went = part(set, OltpPart::Writes, round)?;
-        let c = went.counts;
-        f.add("writes: pages/s", went.each.len() as f64 / went.time.as_secs_f64());
+        let result = part(set, OltpPart::Writes, round)?;
+        let c = result.counts;
+        f.add("writes: pages/s", result.each.len() as f64 / result.time.as_secs_f64());
         f.add("writes: data blocks read a write", c.data as f64 / pages);
         f.add("writes: metadata blocks read a write", c.metadata as f64 / pages);
         f.add("writes: device bytes a byte", c.written as f64 / bytes);
-        let mut went = part(set, OltpPart::Transactions, round)?;
-        let (c, n) = (went.counts, went.each.len() as f64);
+        let mut result = part(set, OltpPart::Transactions, round)?;
+        let (c, n) = (result.counts, result.each.len() as f64);
         let wrote = n * set.page as f64;
-        f.add("transactions/s", n / went.time.as_secs_f64());
-        f.add("p99, ms", p99(&mut went.each));
+        f.add("transactions/s", n / result.time.as_secs_f64());
+        f.add("p99, ms", p99(&mut result.each));
         f.add("CPU a transaction, us", c.cpu.as_secs_f64() * 1e6 / n);
-        let asked = (wrote * set.reads as f64).max(1.0);
-        f.add("device bytes read a byte read", c.read as f64 / asked);
+        let requested = (wrote * set.reads as f64).max(1.0);
+        f.add("device bytes read a byte read", c.read as f64 / requested);
         f.add("device bytes written a byte written", c.written as f64 / wrote);
     }
     if record == set.page {

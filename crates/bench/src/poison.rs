@@ -449,7 +449,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_repeat_and_stay_inside() {
+    fn offsets_repeat_and_stay_inside() {
         let zipf = Zipf::new(40, 0.99);
         for zipf in [None, Some(&zipf)] {
             for size in [1u64, 1000, READ_MAX, 10 << 20] {

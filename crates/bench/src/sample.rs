@@ -75,7 +75,7 @@ impl Scatter {
         Scatter { count, step }
     }
 
-    pub(super) fn place(&self, rank: u64) -> u64 {
+    pub(super) fn position_of(&self, rank: u64) -> u64 {
         (u128::from(rank) * u128::from(self.step) % u128::from(self.count)) as u64
     }
 }
@@ -174,7 +174,7 @@ mod tests {
     fn scattering_is_a_permutation() {
         for count in [1, 2, 3, 10, 1000, 4096, 9973] {
             let scatter = Scatter::new(count);
-            let mut all: Vec<u64> = (0..count).map(|r| scatter.place(r)).collect();
+            let mut all: Vec<u64> = (0..count).map(|r| scatter.position_of(r)).collect();
             all.sort_unstable();
             assert!(all.into_iter().eq(0..count), "{count}");
         }

@@ -147,7 +147,7 @@ fn steps(
             if read.is_multiple_of(BATCH) {
                 run.step(&name, read, set.reads)?;
             }
-            let place = scatter.place(zipf.draw(&mut rng));
+            let place = scatter.position_of(zipf.draw(&mut rng));
             let value = file.borrow(place * set.record, set.record as usize, Io::WAIT)?;
             if value.len() as u64 != set.record {
                 return Err(Error::invalid("the file is shorter than it should be").into());

@@ -215,11 +215,11 @@ fn bytes(run: &mut Run, set: &SyncSetup) -> BenchResult<()> {
         let before = bench_pool.counts()?;
         durable(&bench_pool, &[file], set.writes, &data)?;
         bench_pool.writer()?.sync()?;
-        let went = bench_pool.counts()?.since(before);
+        let delta = bench_pool.counts()?.since(before);
         let each = |n: u64| n as f64 / set.writes as f64;
-        f.add("bytes on the log a write", each(went.log));
-        f.add("bytes on the device a write, with its group", each(went.device));
-        f.add("blocks a write", each(went.blocks));
+        f.add("bytes on the log a write", each(delta.log));
+        f.add("bytes on the device a write, with its group", each(delta.device));
+        f.add("blocks a write", each(delta.blocks));
     }
     let most = (set.block + (4 << 10)) as f64;
     run.report.at_most("bytes: on the log a write", f.median("bytes on the log a write"), most);

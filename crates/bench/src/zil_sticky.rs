@@ -79,9 +79,9 @@ fn run(run: &mut Run) -> Result<(), Stop> {
                 }
             }
         }
-        let went: Vec<(usize, u64)> =
+        let delta: Vec<(usize, u64)> =
             sizes(&bench_pool).iter().zip(&before).map(|(n, b)| n - b).enumerate().collect();
-        let used = went.into_iter().filter(|(_, n)| *n > 0);
+        let used = delta.into_iter().filter(|(_, n)| *n > 0);
         let mut rows: Vec<Vec<Cell>> = used
             .map(|(power, n)| vec![name.into(), Cell::Bytes(1 << power), Cell::Count(n)])
             .collect();

@@ -49,16 +49,16 @@ fn row() -> &'static commands::Command {
 }
 
 /// The error for a wrong value of an option.
-fn wrong(option: &str, text: &str, due: &str) -> Error {
+fn bad_value(option: &str, text: &str, due: &str) -> Error {
     Error::invalid(format!("invalid value '{text}' of '{option}': {due}"))
 }
 
 fn number(option: &str, text: &str, range: RangeInclusive<u64>) -> Result<u64> {
     let number = text.parse().ok().filter(|n| range.contains(n));
     number.ok_or_else(|| match (*range.start(), *range.end()) {
-        (0, u64::MAX) => wrong(option, text, "it is a number"),
-        (least, u64::MAX) => wrong(option, text, &format!("it is a number from {least} on")),
-        (least, most) => wrong(option, text, &format!("it is a number from {least} to {most}")),
+        (0, u64::MAX) => bad_value(option, text, "it is a number"),
+        (least, u64::MAX) => bad_value(option, text, &format!("it is a number from {least} on")),
+        (least, most) => bad_value(option, text, &format!("it is a number from {least} to {most}")),
     })
 }
 
@@ -70,7 +70,7 @@ fn given(parsed: &Parsed, letter: char, range: RangeInclusive<u64>) -> Result<Op
 
 fn named<T: ByName>(parsed: &Parsed, option: &str, letter: char) -> Result<Option<T>> {
     let Some(text) = parsed.last(letter) else { return Ok(None) };
-    let unknown = || wrong(option, &text, "there is no such name");
+    let unknown = || bad_value(option, &text, "there is no such name");
     T::named(&text).map(Some).ok_or_else(unknown)
 }
 

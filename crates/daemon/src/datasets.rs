@@ -48,7 +48,7 @@ pub(super) fn change(
 }
 
 /// The text for a kind of error in dataset operations (chapter 09 §1.2).
-pub(super) fn why(e: &Error) -> String {
+pub(super) fn error_text(e: &Error) -> String {
     let plain = match e.kind() {
         ErrorKind::NotFound if e.message().is_empty() => "dataset does not exist",
         ErrorKind::Permission => "permission denied",
@@ -61,7 +61,7 @@ pub(super) fn why(e: &Error) -> String {
 
 /// `ACTION 'NAME': why`.
 pub(super) fn cannot(action: &str, name: &str, e: &Error) -> Error {
-    Error::new(e.kind(), format!("{action} '{name}': {}", why(e)))
+    Error::new(e.kind(), format!("{action} '{name}': {}", error_text(e)))
 }
 
 pub(super) fn command(text: &str) -> Option<&str> {

@@ -55,7 +55,7 @@ mod tests {
 
     /// Freed pages are returned at once when memory is needed, however long they would be kept.
     #[test]
-    fn what_is_kept_goes_when_it_is_wanted() {
+    fn kept_pages_are_returned_on_demand() {
         // SAFETY: reads a number.
         let delay = || unsafe { ffi::mi_option_get(PURGE_DELAY) };
         // Checks that the derived number is that option's in this version.

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_made_goes_and_what_was_there_stays() {
+    fn made_directories_are_removed_and_others_stay() {
         let dir = Dir::new("places");
         let list = dir.0.join("list");
         let mount_dirs = MountDirs::new(list.clone());
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_made_is_told() {
+    fn failures_are_reported() {
         let dir = Dir::new("places-not");
         let mount_dirs = MountDirs::new(dir.0.join("list"));
         let file = dir.0.join("file");

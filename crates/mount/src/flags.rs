@@ -46,13 +46,13 @@ fn shown(pflags: u64, form: FlagEncoding) -> u32 {
 }
 
 /// ZFS's flags after a request that sets these of the four and clears the others.
-fn wanted(old: u64, asked: u32, form: FlagEncoding) -> FsResult<u64> {
+fn updated_flags(old: u64, requested: u32, form: FlagEncoding) -> FsResult<u64> {
     let known = FLAGS.iter().fold(0, |all, f| all | form(f));
-    if asked & !known != 0 {
+    if requested & !known != 0 {
         return Err(Errno::EOPNOTSUPP);
     }
     let ours = FLAGS.iter().fold(0, |all, f| all | f.0);
-    let on = FLAGS.iter().filter(|f| asked & form(f) != 0).fold(0, |all, f| all | f.0);
+    let on = FLAGS.iter().filter(|f| requested & form(f) != 0).fold(0, |all, f| all | f.0);
     Ok(old & !ours | on)
 }
 
@@ -85,11 +85,11 @@ impl ZfsMount {
                 Ok((0, Data::copy_of(&out)))
             }
             SET_FLAGS => {
-                let flags = wanted(now.pflags, word(args.input, 0)?, |f| f.1)?;
+                let flags = updated_flags(now.pflags, word(args.input, 0)?, |f| f.1)?;
                 self.set_flags(req, args.node, &now, flags, None)
             }
             _ => {
-                let flags = wanted(now.pflags, word(args.input, 0)?, |f| f.2)?;
+                let flags = updated_flags(now.pflags, word(args.input, 0)?, |f| f.2)?;
                 let (extent, cow) = (word(args.input, 4)?, word(args.input, 16)?);
                 if extent != 0 || cow != 0 {
                     return Err(Errno::EOPNOTSUPP);
@@ -131,16 +131,16 @@ mod tests {
         let other = 0x8_0000_0000;
         for form in [(|f| f.1) as FlagEncoding, |f| f.2] {
             for f in FLAGS {
-                let set = wanted(other, form(&f), form).unwrap();
+                let set = updated_flags(other, form(&f), form).unwrap();
                 assert_eq!(set, other | f.0);
                 assert_eq!(shown(set, form), form(&f));
-                assert_eq!(wanted(set, 0, form), Ok(other));
+                assert_eq!(updated_flags(set, 0, form), Ok(other));
             }
         }
         // FS_NOATIME_FL, FS_XFLAG_NOATIME, FS_COMPR_FL.
-        assert_eq!(wanted(0, 0x80, |f| f.1), Err(Errno::EOPNOTSUPP));
-        assert_eq!(wanted(0, 0x40, |f| f.2), Err(Errno::EOPNOTSUPP));
-        assert_eq!(wanted(0, 0x4, |f| f.1), Err(Errno::EOPNOTSUPP));
+        assert_eq!(updated_flags(0, 0x80, |f| f.1), Err(Errno::EOPNOTSUPP));
+        assert_eq!(updated_flags(0, 0x40, |f| f.2), Err(Errno::EOPNOTSUPP));
+        assert_eq!(updated_flags(0, 0x4, |f| f.1), Err(Errno::EOPNOTSUPP));
     }
 
     #[test]

@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn an_open_file_keeps_its_text_and_a_pool_goes() {
+    fn an_open_file_keeps_its_text_and_a_pool_is_removed() {
         let (fs, owner) = fs();
         let req = Request::default();
         let tank = fs.lookup(&req, BlockingMode::Blocking, ROOT_ID, b"tank").unwrap();

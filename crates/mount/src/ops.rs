@@ -161,7 +161,7 @@ impl Filesystem for ZfsMount {
     }
 
     fn link(&self, req: &Request, node: u64, parent: u64, name: &[u8]) -> FsResult<LookupEntry> {
-        self.give_name(req, node, parent, name)
+        self.link_name(req, node, parent, name)
     }
 
     fn open(&self, _: &Request, _: BlockingMode, node: u64, flags: u32) -> FsResult<Opened> {
@@ -274,7 +274,7 @@ impl Filesystem for ZfsMount {
         name: &[u8],
         _: u32,
     ) -> FsResult<Data> {
-        self.give_xattr(mode, node, name)
+        self.read_xattr(mode, node, name)
     }
 
     fn listxattr(&self, req: &Request, mode: BlockingMode, node: u64, _: u32) -> FsResult<Data> {

@@ -185,7 +185,7 @@ impl ZfsMount {
         if pflags & ZFS_IMMUTABLE != 0 || whole { Err(Errno::EPERM) } else { Ok(()) }
     }
 
-    fn let_go(&self, id: ObjectId) {
+    fn release_file(&self, id: ObjectId) {
         if let Err(e) = self.fs().release(id) {
             // The object stays in the delete queue.
             ui::err(&format!("a closed file is left for the next mount: {e}"));
@@ -194,7 +194,7 @@ impl ZfsMount {
 
     pub(super) fn close_file(&self, node: u64) -> FsResult<()> {
         if let Some(id) = self.own(node) {
-            self.let_go(id);
+            self.release_file(id);
         }
         Ok(())
     }
@@ -319,7 +319,7 @@ impl ZfsMount {
         Ok(self.ending(new.0, new.1, || self.fs().rename(&by, old, new, how))?)
     }
 
-    pub(super) fn give_name(
+    pub(super) fn link_name(
         &self,
         req: &Request,
         node: u64,

@@ -60,7 +60,7 @@ impl ZfsMount {
         if there { Ok(()) } else { Err(Errno::EOPNOTSUPP) }
     }
 
-    pub(super) fn give_xattr(&self, mode: BlockingMode, node: u64, name: &[u8]) -> FsResult<Data> {
+    pub(super) fn read_xattr(&self, mode: BlockingMode, node: u64, name: &[u8]) -> FsResult<Data> {
         self.check_name(name)?;
         let (fs, id) = self.object(node, Errno::ENODATA)?;
         match fs.get_xattr(id, name, io(mode)).map_err(stale)? {

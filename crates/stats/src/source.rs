@@ -25,7 +25,7 @@ pub(crate) enum StatSource {
 }
 
 /// The daemon's reply has an unexpected type.
-fn odd() -> Error {
+fn unexpected_reply() -> Error {
     Error::corrupt("the daemon answered something else")
 }
 
@@ -61,7 +61,7 @@ impl StatSource {
         match self {
             StatSource::Daemon(client) => match client.request(&Request::KstatNames)? {
                 Reply::Names(names) => Ok(names),
-                _ => Err(odd()),
+                _ => Err(unexpected_reply()),
             },
             StatSource::Dir(dir) => names_below(dir),
         }
@@ -80,7 +80,7 @@ impl StatSource {
                         Reply::Kstats(stats) => {
                             out.extend(stats.into_iter().map(proto::Stat::into_kstat));
                         }
-                        _ => return Err(odd()),
+                        _ => return Err(unexpected_reply()),
                     }
                 }
             }

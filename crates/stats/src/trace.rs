@@ -49,10 +49,10 @@ fn read(source: &mut StatSource, pool: Option<&str>) -> Result<ZilCounters> {
 }
 
 fn since(now: &ZilCounters, before: &ZilCounters) -> ZilCounters {
-    let went = |(name, n): (&String, &u64)| {
+    let delta = |(name, n): (&String, &u64)| {
         (name.clone(), n.saturating_sub(before.get(name).copied().unwrap_or(0)))
     };
-    now.iter().map(went).filter(|(_, n)| *n > 0).collect()
+    now.iter().map(delta).filter(|(_, n)| *n > 0).collect()
 }
 
 /// Counters of a family by the numbers in their names.
@@ -107,8 +107,8 @@ fn thread(id: &str) -> String {
     }
 }
 
-fn report(went: &ZilCounters, name: &dyn Fn(&str) -> String) -> String {
-    let n = |name: &str| went.get(name).copied().unwrap_or(0);
+fn report(delta: &ZilCounters, name: &dyn Fn(&str) -> String) -> String {
+    let n = |name: &str| delta.get(name).copied().unwrap_or(0);
     let mut out = format!(
         "  commits {}, batches {}, waited for a group {}, records {}, blocks {}\n\n",
         n("commits"),
@@ -117,13 +117,13 @@ fn report(went: &ZilCounters, name: &dyn Fn(&str) -> String) -> String {
         n("records"),
         n("blocks")
     );
-    let types: Vec<(String, u64)> = family(went, "type_")
+    let types: Vec<(String, u64)> = family(delta, "type_")
         .into_iter()
         .map(|(i, n)| ((*RECORD_TYPES.get(i as usize).unwrap_or(&"?")).to_owned(), n))
         .collect();
-    let sizes = powers(&family(went, "size_"), |i| (1u64 << i.min(63)).to_string());
-    let latency = powers(&family(went, "latency_"), nanos);
-    let company = powers(&family(went, "company_"), |i| match i {
+    let sizes = powers(&family(delta, "size_"), |i| (1u64 << i.min(63)).to_string());
+    let latency = powers(&family(delta, "latency_"), nanos);
+    let company = powers(&family(delta, "company_"), |i| match i {
         0 => "1".to_owned(),
         1 => "2".to_owned(),
         _ => format!("{}-{}", (1u64 << (i - 1).min(62)) + 1, 1u64 << i.min(63)),
@@ -138,7 +138,7 @@ fn report(went: &ZilCounters, name: &dyn Fn(&str) -> String) -> String {
             out.push_str(&bars(title, rows));
         }
     }
-    let shared = went.iter().filter_map(|(key, n)| Some((key.strip_prefix("shared_")?, *n)));
+    let shared = delta.iter().filter_map(|(key, n)| Some((key.strip_prefix("shared_")?, *n)));
     let mut shared: Vec<(&str, u64)> = shared.filter(|(key, _)| key.contains('+')).collect();
     shared.sort_by_key(|(key, n)| (std::cmp::Reverse(*n), *key));
     if !shared.is_empty() {

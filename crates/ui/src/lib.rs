@@ -63,11 +63,11 @@ const SILENT: Duration = Duration::from_secs(2);
 /// Examines a path that may be on a device that does not answer; reports that every `SILENT` on
 /// standard error. The command can be interrupted meanwhile.
 pub fn look_at<T>(path: &Path, look: impl FnOnce() -> T) -> T {
-    let (seen, told) = channel::<()>();
+    let (seen, done) = channel::<()>();
     let shown = path.display().to_string();
     let begin = rt::now();
     let watch = rt::spawn("silence", move || {
-        while told.recv_timeout(SILENT) == Err(RecvTimeoutError::Timeout) {
+        while done.recv_timeout(SILENT) == Err(RecvTimeoutError::Timeout) {
             err(&format!("{shown} has not answered for {} s", begin.elapsed().as_secs()));
         }
     });

@@ -33,7 +33,7 @@ impl Screen {
 }
 
 /// `<objset, object, level, blkid>`; special values are shown as zdb shows them.
-fn place(at: Bookmark) -> String {
+fn bookmark_text(at: Bookmark) -> String {
     format!("<{}, {}, {}, {:x}>", at.objset, at.object, at.level, at.blkid)
 }
 
@@ -54,7 +54,7 @@ impl Watch for Screen {
         let errno = zdb_errno(error);
         self.line(&format!(
             "zdb_blkptr_cb: Got error {errno} reading {}  -- skipping\n",
-            place(at)
+            bookmark_text(at)
         ));
     }
 
@@ -68,7 +68,7 @@ impl Watch for Screen {
             };
             self.line(&format!(
                 "block claim error: {} {}:{:x}:{:x} is {why}\n",
-                place(*at),
+                bookmark_text(*at),
                 dva.vdev.0,
                 dva.offset,
                 dva.asize.0
@@ -121,7 +121,7 @@ fn text(report: &Report, opts: &DumpOptions) -> String {
             let _ = writeln!(out, "\t{errno:5}  {count}");
         }
     }
-    wrong(report, &mut out);
+    space_errors(report, &mut out);
     // -c alone is zdb's -b with checksums.
     let level = opts.level('b').max(usize::from(opts.has('c')));
     summary(report, &mut out);
@@ -150,7 +150,7 @@ fn indirect(report: &Report, out: &mut String) -> std::fmt::Result {
 }
 
 /// The errors in space accounting, or that there are none.
-fn wrong(report: &Report, out: &mut String) {
+fn space_errors(report: &Report, out: &mut String) {
     for problem in &report.problems {
         let _ = match problem {
             Problem::Leak(vdev, offset, len) => {

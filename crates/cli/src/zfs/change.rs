@@ -103,14 +103,14 @@ fn check_inherit(name: &str, received: bool) -> std::result::Result<(), (String,
             Err((format!("'{name}' property cannot be inherited"), false))
         }
         Attr::Settable if !received => {
-            Err((format!("'{name}' property cannot be inherited\n{}", instead(name)), false))
+            Err((format!("'{name}' property cannot be inherited\n{}", hint(name)), false))
         }
         Attr::Settable | Attr::Inherit => Ok(()),
     }
 }
 
 /// The hint at the end of the message.
-fn instead(name: &str) -> String {
+fn hint(name: &str) -> String {
     match name {
         "canmount" => "use 'zfs set canmount=on' to clear".to_owned(),
         _ => format!("use 'zfs set {name}=none' to clear"),

@@ -57,10 +57,10 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         return Err(Error::invalid(message.replacen("cannot open", "cannot create", 1)));
     }
     args.command = command_line("create", argv);
-    let told = report(&args, parsed.has('P'));
+    let text = report(&args, parsed.has('P'));
     let verbose = parsed.has('v') || parsed.has('P');
     if verbose {
-        ui::out(&told);
+        ui::out(&text);
     }
     let (_, failed) = request_change(DatasetChange::Create(args))?;
     Ok(Exit::failed_if(failed))
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told() {
+    fn the_report_has_openzfs_format() {
         let mut args = parse(&["-n", "tank/a"]).unwrap();
         args.props = vec![("atime".into(), "off".into())];
         assert_eq!(report(&args, false), "would create tank/a\n\tatime=off\n");

@@ -96,7 +96,7 @@ fn table() -> Result<Exit> {
     let mounts = match Client::connect_for_query(&Runtime::from_env()?)? {
         Some(mut client) => match client.request(&Request::Mounts)? {
             Reply::Mounts(mounts) => mounts,
-            _ => return Err(crate::zpool::odd()),
+            _ => return Err(crate::zpool::unexpected_reply()),
         },
         None => Vec::new(),
     };

@@ -66,7 +66,7 @@ pub(super) fn check_name(name: &str) -> std::result::Result<(), String> {
 fn by_path(client: &mut Client, path: &str) -> Result<Option<String>> {
     let Ok(real) = std::fs::canonicalize(path) else { return Ok(None) };
     let proto::Reply::Mounts(mounts) = client.request(&Request::Mounts)? else {
-        return Err(crate::zpool::odd());
+        return Err(crate::zpool::unexpected_reply());
     };
     let inside = mounts.into_iter().filter(|m| real.starts_with(&m.mountpoint));
     Ok(inside.max_by_key(|m| m.mountpoint.len()).map(|m| m.dataset))

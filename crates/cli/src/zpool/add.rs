@@ -11,7 +11,7 @@ use ui::Exit;
 
 use super::create::{CommandLineError, complain};
 use super::vdevs::Naming;
-use super::{Pools, layout, misuse, no_such_pool, odd, options, spec};
+use super::{Pools, layout, misuse, no_such_pool, options, spec, unexpected_reply};
 
 /// `zpool add ...`
 pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
@@ -45,7 +45,9 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         command: super::command("add", argv),
     };
     let mut client = Client::connect(&Runtime::from_env()?)?;
-    let Reply::Done = client.request(&Request::Add(Box::new(args)))? else { return Err(odd()) };
+    let Reply::Done = client.request(&Request::Add(Box::new(args)))? else {
+        return Err(unexpected_reply());
+    };
     if dry_run {
         let naming =
             Naming { guid: parsed.has('g'), path: parsed.has('P'), links: parsed.has('L') };

@@ -10,7 +10,7 @@ use proto::runtime::Runtime;
 use proto::{Change, Pool, Reply, Request, VdevHealth};
 use ui::Exit;
 
-use super::{Pools, command, misuse, no_such_pool, odd, options};
+use super::{Pools, command, misuse, no_such_pool, options, unexpected_reply};
 
 /// The exit code for OpenZFS's functions that return -1.
 const MINUS_ONE: Exit = Exit(255);
@@ -21,7 +21,7 @@ const NOT_A_POOL: Exit = Exit(22);
 fn request_change(pool: &str, change: Change, command: String) -> Result<Exit> {
     let mut client = Client::connect(&Runtime::from_env()?)?;
     let request = Request::Change { pool: pool.to_owned(), change, command };
-    let Reply::Done = client.request(&request)? else { return Err(odd()) };
+    let Reply::Done = client.request(&request)? else { return Err(unexpected_reply()) };
     Ok(Exit::failed_if(client.failed))
 }
 
@@ -171,7 +171,7 @@ pub(super) fn online(argv: &[OsString]) -> Result<Exit> {
         let wish = Change::Clear(Some(device.clone()));
         let done = request_change(&name, wish, command("online", argv));
         if done.is_ok()
-            && let Some(warning) = remains(&pools.status(&name)?, &device)
+            && let Some(warning) = health_warning(&pools.status(&name)?, &device)
         {
             // OpenZFS's exit code is 0 all the same.
             ui::out(&warning);
@@ -193,7 +193,7 @@ pub(super) fn online(argv: &[OsString]) -> Result<Exit> {
 }
 
 /// The warning for a device that is not healthy although it is online.
-fn remains(pool: &Pool, device: &str) -> Option<String> {
+fn health_warning(pool: &Pool, device: &str) -> Option<String> {
     let state = super::vdev_props::find(pool, device)?.state;
     let hint = match state {
         VdevHealth::Online | VdevHealth::Degraded => return None,
@@ -217,7 +217,10 @@ pub(super) fn labelclear(argv: &[OsString]) -> Result<Exit> {
     let path = match super::spec::resolve(name) {
         Ok(proto::NewKind::File(path) | proto::NewKind::Disk(path)) => path,
         _ if name.starts_with('/') => {
-            return Err(Error::invalid(format!("failed to open {name}: {}", why_not(name))));
+            return Err(Error::invalid(format!(
+                "failed to open {name}: {}",
+                open_error_text(name)
+            )));
         }
         _ => {
             return Err(Error::invalid(format!(
@@ -233,12 +236,12 @@ pub(super) fn labelclear(argv: &[OsString]) -> Result<Exit> {
             ui::err(&format!("failed to clear label for {}", path.display()));
             Ok(MINUS_ONE)
         }
-        _ => Err(odd()),
+        _ => Err(unexpected_reply()),
     }
 }
 
 /// The reason why a path cannot be opened for writing as a device.
-fn why_not(path: &str) -> &'static str {
+fn open_error_text(path: &str) -> &'static str {
     match std::fs::metadata(path) {
         Ok(meta) if meta.is_dir() => "Is a directory",
         Ok(_) => "Invalid argument",

@@ -306,7 +306,7 @@ fn run(opts: &CreateOptions, command: String) -> std::result::Result<Exit, Comma
     let mut client = Runtime::from_env().and_then(|r| Client::connect(&r)).map_err(text)?;
     let tree = layout::of_new(&args.name, &args.vdevs);
     let Reply::Done = client.request(&Request::Create(Box::new(args))).map_err(text)? else {
-        return Err(text(super::odd()));
+        return Err(text(super::unexpected_reply()));
     };
     if opts.dry_run {
         ui::out(&format!("would create '{}' with the following layout:\n\n{tree}", opts.name));

@@ -8,7 +8,7 @@ use proto::{HistoryEvent, HistoryRecord, Reply, Request};
 use ui::Exit;
 use ui::time::strftime;
 
-use super::{Pools, no_such_pool, odd, options};
+use super::{Pools, no_such_pool, options, unexpected_reply};
 
 /// Names of the event codes in old pools.
 const EVENTS: [&str; 41] = [
@@ -137,7 +137,9 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         let mut from = 0;
         loop {
             let request = Request::History { name: name.clone(), from };
-            let Reply::History(records, more) = pools.request(&request)? else { return Err(odd()) };
+            let Reply::History(records, more) = pools.request(&request)? else {
+                return Err(unexpected_reply());
+            };
             let lines = records.iter().filter_map(|r| line(r, parsed.has('i'), users.as_ref()));
             ui::out(&lines.collect::<String>());
             from += records.len() as u64;

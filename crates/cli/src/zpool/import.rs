@@ -14,7 +14,7 @@ use ui::time::ctime;
 
 use super::status::{CLASSES, Facts};
 use super::vdevs::{self, Naming, VdevLine};
-use super::{misuse, odd, options};
+use super::{misuse, options, unexpected_reply};
 
 /// `zpool import ...`
 pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
@@ -45,7 +45,7 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     let runtime = Runtime::from_env()?;
     let mut client = Client::connect(&runtime)?;
     let reply = client.request(&Request::Discover(args.search.clone()))?;
-    let Reply::Found(mut found, problems) = reply else { return Err(odd()) };
+    let Reply::Found(mut found, problems) = reply else { return Err(unexpected_reply()) };
     if !args.search.destroyed {
         found.retain(|p| !p.destroyed);
     }
@@ -179,7 +179,9 @@ fn choose(found: Vec<ImportCandidate>, name: &str) -> Result<Vec<ImportCandidate
 
 /// The complaint about a pool that is imported already, which discovery does not find.
 fn imported(client: &mut Client, name: &str) -> Result<Option<Error>> {
-    let Reply::Names(names) = client.request(&Request::PoolNames)? else { return Err(odd()) };
+    let Reply::Names(names) = client.request(&Request::PoolNames)? else {
+        return Err(unexpected_reply());
+    };
     Ok(names.iter().any(|n| n == name).then(|| {
         Error::invalid(format!(
             "cannot import '{name}': a pool with that name already exists\nuse the form 'zpool \
@@ -212,7 +214,7 @@ fn import(client: &mut Client, pool: &ImportCandidate, args: &ImportArgs) -> Res
     }
     let args = ImportArgs { guid: pool.guid, name: pool.name.clone(), ..args.clone() };
     let reply = client.request(&Request::Import(Box::new(args)))?;
-    let Reply::Imported(_, lines) = reply else { return Err(odd()) };
+    let Reply::Imported(_, lines) = reply else { return Err(unexpected_reply()) };
     lines.iter().for_each(|line| ui::out(&format!("{line}\n")));
     Ok(())
 }

@@ -73,11 +73,11 @@ fn report(pool: &str, leaf: &Vdev, before: &mut PreviousCounters) -> String {
     let earlier = earlier.filter(|(done, _)| done.age <= leaf.io.age);
     let (was, classes) = earlier.unzip();
     let (was, now) = (was.unwrap_or_default(), leaf.io);
-    let went = iohist::since(&leaf.io_classes, classes.as_deref());
+    let io = iohist::since(&leaf.io_classes, classes.as_deref());
     let nanos = u128::from(now.age - was.age).max(1);
     let rate = |now: u64, was: u64| {
-        let came = u128::from(now.saturating_sub(was)) * 1_000_000_000;
-        u64::try_from(came / nanos).unwrap_or(u64::MAX)
+        let delta = u128::from(now.saturating_sub(was)) * 1_000_000_000;
+        u64::try_from(delta / nanos).unwrap_or(u64::MAX)
     };
     let mut out = format!("{pool}  {}\n", leaf.name);
     let mut table = format!("{:28}avg latency         iops   throughput\n", "");
@@ -86,12 +86,10 @@ fn report(pool: &str, leaf: &Vdev, before: &mut PreviousCounters) -> String {
         ("write", &WRITES[..], rate(now.writes, was.writes), rate(now.nwritten, was.nwritten)),
     ];
     for (name, classes, ops, bytes) in directions {
-        let sizes = [
-            iohist::sum(&went, classes, |c| &c.single),
-            iohist::sum(&went, classes, |c| &c.merged),
-        ];
+        let sizes =
+            [iohist::sum(&io, classes, |c| &c.single), iohist::sum(&io, classes, |c| &c.merged)];
         out.push_str(&distribution(name, &add(&sizes)));
-        let mean = iohist::average(&iohist::sum(&went, classes, |c| &c.disk));
+        let mean = iohist::average(&iohist::sum(&io, classes, |c| &c.disk));
         let mean = mean.map_or("-".to_owned(), nicetime);
         let (ops, bytes) = (format!("{}/s", nicenum(ops)), format!("{}/s", nicenum(bytes)));
         table.push_str(&format!("    {name:24}{mean:>11}{ops:>13}{bytes:>13}\n"));

@@ -118,10 +118,10 @@ fn queues_now_and_differences_since() {
     let mut before = classes();
     before[SYNC_READ].total = vec![0; 11];
     before[SYNC_READ].total[10] = 2;
-    let came = since(&now, Some(&before));
-    assert_eq!(came[SYNC_READ].total[10], 1);
-    assert_eq!(came[SYNC_READ].total[20], 1);
-    assert_eq!(came[ASYNC_WRITE].single.iter().sum::<u64>(), 0);
-    assert_eq!((came[SCRUB].pending, came[SCRUB].active), (7, 2));
+    let delta = since(&now, Some(&before));
+    assert_eq!(delta[SYNC_READ].total[10], 1);
+    assert_eq!(delta[SYNC_READ].total[20], 1);
+    assert_eq!(delta[ASYNC_WRITE].single.iter().sum::<u64>(), 0);
+    assert_eq!((delta[SCRUB].pending, delta[SCRUB].active), (7, 2));
     assert_eq!(since(&now, None), now);
 }

@@ -367,8 +367,8 @@ impl IostatReport<'_> {
         let now = counts(&v.io).into_iter().zip(counts(&before));
         let mut out = [0; 4];
         for (rate, (now, before)) in out.iter_mut().zip(now) {
-            let came = u128::from(now.saturating_sub(before));
-            *rate = u64::try_from(came * 1_000_000_000 / nanos).unwrap_or(u64::MAX);
+            let delta = u128::from(now.saturating_sub(before));
+            *rate = u64::try_from(delta * 1_000_000_000 / nanos).unwrap_or(u64::MAX);
         }
         out
     }

@@ -144,7 +144,9 @@ impl Pools {
         wanted: &[String],
         missing: impl Fn(&str) -> String,
     ) -> Result<Vec<String>> {
-        let Reply::Names(all) = self.request(&Request::PoolNames)? else { return Err(odd()) };
+        let Reply::Names(all) = self.request(&Request::PoolNames)? else {
+            return Err(unexpected_reply());
+        };
         if wanted.is_empty() {
             return Ok(all);
         }
@@ -169,7 +171,7 @@ impl Pools {
     pub(super) fn status_with(&mut self, name: &str, verbose: bool) -> Result<Pool> {
         match self.request(&Request::PoolStatus { name: name.to_owned(), verbose })? {
             Reply::Pool(pool) => Ok(*pool),
-            _ => Err(odd()),
+            _ => Err(unexpected_reply()),
         }
     }
 
@@ -181,13 +183,13 @@ impl Pools {
     ) -> Result<Vec<(String, PropertyEntry)>> {
         match self.request(&Request::PoolProps { name: name.to_owned(), props })? {
             Reply::Props(props) => Ok(props),
-            _ => Err(odd()),
+            _ => Err(unexpected_reply()),
         }
     }
 }
 
 /// The error for a reply of an unexpected type.
-pub(crate) fn odd() -> Error {
+pub(crate) fn unexpected_reply() -> Error {
     Error::corrupt("the daemon answered something else")
 }
 

@@ -92,10 +92,10 @@ struct VdevWithParent<'a> {
     above: Option<&'a Vdev>,
 }
 
-fn places<'a>(vdev: &'a Vdev, above: Option<&'a Vdev>, out: &mut Vec<VdevWithParent<'a>>) {
+fn with_parents<'a>(vdev: &'a Vdev, above: Option<&'a Vdev>, out: &mut Vec<VdevWithParent<'a>>) {
     if !matches!(vdev.kind.as_str(), "hole") {
         out.push(VdevWithParent { vdev, above });
-        vdev.children.iter().for_each(|child| places(child, Some(vdev), out));
+        vdev.children.iter().for_each(|child| with_parents(child, Some(vdev), out));
     }
 }
 
@@ -123,7 +123,7 @@ pub(super) fn rows(
     parsable: bool,
 ) -> std::result::Result<Vec<[String; 4]>, String> {
     let mut all = Vec::new();
-    places(&pool.root, None, &mut all);
+    with_parents(&pool.root, None, &mut all);
     let found = |name: &String| all.iter().find(|place| is_called(place.vdev, name));
     let whole = |name: &String| name == "all-vdevs" && vdevs.len() == 1;
     if vdevs.iter().any(|name| !whole(name) && found(name).is_none()) {
@@ -147,7 +147,7 @@ pub(super) fn rows(
 /// The vdev of a pool by its name, path, last part of its path, or guid.
 pub(super) fn find<'a>(pool: &'a Pool, name: &str) -> Option<&'a Vdev> {
     let mut all = Vec::new();
-    places(&pool.root, None, &mut all);
+    with_parents(&pool.root, None, &mut all);
     all.iter().find(|place| is_called(place.vdev, name)).map(|place| place.vdev)
 }
 
