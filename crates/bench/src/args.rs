@@ -1,5 +1,5 @@
-//! Words after `cenote bench NAME`: options with sizes (`1.5G`), times (`0.5s`,
-//! `2.5`), numbers and flags.
+//! Command lines of `cenote bench NAME`: options with sizes (`1.5G`), times (`0.5s`, `2.5`),
+//! numbers and flags.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -10,9 +10,9 @@ use super::Stop;
 pub struct Opt {
     /// With its dashes.
     pub name: &'static str,
-    /// The words that follow it; none for a flag.
+    /// The words that follow it; empty for a flag.
     pub value: &'static str,
-    /// One line about it.
+    /// A description of one line.
     pub help: &'static str,
 }
 
@@ -21,19 +21,19 @@ pub(super) const fn opt(name: &'static str, value: &'static str, help: &'static 
     Opt { name, value, help }
 }
 
-/// What was given.
+/// A parsed command line.
 #[derive(Debug, Default)]
 pub(super) struct Args {
     options: Vec<(&'static str, Vec<String>)>,
-    /// Words that are no options.
+    /// Words that are not options.
     pub(super) rest: Vec<String>,
 }
 
-/// Longest time that may be asked for.
+/// Longest time, seconds.
 const TIME_MAX: f64 = 86_400.0;
 
 impl Args {
-    /// Takes the words apart; the last of an option given twice counts.
+    /// Parses the words; of an option given twice the last one counts.
     pub(super) fn parse(known: &[&'static [Opt]], words: &[String]) -> Result<Args, Stop> {
         let mut args = Args::default();
         let mut words = words.iter();
@@ -68,7 +68,7 @@ impl Args {
         Ok(args)
     }
 
-    /// No words but options.
+    /// Fails if there are words besides options.
     pub(super) fn no_rest(&self) -> Result<(), Stop> {
         match self.rest.first() {
             Some(word) => Err(Stop::usage(format!("unexpected word '{word}'"))),
@@ -149,7 +149,7 @@ impl Args {
     }
 }
 
-/// A time as people write it: seconds, or with a unit.
+/// A time in the form for people: seconds, or with a unit.
 fn parse_time(text: &str) -> Result<Duration, String> {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (digits, unit) = text.split_at(end);
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_told() {
+    fn invalid_options_are_reported() {
         assert_eq!(parse("--what").unwrap_err(), "unknown option '--what'");
         assert_eq!(parse("-x").unwrap_err(), "unknown option '-x'");
         assert_eq!(parse("--size").unwrap_err(), "option '--size' needs SIZE");

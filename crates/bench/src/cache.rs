@@ -1,4 +1,4 @@
-//! `cenote bench cache`: a trace through the cache's policies and those of others.
+//! `cenote bench cache`: replays a trace with the cache's policies and with other ones.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use ui::Exit;
 use ui::progress::Progress;
 
 use super::args::{Opt, opt};
-use super::chart::{Chart, Look, Series, Shape};
+use super::chart::{Chart, Series, Shape, TerminalStyle};
 use super::{frame, svg};
 
 pub(super) const ABOUT: &str = "a trace through the cache's policies and others'";
@@ -31,9 +31,9 @@ const USAGE: &str = "usage: bench cache --trace FILE... --size N[,N...] [--polic
 /// Largest cache that is simulated, pages.
 const SIZE_MAX: u64 = 1 << 28;
 
-/// What the command line asked for.
+/// The request of the command line.
 #[derive(Debug, Default)]
-struct Asked {
+struct ReplayRequest {
     options: ReplayOptions,
     json: Option<PathBuf>,
     svg: Option<String>,
@@ -42,7 +42,7 @@ struct Asked {
 /// One line of `--json`.
 #[derive(Serialize)]
 struct JsonRow<'a> {
-    /// Only where several traces were given.
+    /// Only if several traces were given.
     #[serde(skip_serializing_if = "Option::is_none")]
     trace: Option<&'a str>,
     policy: &'a str,
@@ -57,8 +57,8 @@ struct Json<'a> {
 
 /// `cenote bench cache ...`
 pub(super) fn main(words: &[&str]) -> Result<Exit> {
-    let asked = match parse(words) {
-        Ok(asked) => asked,
+    let request = match parse(words) {
+        Ok(request) => request,
         Err(e) => {
             ui::err(e.message());
             ui::err(USAGE);
@@ -70,15 +70,15 @@ pub(super) fn main(words: &[&str]) -> Result<Exit> {
         let what = format!("{} {} {}", row.trace, row.policy.name(), row.size);
         line.lock().step(&what, done as u64, all as u64);
     };
-    let rows = cachesim::run(&asked.options, &progress)?;
+    let rows = cachesim::run(&request.options, &progress)?;
     line.lock().finish();
-    let text = json(&rows, asked.options.traces.len() > 1)?;
-    match asked.json.as_deref() {
+    let text = json(&rows, request.options.traces.len() > 1)?;
+    match request.json.as_deref() {
         Some(path) if path.as_os_str() == "-" => ui::out(&text),
         other => {
-            ui::out(&table(&rows, &asked.options.policies));
-            for picture in charts(&rows, &asked.options) {
-                ui::out(&format!("\n{}", picture.draw(Look::of_stdout())));
+            ui::out(&table(&rows, &request.options.policies));
+            for picture in charts(&rows, &request.options) {
+                ui::out(&format!("\n{}", picture.draw(TerminalStyle::of_stdout())));
             }
             if let Some(path) = other {
                 let failed = |e| Error::io(format!("cannot write {}", path.display()), e);
@@ -87,13 +87,13 @@ pub(super) fn main(words: &[&str]) -> Result<Exit> {
             }
         }
     }
-    if let Some(path) = &asked.svg {
-        frame::write_file(path, &svg::document(&charts(&rows, &asked.options)))?;
+    if let Some(path) = &request.svg {
+        frame::write_file(path, &svg::document(&charts(&rows, &request.options)))?;
     }
     Ok(Exit::OK)
 }
 
-/// A picture for each trace: a line a policy over the sizes.
+/// A chart for each trace: one line for each policy over the sizes.
 fn charts(rows: &[Row], options: &ReplayOptions) -> Vec<Chart> {
     let mut traces: Vec<&str> = rows.iter().map(|r| r.trace.as_str()).collect();
     traces.dedup();
@@ -118,8 +118,8 @@ fn charts(rows: &[Row], options: &ReplayOptions) -> Vec<Chart> {
     traces.iter().map(chart).collect()
 }
 
-fn parse(words: &[&str]) -> Result<Asked> {
-    let mut asked = Asked::default();
+fn parse(words: &[&str]) -> Result<ReplayRequest> {
+    let mut request = ReplayRequest::default();
     let mut words = words.iter();
     while let Some(&word) = words.next() {
         let (name, inline) = match word.split_once('=') {
@@ -131,7 +131,7 @@ fn parse(words: &[&str]) -> Result<Asked> {
                 .or_else(|| words.next().copied())
                 .ok_or_else(|| Error::invalid(format!("missing argument for '{name}'")))
         };
-        let options = &mut asked.options;
+        let options = &mut request.options;
         match name {
             "--trace" => options.traces.push(value()?.into()),
             "--size" => {
@@ -152,18 +152,18 @@ fn parse(words: &[&str]) -> Result<Asked> {
                 let unknown = || Error::invalid(format!("no trace format '{name}'"));
                 options.format = Some(Format::named(name).ok_or_else(unknown)?);
             }
-            "--json" => asked.json = Some(value()?.into()),
-            "--svg" => asked.svg = Some(value()?.to_owned()),
+            "--json" => request.json = Some(value()?.into()),
+            "--svg" => request.svg = Some(value()?.to_owned()),
             _ => return Err(Error::invalid(format!("invalid option '{word}'"))),
         }
     }
-    if asked.options.policies.is_empty() {
-        asked.options.policies = PolicyKind::ALL.to_vec();
+    if request.options.policies.is_empty() {
+        request.options.policies = PolicyKind::ALL.to_vec();
     }
-    if asked.options.traces.is_empty() || asked.options.sizes.is_empty() {
+    if request.options.traces.is_empty() || request.options.sizes.is_empty() {
         return Err(Error::invalid("a trace and a size are needed"));
     }
-    Ok(asked)
+    Ok(request)
 }
 
 /// A number of pages, with a suffix of powers of 1024 or none.
@@ -188,7 +188,7 @@ fn json(rows: &[Row], many: bool) -> Result<String> {
     Ok(text)
 }
 
-/// A line for each trace and size, a column for each policy, hits in percent.
+/// One row for each trace and size, one column for each policy, hits in percent.
 fn table(rows: &[Row], policies: &[PolicyKind]) -> String {
     let wide = rows.iter().map(|r| r.trace.chars().count()).max().unwrap_or(0).max(5);
     let mut out = format!("{:<wide$}  {:>9}", "TRACE", "PAGES");
@@ -214,11 +214,11 @@ mod tests {
 
     #[test]
     fn options_are_read_and_nonsense_is_refused() {
-        let asked =
+        let request =
             parse(&["--trace", "a.lis", "--size=1K,7", "--policy", "arc,default", "--json", "-"])
                 .unwrap();
-        assert_eq!(asked.options.sizes, [1024, 7]);
-        assert_eq!(asked.options.policies, [PolicyKind::Arc, PolicyKind::Default]);
+        assert_eq!(request.options.sizes, [1024, 7]);
+        assert_eq!(request.options.policies, [PolicyKind::Arc, PolicyKind::Default]);
         for bad in [
             &["--trace", "a"][..],
             &["--size", "1"],

@@ -1,16 +1,15 @@
-//! How fast is a hit?
+//! The rate of cache hits.
 //!
 //! # Theory
-//! Reads of 8 KiB at random places of a file that the cache holds, three ways: the
-//! cache's own bytes borrowed, copied into the caller's buffer, and through a mount.
-//! Each has its limit measured beside it, in turns, because a machine's rates drift:
-//! for copies, `memcpy` from a plain buffer of the same size at the same places; for
-//! records that lie compressed in the cache, the decoder alone, stopping where the
-//! read ends; for a mount, another file system's file in the kernel's page cache.
+//! Reads of 8 KiB at random offsets of a file that is in the cache, in three ways: borrowing
+//! the cache's own buffers, copying into the caller's buffer, and through a mount. The limit of
+//! each is measured in alternating rounds, because a machine's rates drift. For copies it is
+//! `memcpy` from a plain buffer of the same size at the same offsets. For records that are
+//! compressed in the cache it is the decoder alone, which stops where the read ends. For a
+//! mount it is a file of another file system in the kernel's page cache.
 //!
-//! Of 128 KiB records two sets are read: one that fits decompressed, and one eight
-//! times what the cache has left for decompressed copies once the compressed set is
-//! in it.
+//! Two sets of 128 KiB records are read: one that fits decompressed, and one that is eight
+//! times what the cache has left for decompressed copies once the compressed set is in it.
 
 use std::fs::File as HostFile;
 use std::hint::black_box;
@@ -27,9 +26,9 @@ use codec::compress::{Compression, compress, decompress_head};
 
 use super::args::opt;
 use super::chart::Shape;
-use super::frame::{Cell, Table};
-use super::lab::{self, Lab, Rig};
-use super::sample::{Content, Rng, median};
+use super::frame::{Cell, ReportTable};
+use super::lab::{self, Lab, LabPool};
+use super::sample::{SampleContent, XorShift, median};
 use super::tidy::ScratchFile;
 use super::{Bench, Run, Stop, tidy};
 
@@ -57,16 +56,16 @@ pub(super) const BENCH: Bench = Bench {
 const READ: usize = 8 << 10;
 /// Bytes of the large records.
 const RECORD: usize = 128 << 10;
-/// Reads between two looks at the clock.
+/// Reads between two readings of the clock.
 const BATCH: u64 = 128;
-/// What the cache may take beyond what is asked for: metadata, directory.
+/// Memory of the cache beyond the data: metadata, directory.
 const ROOM: u64 = 64 << 20;
-/// Times that the large set is what the cache has left for decompressed copies.
+/// The ratio of the large set to the space for decompressed copies.
 const TIMES_FRONT: u64 = 8;
 const PARTS: [&str; 3] = ["small", "lz4", "mount"];
 const LIBRARY: &str = "library";
 
-struct Setup {
+struct CachedSetup {
     size: u64,
     lz4: u64,
     threads: usize,
@@ -74,35 +73,35 @@ struct Setup {
     rounds: u64,
 }
 
-type Read<'a> = dyn Fn(&mut Rng, &mut [u8]) -> Result<()> + Sync + 'a;
+type Read<'a> = dyn Fn(&mut XorShift, &mut [u8]) -> Result<()> + Sync + 'a;
 
-/// One thing that is measured: reads, each at a block of its own choice.
-struct Measured<'a> {
+/// One measurement: reads, each at a random block.
+struct MeasuredReads<'a> {
     name: String,
     threads: usize,
-    /// Gets room for a read and, behind that, for a record.
+    /// Gets a buffer for a read and, after that, for a record.
     read: Box<Read<'a>>,
-    /// Reads a second, a turn each.
+    /// Reads a second in each round.
     rates: Vec<f64>,
 }
 
-/// Things measured in turns.
+/// Measurements in alternating rounds.
 #[derive(Default)]
-struct Turns<'a>(Vec<Measured<'a>>);
+struct InterleavedRuns<'a>(Vec<MeasuredReads<'a>>);
 
-impl<'a> Turns<'a> {
+impl<'a> InterleavedRuns<'a> {
     fn add(
         &mut self,
         name: impl Into<String>,
         threads: usize,
-        read: impl Fn(&mut Rng, &mut [u8]) -> Result<()> + Sync + 'a,
+        read: impl Fn(&mut XorShift, &mut [u8]) -> Result<()> + Sync + 'a,
     ) {
         let read = Box::new(read);
-        self.0.push(Measured { name: name.into(), threads, read, rates: Vec::new() });
+        self.0.push(MeasuredReads { name: name.into(), threads, read, rates: Vec::new() });
     }
 
-    /// One after the other, round after round.
-    fn measure(&mut self, run: &mut Run, set: &Setup) -> Result<(), Stop> {
+    /// Runs all of them in each round.
+    fn measure(&mut self, run: &mut Run, set: &CachedSetup) -> Result<(), Stop> {
         let total = set.rounds * self.0.len() as u64;
         let mut done = 0;
         for round in 0..set.rounds {
@@ -120,7 +119,7 @@ impl<'a> Turns<'a> {
         cell.and_then(|c| median(c.rates.iter().copied())).unwrap_or(f64::NAN)
     }
 
-    /// The median of the ratios of the same turn.
+    /// The median of the ratios within rounds.
     fn ratio(&self, name: &str, to: &str) -> f64 {
         let find = |name: &str| self.0.iter().find(|c| c.name == name);
         let (Some(a), Some(b)) = (find(name), find(to)) else { return f64::NAN };
@@ -128,7 +127,7 @@ impl<'a> Turns<'a> {
     }
 
     /// Adds rows to the table.
-    fn tell(&self, part: &str, table: &mut Table) {
+    fn add_rows(&self, part: &str, table: &mut ReportTable) {
         for cell in &self.0 {
             let rates = &cell.rates;
             let least = rates.iter().copied().fold(f64::INFINITY, f64::min);
@@ -148,16 +147,16 @@ impl<'a> Turns<'a> {
 }
 
 /// Reads a second of all threads together.
-fn rate(cell: &Measured<'_>, time: Duration, seed: u64) -> Result<f64> {
+fn rate(cell: &MeasuredReads<'_>, time: Duration, seed: u64) -> Result<f64> {
     let reads = AtomicU64::new(0);
     let failed = rt::Mutex::new(None);
     let begin = rt::now();
     rt::fan_out(cell.threads, |thread| {
-        // Equal places for what is compared in one turn.
-        let mut rng = Rng::new(seed << 16 | thread as u64);
+        // Equal offsets for measurements that are compared.
+        let mut rng = XorShift::new(seed << 16 | thread as u64);
         let mut out = vec![0; READ + RECORD];
         let mut done = 0;
-        // Once at least: on a busy machine a thread may come late.
+        // At least once, because on a busy machine a thread may start late.
         loop {
             for _ in 0..BATCH {
                 if let Err(e) = (cell.read)(&mut rng, &mut out) {
@@ -186,7 +185,7 @@ fn run(run: &mut Run) -> Result<(), Stop> {
     let size = args.size("--size", 1 << 30, sizes.clone())? / RECORD as u64 * RECORD as u64;
     let lz4 = args.size("--lz4-size", size, sizes)? / RECORD as u64 * RECORD as u64;
     let threads = args.count("--threads", rt::parallelism() as u64, 1..=1024)?;
-    let set = Setup {
+    let set = CachedSetup {
         size,
         lz4,
         threads: usize::try_from(threads).unwrap_or(1),
@@ -202,7 +201,7 @@ fn run(run: &mut Run) -> Result<(), Stop> {
         [one] => one,
         _ => return Err(Stop::usage("--policy: one policy at a time")),
     };
-    let (noise, half) = (Content::noise(1), Content::half());
+    let (noise, half) = (SampleContent::noise(1), SampleContent::half());
     let data = if want("lz4") { set.size + set.lz4 } else { set.size };
     let lab = Lab::new(run, data, |maker| {
         maker.file("small", set.size, READ as u32, &noise)?;
@@ -216,7 +215,7 @@ fn run(run: &mut Run) -> Result<(), Stop> {
     run.report.set("threads", Cell::Count(set.threads as u64));
     run.report.set("policy", lab::word(policy).into());
     run.report.set("rounds", Cell::Count(set.rounds));
-    let mut table = Table::new(
+    let mut table = ReportTable::new(
         "reads",
         &[
             ("part", "PART"),
@@ -243,7 +242,7 @@ fn run(run: &mut Run) -> Result<(), Stop> {
     Ok(())
 }
 
-fn picture(run: &mut Run, table: &Table) {
+fn picture(run: &mut Run, table: &ReportTable) {
     let text = |c: &Cell| match c {
         Cell::Text(t) => t.clone(),
         Cell::Count(n) => n.to_string(),
@@ -256,8 +255,8 @@ fn picture(run: &mut Run, table: &Table) {
     run.report.chart(Shape::Bars, "reads/s", labels, vec![("reads/s".to_owned(), values)]);
 }
 
-/// Reads all of a file once, and checks it against what it was made of.
-fn warm(run: &mut Run, file: &File, content: &Content, what: &str) -> Result<(), Stop> {
+/// Reads the whole file once, and compares it with its content.
+fn warm(run: &mut Run, file: &File, content: &SampleContent, what: &str) -> Result<(), Stop> {
     let mut at = 0;
     let mut want = vec![0; RECORD];
     let mut have = vec![0; RECORD];
@@ -274,90 +273,101 @@ fn warm(run: &mut Run, file: &File, content: &Content, what: &str) -> Result<(),
     Ok(())
 }
 
-/// An offset of a whole read.
-fn place(rng: &mut Rng, size: u64) -> u64 {
+/// A random offset of a read.
+fn random_offset(rng: &mut XorShift, size: u64) -> u64 {
     rng.below(size / READ as u64) * READ as u64
 }
 
-fn borrow(file: &File, rng: &mut Rng) -> Result<()> {
-    let buf = file.borrow(place(rng, file.size()), READ, Io::WAIT)?;
+fn borrow(file: &File, rng: &mut XorShift) -> Result<()> {
+    let buf = file.borrow(random_offset(rng, file.size()), READ, Io::WAIT)?;
     if black_box(&buf).len() == READ { Ok(()) } else { Err(Error::invalid("a short read")) }
 }
 
-fn copy(file: &File, rng: &mut Rng, out: &mut [u8]) -> Result<()> {
-    let n = file.read_at(place(rng, file.size()), &mut out[..READ], Io::WAIT)?;
+fn copy(file: &File, rng: &mut XorShift, out: &mut [u8]) -> Result<()> {
+    let n = file.read_at(random_offset(rng, file.size()), &mut out[..READ], Io::WAIT)?;
     black_box(&out);
     if n == READ { Ok(()) } else { Err(Error::invalid("a short read")) }
 }
 
-/// Small records: borrowed and copied, beside `memcpy`.
-fn small(run: &mut Run, set: &Setup, rig: &Rig, table: &mut Table) -> Result<(), Stop> {
-    let file = rig.file("small")?;
-    warm(run, &file, &Content::noise(1), "reading the small records")?;
-    // Written through, so that its pages are there.
+/// Small records: borrowed and copied, compared with `memcpy`.
+fn small(
+    run: &mut Run,
+    set: &CachedSetup,
+    bench_pool: &LabPool,
+    table: &mut ReportTable,
+) -> Result<(), Stop> {
+    let file = bench_pool.file("small")?;
+    warm(run, &file, &SampleContent::noise(1), "reading the small records")?;
+    // Written completely, so that its pages are mapped.
     let mut plain = vec![0u8; set.size as usize];
-    Content::half().fill(0, &mut plain);
-    let before = rig.disk();
-    let mut turns = Turns::default();
+    SampleContent::half().fill(0, &mut plain);
+    let before = bench_pool.disk();
+    let mut runs = InterleavedRuns::default();
     let all = set.threads;
-    turns.add("borrowed", 1, |rng, _| borrow(&file, rng));
-    turns.add("copied", 1, |rng, out| copy(&file, rng, out));
+    runs.add("borrowed", 1, |rng, _| borrow(&file, rng));
+    runs.add("copied", 1, |rng, out| copy(&file, rng, out));
     let plain = &plain[..];
-    let memcpy = |rng: &mut Rng, out: &mut [u8]| {
-        let at = place(rng, plain.len() as u64) as usize;
+    let memcpy = |rng: &mut XorShift, out: &mut [u8]| {
+        let at = random_offset(rng, plain.len() as u64) as usize;
         out[..READ].copy_from_slice(&plain[at..at + READ]);
         black_box(&out);
         Ok(())
     };
-    turns.add("memcpy", 1, memcpy);
+    runs.add("memcpy", 1, memcpy);
     let many = |what: &str| format!("{what}, all");
-    turns.add(many("borrowed"), all, |rng, _| borrow(&file, rng));
-    turns.add(many("copied"), all, |rng, out| copy(&file, rng, out));
-    turns.add(many("memcpy"), all, memcpy);
-    turns.measure(run, set)?;
-    turns.tell(LIBRARY, table);
+    runs.add(many("borrowed"), all, |rng, _| borrow(&file, rng));
+    runs.add(many("copied"), all, |rng, out| copy(&file, rng, out));
+    runs.add(many("memcpy"), all, memcpy);
+    runs.measure(run, set)?;
+    runs.add_rows(LIBRARY, table);
     let report = &mut run.report;
-    report.at_least("borrowed reads/s, one thread", turns.rate("borrowed"), 2e6);
-    let each = turns.rate(&many("borrowed")) / all as f64;
+    report.at_least("borrowed reads/s, one thread", runs.rate("borrowed"), 2e6);
+    let each = runs.rate(&many("borrowed")) / all as f64;
     report.at_least(format!("borrowed reads/s a core, {all} threads"), each, 2e6);
-    report.at_least("copied / memcpy, one thread", turns.ratio("copied", "memcpy"), 0.7);
-    let ratio = turns.ratio(&many("copied"), &many("memcpy"));
+    report.at_least("copied / memcpy, one thread", runs.ratio("copied", "memcpy"), 0.7);
+    let ratio = runs.ratio(&many("copied"), &many("memcpy"));
     report.at_least(format!("copied / memcpy, {all} threads"), ratio, 0.7);
-    let after = rig.disk();
+    let after = bench_pool.disk();
     if after.reads != before.reads {
         report.notes.push(format!("small: {} reads of the disk", after.reads - before.reads));
     }
     Ok(())
 }
 
-/// Large lz4 records, all of them decompressed in the cache; the bytes that they take
-/// compressed.
-fn fitting(run: &mut Run, set: &Setup, rig: &Rig, table: &mut Table) -> Result<u64, Stop> {
-    let file = rig.file("lz4")?;
-    warm(run, &file, &Content::half(), "reading the lz4 records")?;
-    let mut turns = Turns::default();
-    turns.add("fits, borrowed", 1, |rng, _| borrow(&file, rng));
-    turns.add("fits, copied", 1, |rng, out| copy(&file, rng, out));
-    turns.add("fits, copied, all", set.threads, |rng, out| copy(&file, rng, out));
-    // The decompressed copies come with use, not with the first read.
+/// Large lz4 records, all of them decompressed in the cache; returns their compressed size in
+/// bytes.
+fn fitting(
+    run: &mut Run,
+    set: &CachedSetup,
+    bench_pool: &LabPool,
+    table: &mut ReportTable,
+) -> Result<u64, Stop> {
+    let file = bench_pool.file("lz4")?;
+    warm(run, &file, &SampleContent::half(), "reading the lz4 records")?;
+    let mut runs = InterleavedRuns::default();
+    runs.add("fits, borrowed", 1, |rng, _| borrow(&file, rng));
+    runs.add("fits, copied", 1, |rng, out| copy(&file, rng, out));
+    runs.add("fits, copied, all", set.threads, |rng, out| copy(&file, rng, out));
+    // The cache makes decompressed copies of blocks that are used repeatedly, not at the first
+    // read.
     settle(run, set, &file, "settling")?;
-    turns.measure(run, set)?;
-    turns.tell("lz4", table);
+    runs.measure(run, set)?;
+    runs.add_rows("lz4", table);
     run.report.at_least(
         "8 KiB reads/s of 128 KiB lz4 records that fit decompressed, one thread",
-        turns.rate("fits, copied"),
+        runs.rate("fits, copied"),
         5e5,
     );
-    Ok(rig.stats().compressed_size)
+    Ok(bench_pool.stats().compressed_size)
 }
 
-/// Reads at random until every read had its chance a few times.
-fn settle(run: &mut Run, set: &Setup, file: &File, what: &str) -> Result<(), Stop> {
+/// Reads at random until the cache had several occasions to keep each copy.
+fn settle(run: &mut Run, set: &CachedSetup, file: &File, what: &str) -> Result<(), Stop> {
     let records = file.size() / RECORD as u64;
-    let (mut rng, mut out) = (Rng::new(!0), vec![0; READ]);
+    let (mut rng, mut out) = (XorShift::new(!0), vec![0; READ]);
     let begin = rt::now();
     for n in 0..4 * records {
-        // A cache that decompresses each time must not make this endless.
+        // A cache that decompresses each time must not make this loop endless.
         if n.is_multiple_of(BATCH) {
             run.step(what, n, 4 * records)?;
             if begin.elapsed() > set.time * 20 {
@@ -369,30 +379,30 @@ fn settle(run: &mut Run, set: &Setup, file: &File, what: &str) -> Result<(), Sto
     Ok(())
 }
 
-/// Large lz4 records, eight times what is left for decompressed copies, beside the
-/// decoder alone.
+/// Large lz4 records, eight times the space for decompressed copies, compared with the decoder
+/// alone.
 fn beyond(
     run: &mut Run,
-    set: &Setup,
-    open: &dyn Fn(u64) -> Result<Rig>,
+    set: &CachedSetup,
+    open: &dyn Fn(u64) -> Result<LabPool>,
     held: u64,
-    content: &Content,
-    table: &mut Table,
+    content: &SampleContent,
+    table: &mut ReportTable,
 ) -> Result<(), Stop> {
     let packed = pack(run, content, set.lz4)?;
     let stored: u64 = packed.iter().map(|b| b.len() as u64).sum();
     let front = set.lz4 / TIMES_FRONT;
-    // What the cache needs for the stored form, as it turned out where all fitted.
-    let rig = open(stored.max(held) + front)?;
-    let file = rig.file("lz4")?;
+    // The cache's need for the stored form, as measured where all fitted.
+    let bench_pool = open(stored.max(held) + front)?;
+    let file = bench_pool.file("lz4")?;
     warm(run, &file, content, "reading the lz4 records")?;
     settle(run, set, &file, "settling")?;
-    let (stats, disk) = (rig.stats(), rig.disk());
-    let mut turns = Turns::default();
-    turns.add("beyond, borrowed", 1, |rng, _| borrow(&file, rng));
-    turns.add("beyond, copied", 1, |rng, out| copy(&file, rng, out));
-    let decoder = |rng: &mut Rng, out: &mut [u8]| {
-        let at = place(rng, set.lz4);
+    let (stats, disk) = (bench_pool.stats(), bench_pool.disk());
+    let mut runs = InterleavedRuns::default();
+    runs.add("beyond, borrowed", 1, |rng, _| borrow(&file, rng));
+    runs.add("beyond, copied", 1, |rng, out| copy(&file, rng, out));
+    let decoder = |rng: &mut XorShift, out: &mut [u8]| {
+        let at = random_offset(rng, set.lz4);
         let (record, skip) = ((at / RECORD as u64) as usize, (at % RECORD as u64) as usize);
         let (out, room) = out.split_at_mut(READ);
         decompress_head(Compression::Lz4.id(), &packed[record], &mut room[..skip + READ])?;
@@ -400,17 +410,17 @@ fn beyond(
         black_box(&out);
         Ok(())
     };
-    turns.add("decoder alone", 1, decoder);
-    turns.add("beyond, copied, all", set.threads, |rng, out| copy(&file, rng, out));
-    turns.add("decoder alone, all", set.threads, decoder);
-    turns.measure(run, set)?;
-    turns.tell("lz4", table);
-    let ratio = turns.ratio("beyond, copied", "decoder alone");
+    runs.add("decoder alone", 1, decoder);
+    runs.add("beyond, copied, all", set.threads, |rng, out| copy(&file, rng, out));
+    runs.add("decoder alone, all", set.threads, decoder);
+    runs.measure(run, set)?;
+    runs.add_rows("lz4", table);
+    let ratio = runs.ratio("beyond, copied", "decoder alone");
     let what = "8 KiB reads of lz4 records, 8 times the front / decoder alone";
     run.report.at_least(what, ratio, 0.9);
-    let ratio = turns.ratio("beyond, copied, all", "decoder alone, all");
+    let ratio = runs.ratio("beyond, copied, all", "decoder alone, all");
     run.report.at_least(format!("the same, {} threads", set.threads), ratio, 0.9);
-    let (now, reads) = (rig.stats(), rig.disk().reads - disk.reads);
+    let (now, reads) = (bench_pool.stats(), bench_pool.disk().reads - disk.reads);
     let nice = cenote::props::nicebytes;
     run.report.notes.push(format!(
         "beyond: {} stored, {} as the cache holds it, {} for copies; in the cache {} compressed and {} of copies; \
@@ -425,8 +435,8 @@ fn beyond(
     Ok(())
 }
 
-/// The records as the disk has them.
-fn pack(run: &mut Run, content: &Content, size: u64) -> Result<Vec<Box<[u8]>>, Stop> {
+/// The records in their form on disk.
+fn pack(run: &mut Run, content: &SampleContent, size: u64) -> Result<Vec<Box<[u8]>>, Stop> {
     let (mut plain, mut room) = (vec![0; RECORD], vec![0; RECORD]);
     let mut packed = Vec::new();
     for n in 0..size / RECORD as u64 {
@@ -444,13 +454,13 @@ fn host_open(path: &Path) -> Result<HostFile> {
 }
 
 /// A file of the same size in another file system.
-fn peer(run: &mut Run, set: &Setup, dir: &Path) -> Result<ScratchFile, Stop> {
+fn peer(run: &mut Run, set: &CachedSetup, dir: &Path) -> Result<ScratchFile, Stop> {
     lab::check_space(dir, set.size)?;
     let path = dir.join(format!("cenote-bench-{}.tmp", std::process::id()));
     let failed = |e| Error::io("cannot write", e).on_path(path.to_string_lossy());
     let made = ScratchFile::new(path.clone());
     let mut file = HostFile::create_new(&path).map_err(failed)?;
-    let (noise, mut block) = (Content::noise(1), vec![0; 1 << 20]);
+    let (noise, mut block) = (SampleContent::noise(1), vec![0; 1 << 20]);
     let mut at = 0;
     while at < set.size {
         run.step("writing beside the mount, MiB", at >> 20, set.size >> 20)?;
@@ -463,23 +473,29 @@ fn peer(run: &mut Run, set: &Setup, dir: &Path) -> Result<ScratchFile, Stop> {
     Ok(made)
 }
 
-/// Through the mount, beside other file systems.
-fn mounted(run: &mut Run, set: &Setup, rig: &Rig, table: &mut Table) -> Result<(), Stop> {
+/// Reads through the mount, compared with other file systems.
+fn mounted(
+    run: &mut Run,
+    set: &CachedSetup,
+    bench_pool: &LabPool,
+    table: &mut ReportTable,
+) -> Result<(), Stop> {
     // One mount with the kernel's cache and one without, over the same engine.
-    let mounts = match rig.mount(false).and_then(|m| Ok((m, rig.mount(true)?))) {
+    let mounts = match bench_pool.mount(false).and_then(|m| Ok((m, bench_pool.mount(true)?))) {
         Ok(mounts) => mounts,
         Err(e) => {
             run.report.notes.push(format!("not mounted: {e}"));
             return Ok(());
         }
     };
-    let work = rig.work().to_owned();
+    let work = bench_pool.work().to_owned();
     let beside = peer(run, set, &work)?;
     let other = run.args.text("--peer-dir").map(Path::new).map(Path::to_owned);
     let other = other.map(|dir| peer(run, set, &dir)).transpose()?;
     let mut files = vec![
         ("mount", host_open(&mounts.0.path().join("small"))?),
-        // Last of the two, since the first leaves to the kernel what it has read.
+        // The second mount is measured last, because the first leaves its pages in the kernel's
+        // cache.
         ("mount, direct_io", host_open(&mounts.1.path().join("small"))?),
         ("local disk", host_open(beside.path())?),
     ];
@@ -497,18 +513,18 @@ fn mounted(run: &mut Run, set: &Setup, rig: &Rig, table: &mut Table) -> Result<(
             at += len as u64;
         }
     }
-    let mut turns = Turns::default();
+    let mut runs = InterleavedRuns::default();
     for (name, file) in &files {
-        let read = move |rng: &mut Rng, out: &mut [u8]| {
-            let at = place(rng, set.size);
+        let read = move |rng: &mut XorShift, out: &mut [u8]| {
+            let at = random_offset(rng, set.size);
             file.read_exact_at(&mut out[..READ], at).map_err(|e| Error::io("cannot read", e))
         };
-        turns.add(*name, 1, read);
-        turns.add(format!("{name}, all"), set.threads, read);
+        runs.add(*name, 1, read);
+        runs.add(format!("{name}, all"), set.threads, read);
     }
-    turns.measure(run, set)?;
-    turns.tell("mount", table);
-    drop(turns);
+    runs.measure(run, set)?;
+    runs.add_rows("mount", table);
+    drop(runs);
     // Open files would keep the mounts busy.
     drop(files);
     Ok(())
@@ -520,37 +536,37 @@ mod tests {
 
     #[test]
     fn ratios_are_taken_within_a_turn() {
-        let mut turns = Turns::default();
+        let mut runs = InterleavedRuns::default();
         for name in ["a", "b"] {
-            turns.add(name, 1, |_, _| Ok(()));
+            runs.add(name, 1, |_, _| Ok(()));
         }
-        turns.0[0].rates = vec![10.0, 40.0, 90.0];
-        turns.0[1].rates = vec![10.0, 20.0, 30.0];
-        assert_eq!(turns.ratio("a", "b"), 2.0);
-        assert_eq!(turns.rate("a"), 40.0);
-        assert!(turns.ratio("a", "c").is_nan());
+        runs.0[0].rates = vec![10.0, 40.0, 90.0];
+        runs.0[1].rates = vec![10.0, 20.0, 30.0];
+        assert_eq!(runs.ratio("a", "b"), 2.0);
+        assert_eq!(runs.rate("a"), 40.0);
+        assert!(runs.ratio("a", "c").is_nan());
     }
 
     #[test]
     fn a_rate_counts_all_threads_and_passes_errors_on() {
         let count = AtomicU64::new(0);
-        let mut turns = Turns::default();
-        turns.add("counts", 3, |_, _| {
+        let mut runs = InterleavedRuns::default();
+        runs.add("counts", 3, |_, _| {
             count.fetch_add(1, Relaxed);
             Ok(())
         });
-        turns.add("fails", 2, |_, _| Err(Error::invalid("no")));
+        runs.add("fails", 2, |_, _| Err(Error::invalid("no")));
         let time = Duration::from_millis(20);
-        let rate = super::rate(&turns.0[0], time, 0).unwrap();
+        let rate = super::rate(&runs.0[0], time, 0).unwrap();
         let counted = count.load(Relaxed) as f64;
         assert!(rate > 0.0 && counted >= 3.0 * BATCH as f64, "{rate} {counted}");
         assert!(rate <= counted / 0.02, "{rate} {counted}");
-        assert!(super::rate(&turns.0[1], time, 0).is_err());
+        assert!(super::rate(&runs.0[1], time, 0).is_err());
     }
 
     #[test]
     fn packed_records_unpack_to_the_content() {
-        let content = Content::half();
+        let content = SampleContent::half();
         let mut block = vec![0; RECORD];
         for n in 0..20u64 {
             content.fill(n * RECORD as u64, &mut block);

@@ -1,17 +1,17 @@
-//! Pictures in the terminal: bars and lines over labelled steps.
+//! Charts in the terminal: bars and lines over labelled steps.
 //!
-//! A terminal that can gets eighths of blocks, braille dots and colours; anything
-//! else gets plain characters in 80 columns.
+//! A capable terminal gets eighths of blocks, braille dots and colours; any other output gets
+//! plain characters in 80 columns.
 
 use std::fmt::Write;
 use std::io::IsTerminal;
 
-/// How it is drawn.
+/// The form of a chart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
-    /// One bar a value.
+    /// One bar for each value.
     Bars,
-    /// One line a series.
+    /// One line for each series.
     Lines,
 }
 
@@ -19,11 +19,11 @@ pub(super) enum Shape {
 #[derive(Clone, Debug)]
 pub(super) struct Series {
     pub(super) name: String,
-    /// One for each label; not a number where there is none.
+    /// One for each label; not a number where a value is missing.
     pub(super) values: Vec<f64>,
 }
 
-/// A picture.
+/// A chart.
 #[derive(Clone, Debug)]
 pub(super) struct Chart {
     pub(super) title: String,
@@ -32,34 +32,34 @@ pub(super) struct Chart {
     pub(super) series: Vec<Series>,
 }
 
-/// What the terminal can show.
+/// The capabilities of the terminal.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Look {
+pub(super) struct TerminalStyle {
     pub(super) width: usize,
     pub(super) color: bool,
     pub(super) unicode: bool,
 }
 
-/// Rows of a picture with lines.
+/// Height of a chart with lines.
 const HEIGHT: usize = 10;
-/// Marks of series where there are no dots and colours.
+/// Marks of series without dots and colours.
 const MARKS: [char; 6] = ['*', 'o', '+', 'x', '#', '@'];
 const COLORS: [u8; 6] = [36, 33, 35, 32, 31, 34];
 /// Bits of a braille character's dots, by column and row.
 const DOTS: [[u32; 4]; 2] = [[0x01, 0x02, 0x04, 0x40], [0x08, 0x10, 0x20, 0x80]];
 
-impl Look {
-    /// As standard output is.
-    pub(super) fn of_stdout() -> Look {
+impl TerminalStyle {
+    /// The capabilities of standard output.
+    pub(super) fn of_stdout() -> TerminalStyle {
         let stdout = std::io::stdout();
         if !stdout.is_terminal() {
-            return Look { width: 80, color: false, unicode: false };
+            return TerminalStyle { width: 80, color: false, unicode: false };
         }
         let width = rustix::termios::tcgetwinsize(&stdout).map_or(0, |w| usize::from(w.ws_col));
         let set = |name: &str| std::env::var(name).ok().filter(|v| !v.is_empty());
         let locale = set("LC_ALL").or_else(|| set("LC_CTYPE")).or_else(|| set("LANG"));
         let locale = locale.unwrap_or_default().to_ascii_lowercase();
-        Look {
+        TerminalStyle {
             width: if width == 0 { 80 } else { width.clamp(40, 160) },
             color: set("NO_COLOR").is_none(),
             unicode: locale.contains("utf-8") || locale.contains("utf8"),
@@ -89,7 +89,7 @@ pub(super) fn short(value: f64) -> String {
 }
 
 impl Chart {
-    /// The largest value, at least something.
+    /// The largest value, or a small positive number.
     pub(super) fn top(&self) -> f64 {
         let values = self.series.iter().flat_map(|s| &s.values);
         let top = values.copied().filter(|v| v.is_finite()).fold(0.0, f64::max);
@@ -97,7 +97,7 @@ impl Chart {
     }
 
     /// The picture as text.
-    pub(super) fn draw(&self, look: Look) -> String {
+    pub(super) fn draw(&self, look: TerminalStyle) -> String {
         let mut out = format!("{}\n", self.title);
         match self.shape {
             Shape::Bars => self.bars(look, &mut out),
@@ -106,7 +106,7 @@ impl Chart {
         out
     }
 
-    fn bars(&self, look: Look, out: &mut String) {
+    fn bars(&self, look: TerminalStyle, out: &mut String) {
         let many = self.series.len() > 1;
         let mut rows = Vec::new();
         for (i, label) in self.labels.iter().enumerate() {
@@ -131,7 +131,7 @@ impl Chart {
         }
     }
 
-    fn lines(&self, look: Look, out: &mut String) {
+    fn lines(&self, look: TerminalStyle, out: &mut String) {
         let top = self.top();
         let room = look.width.saturating_sub(10).max(16);
         let canvas = self.canvas(room, top, look.unicode);
@@ -160,7 +160,7 @@ impl Chart {
         let _ = writeln!(out, "{:9}{}", "", legend.collect::<Vec<_>>().join("   "));
     }
 
-    /// Characters with the series they belong to, row by row.
+    /// Characters with the index of their series, row by row.
     fn canvas(&self, room: usize, top: f64, dots: bool) -> Vec<(char, usize)> {
         let (across, down) = if dots { (2, 4) } else { (1, 1) };
         let (columns, rows) = (room * across, HEIGHT * down);
@@ -191,8 +191,8 @@ impl Chart {
     }
 }
 
-/// The value at a share of the way from the first to the last, between two of them
-/// in proportion; none beside a gap.
+/// The value at a fraction of the distance from the first to the last, interpolated between two
+/// values; `None` next to a gap.
 fn at(values: &[f64], share: f64) -> Option<f64> {
     let place = share * values.len().saturating_sub(1) as f64;
     let left = *values.get(place.floor() as usize)?;
@@ -211,7 +211,7 @@ fn bar(length: f64, unicode: bool) -> String {
     "█".repeat(eighths / 8) + EIGHTHS[eighths % 8]
 }
 
-fn paint(text: &str, series: usize, look: Look) -> String {
+fn paint(text: &str, series: usize, look: TerminalStyle) -> String {
     if !look.color || text.trim().is_empty() {
         return text.to_owned();
     }
@@ -222,7 +222,7 @@ fn paint(text: &str, series: usize, look: Look) -> String {
 mod tests {
     use super::*;
 
-    const PLAIN: Look = Look { width: 40, color: false, unicode: false };
+    const PLAIN: TerminalStyle = TerminalStyle { width: 40, color: false, unicode: false };
 
     fn chart(shape: Shape) -> Chart {
         let series =
@@ -247,7 +247,7 @@ mod tests {
         );
         let mut one = chart(Shape::Bars);
         one.series.truncate(1);
-        let look = Look { unicode: true, color: true, width: 30 };
+        let look = TerminalStyle { unicode: true, color: true, width: 30 };
         assert_eq!(
             one.draw(look),
             "reads/s\n  one   \x1b[36m███████▌\x1b[0m 10.0\n  three \x1b[36m███████████████\x1b[0m 20.0\n"
@@ -263,10 +263,11 @@ mod tests {
         assert!(rows[10].starts_with("      0 |"), "{text}");
         assert_eq!(rows[11], format!("{:9}one{:>27}", "", "three"));
         assert_eq!(rows[12], "         * a   o b");
-        // A value beside a gap is a point of its own: a quarter of the way up.
+        // A value next to a gap is a point of its own, at a quarter of the height.
         assert!(rows[8].ends_with('o'), "{text}");
         assert_eq!(rows[1..11].concat().matches('o').count(), 1, "{text}");
-        let dots = chart(Shape::Lines).draw(Look { unicode: true, color: false, width: 40 });
+        let dots =
+            chart(Shape::Lines).draw(TerminalStyle { unicode: true, color: false, width: 40 });
         assert!(dots.contains('⣀') || dots.contains('⠤') || dots.contains('⠒'), "{dots}");
     }
 

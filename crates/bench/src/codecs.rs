@@ -1,9 +1,9 @@
-//! Checksums, compressors and RAID-Z: every implementation that this processor has.
+//! Checksums, compressors and RAID-Z: every implementation that this processor supports.
 
 use codec::bench::{BenchKind, BenchOptions, Row};
 
 use super::chart::Shape;
-use super::frame::{Cell, Table};
+use super::frame::{Cell, ReportTable};
 use super::{Bench, Run, Stop};
 
 pub(super) const BENCH: Bench = Bench {
@@ -14,7 +14,7 @@ pub(super) const BENCH: Bench = Bench {
     run,
 };
 
-/// Largest block that codecs are measured with.
+/// Largest block in the measurements.
 const BLOCK_MAX: u64 = 1 << 30;
 const KINDS: [(BenchKind, &str); 6] = [
     (BenchKind::Memcpy, "memcpy"),
@@ -59,14 +59,14 @@ fn run(run: &mut Run) -> Result<(), Stop> {
         rows.push(row);
     });
     run.step("", 0, 0)?;
-    let mut table = Table { shown: true, ..Table::new("rows", &COLUMNS) };
+    let mut table = ReportTable { shown: true, ..ReportTable::new("rows", &COLUMNS) };
     table.rows.extend(rows.iter().map(cells));
     run.report.tables.push(table);
     picture(run, &rows);
     Ok(())
 }
 
-/// What is in use, for each block size.
+/// A chart of the implementations in use, for each block size.
 fn picture(run: &mut Run, rows: &[Row]) {
     let mut sizes: Vec<usize> = rows.iter().map(|r| r.block_size).collect();
     sizes.sort_unstable();

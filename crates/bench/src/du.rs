@@ -1,17 +1,16 @@
-//! A walk over more metadata than the cache may hold, again and again.
+//! Repeated walks over more metadata than the cache may hold.
 //!
 //! # Theory
-//! A loop over a set larger than the cache is the worst of cases: what comes next is
-//! what was evicted longest ago, and a plain ARC (or LRU) has no hit at all from one
-//! pass to the next. Neighbours in a block do hit within a pass, which hides that; so
-//! beside the share of lookups that hit, the table gives what counts: the share of
-//! the blocks of a pass that came from memory, by the misses of a first pass over an
-//! empty cache.
+//! A loop over a set larger than the cache is the worst case: the next block is the one that
+//! was evicted longest ago, and a plain ARC (or LRU) has no hit at all from one pass to the
+//! next. Neighbours in a block do hit within a pass, which hides that. So besides the share of
+//! lookups that hit, the table has a second one: the share of the blocks of a pass that came
+//! from memory, computed from the misses of a first pass with an empty cache.
 //!
-//! The tree is walked once with room for all of it, which tells its size; the cache is
-//! then made so that the tree is 1.5 times as large (and once so that it fits). Each
-//! pass opens the file system anew, so that nothing parsed before does the work.
-//! Through a mount, the kernel's own caches are dropped before each pass.
+//! The tree is walked once with room for all of it, which gives its size. Then the cache is
+//! made so that the tree is 1.5 times as large (and once so that it fits). Each pass opens the
+//! file system again, so that no parsed object is reused. Through a mount, the kernel's own
+//! caches are dropped before each pass.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -23,9 +22,9 @@ use cenote::{FileSystem, Io};
 
 use super::args::opt;
 use super::chart::Shape;
-use super::frame::{Cell, Table};
-use super::lab::{self, Disk, Lab, Rig};
-use super::sample::Content;
+use super::frame::{Cell, ReportTable};
+use super::lab::{self, Disk, Lab, LabPool};
+use super::sample::SampleContent;
 use super::{Bench, Run, Stop, tidy};
 
 pub(super) const BENCH: Bench = Bench {
@@ -48,36 +47,36 @@ pub(super) const BENCH: Bench = Bench {
     run,
 };
 
-/// The tree's metadata is this many times the cache.
+/// The ratio of the tree's metadata to the cache.
 const TIMES: f64 = 1.5;
-/// Room for a tree that fits.
+/// A cache in which the tree fits.
 const ROOMY: u64 = 4 << 30;
 /// Bytes of one read of the stream.
 const STREAM: usize = 1 << 20;
-/// Directories on the way down, at most.
+/// Maximum depth of directories.
 const DEPTH_MAX: usize = 64;
 
-/// How a tree is walked.
+/// The environment of a walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum WalkMode {
     Alone,
     Streamed,
     Mount,
     Fits,
 }
 
-impl Way {
+impl WalkMode {
     fn word(self) -> &'static str {
         match self {
-            Way::Alone => "alone",
-            Way::Streamed => "beside a stream",
-            Way::Mount => "mount",
-            Way::Fits => "fits",
+            WalkMode::Alone => "alone",
+            WalkMode::Streamed => "beside a stream",
+            WalkMode::Mount => "mount",
+            WalkMode::Fits => "fits",
         }
     }
 }
 
-/// What one pass did.
+/// The figures of one pass.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pass {
     entries: u64,
@@ -104,7 +103,7 @@ fn run(run: &mut Run) -> Result<(), Stop> {
             let count = per_dir.min(files - n * per_dir);
             maker.small_files(&format!("tree/{}/d{n}", n % 64), count)?;
         }
-        maker.file("data", data, 128 << 10, &Content::noise(1))
+        maker.file("data", data, 128 << 10, &SampleContent::noise(1))
     })?;
     let metadata = measure(run, &lab)?;
     let arc = if given > 0 { given } else { ((metadata as f64 / TIMES) as u64).max(1 << 20) };
@@ -112,22 +111,22 @@ fn run(run: &mut Run) -> Result<(), Stop> {
     run.report.set("metadata", Cell::Bytes(metadata));
     run.report.set("arc", Cell::Bytes(arc));
     run.report.set("times the cache", Cell::Real(metadata as f64 / arc as f64));
-    let mut ways = vec![Way::Alone];
-    ways.extend(stream.then_some(Way::Streamed));
+    let mut ways = vec![WalkMode::Alone];
+    ways.extend(stream.then_some(WalkMode::Streamed));
     if mount && lab::drop_kernel_caches() {
-        ways.push(Way::Mount);
+        ways.push(WalkMode::Mount);
     } else if mount {
         run.report.notes.push("mount: only root may drop the kernel's caches".to_owned());
     }
-    ways.push(Way::Fits);
+    ways.push(WalkMode::Fits);
     let mut table = table();
     let mut series = Vec::new();
     for way in ways {
         for &policy in &policies {
-            let size = if way == Way::Fits { ROOMY.max(4 * metadata) } else { arc };
+            let size = if way == WalkMode::Fits { ROOMY.max(4 * metadata) } else { arc };
             let passes = passes(run, &lab, (size, policy), way, walks)?;
             series.push((format!("{} {}", lab::word(policy), way.word()), shares(&passes)));
-            tell(run, &mut table, way, policy, &passes);
+            add_rows(run, &mut table, way, policy, &passes);
         }
     }
     run.report.tables.push(table);
@@ -136,46 +135,46 @@ fn run(run: &mut Run) -> Result<(), Stop> {
     Ok(())
 }
 
-/// Bytes that the tree takes in a cache with room for it, not counting copies that the
-/// cache could do without.
+/// Bytes that the tree takes in a cache with room for it, without copies that the cache could
+/// drop.
 fn measure(run: &mut Run, lab: &Lab) -> Result<u64, Stop> {
-    let rig = lab.open(ROOMY, PolicyKind::Default)?;
-    let held = |rig: &Rig| {
-        let stats = rig.stats();
+    let bench_pool = lab.open(ROOMY, PolicyKind::Default)?;
+    let held = |bench_pool: &LabPool| {
+        let stats = bench_pool.stats();
         stats.size.saturating_sub(stats.overhead_size)
     };
-    let before = held(&rig);
-    let fs = rig.fresh_fs()?;
+    let before = held(&bench_pool);
+    let fs = bench_pool.fresh_fs()?;
     walk(run, &fs, "measuring the tree")?;
-    Ok(held(&rig).saturating_sub(before).max(1))
+    Ok(held(&bench_pool).saturating_sub(before).max(1))
 }
 
 fn passes(
     run: &mut Run,
     lab: &Lab,
     (arc, policy): (u64, PolicyKind),
-    way: Way,
+    way: WalkMode,
     walks: u64,
 ) -> Result<Vec<Pass>, Stop> {
-    let rig = lab.open(arc, policy)?;
+    let bench_pool = lab.open(arc, policy)?;
     let mut passes = Vec::new();
     for n in 0..walks {
         let name = format!("{} {}, pass {} of {walks}", lab::word(policy), way.word(), n + 1);
-        passes.push(pass(run, &rig, way, &name)?);
+        passes.push(pass(run, &bench_pool, way, &name)?);
     }
     Ok(passes)
 }
 
-fn pass(run: &mut Run, rig: &Rig, way: Way, name: &str) -> Result<Pass, Stop> {
-    let mounted = if way == Way::Mount { Some(rig.mount(false)?) } else { None };
+fn pass(run: &mut Run, bench_pool: &LabPool, way: WalkMode, name: &str) -> Result<Pass, Stop> {
+    let mounted = if way == WalkMode::Mount { Some(bench_pool.mount(false)?) } else { None };
     if mounted.is_some() {
         lab::drop_kernel_caches();
     }
-    let stream = if way == Way::Streamed { Some(rig.file("data")?) } else { None };
+    let stream = if way == WalkMode::Streamed { Some(bench_pool.file("data")?) } else { None };
     let (stop, streamed) = (AtomicBool::new(false), AtomicU64::new(0));
     let result = rt::Mutex::new(None);
-    let fs = rig.fresh_fs()?;
-    let (stats, disk, begin) = (rig.stats(), rig.disk(), rt::now());
+    let fs = bench_pool.fresh_fs()?;
+    let (stats, disk, begin) = (bench_pool.stats(), bench_pool.disk(), rt::now());
     let run = rt::Mutex::new(run);
     let failed = rt::Mutex::new(None);
     rt::fan_out(1 + usize::from(stream.is_some()), |thread| {
@@ -201,7 +200,7 @@ fn pass(run: &mut Run, rig: &Rig, way: Way, name: &str) -> Result<Pass, Stop> {
     if let Some(e) = failed.into_inner() {
         return Err(Stop::Failed(e));
     }
-    let (after, now) = (rig.stats(), rig.disk());
+    let (after, now) = (bench_pool.stats(), bench_pool.disk());
     let demand = |s: &ArcStats| (s.demand_metadata.hits, s.demand_metadata.total());
     let misses = |s: &ArcStats| s.demand_metadata.misses + s.prefetch_metadata.misses;
     let mib = streamed.load(Relaxed) as f64 / f64::from(1 << 20);
@@ -215,7 +214,7 @@ fn pass(run: &mut Run, rig: &Rig, way: Way, name: &str) -> Result<Pass, Stop> {
     })
 }
 
-/// Reads a file from its beginning to its end until told to stop.
+/// Reads a file repeatedly until it is stopped.
 fn flow(file: &cenote::File, stop: &AtomicBool, bytes: &AtomicU64) -> Result<()> {
     let mut out = vec![0; STREAM];
     let mut at = 0;
@@ -227,7 +226,7 @@ fn flow(file: &cenote::File, stop: &AtomicBool, bytes: &AtomicU64) -> Result<()>
     Ok(())
 }
 
-/// Lists every directory and asks for the attributes of every entry.
+/// Lists every directory and reads the attributes of every entry.
 fn walk(run: &mut Run, fs: &FileSystem, name: &str) -> Result<u64, Stop> {
     let mut entries = 0;
     let mut todo: Vec<(ObjectId, usize)> = vec![(fs.root(), 0)];
@@ -281,8 +280,8 @@ fn shares(passes: &[Pass]) -> Vec<f64> {
     passes.iter().map(share).collect()
 }
 
-fn table() -> Table {
-    Table::new(
+fn table() -> ReportTable {
+    ReportTable::new(
         "passes",
         &[
             ("way", "WAY"),
@@ -300,7 +299,13 @@ fn table() -> Table {
     )
 }
 
-fn tell(run: &mut Run, table: &mut Table, way: Way, policy: PolicyKind, passes: &[Pass]) {
+fn add_rows(
+    run: &mut Run,
+    table: &mut ReportTable,
+    way: WalkMode,
+    policy: PolicyKind,
+    passes: &[Pass],
+) {
     for (n, (pass, share)) in passes.iter().zip(shares(passes)).enumerate() {
         table.rows.push(vec![
             way.word().into(),
@@ -318,11 +323,11 @@ fn tell(run: &mut Run, table: &mut Table, way: Way, policy: PolicyKind, passes: 
     }
     let later = || shares(passes).into_iter().skip(1);
     let name = format!("{} {}", lab::word(policy), way.word());
-    if way == Way::Fits {
+    if way == WalkMode::Fits {
         let most = passes.iter().skip(1).map(|p| p.disk.reads).max().unwrap_or(0);
         run.report.at_most(format!("{name}: disk reads from the second pass on"), most as f64, 0.0);
     } else if policy == PolicyKind::Default {
-        // The reference is there to compare with; nothing is asked of it.
+        // The reference policy is only for comparison, and has no target.
         let least = later().fold(f64::NAN, f64::min);
         let what = format!("{name}: metadata blocks from memory from the second pass on");
         run.report.at_least(what, least, 0.6);

@@ -1,8 +1,8 @@
-//! What a bench found: tables, pictures, targets; as text and as JSON.
+//! The results of a bench: tables, charts, targets; as text and as JSON.
 //!
-//! JSON is one object: `bench`, `version`, `machine`, `settings`, `tables` (by name,
-//! each a list of objects), `targets` and `notes`. Ratios lie between 0 and 1, sizes
-//! are bytes, times say their unit in the name.
+//! JSON is one object: `bench`, `version`, `machine`, `settings`, `tables` (by name, each a
+//! list of objects), `targets` and `notes`. Ratios are between 0 and 1, sizes are in bytes,
+//! names of times contain their unit.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -11,7 +11,7 @@ use base::{Error, Result, rt};
 use serde_json::{Map, Value, json};
 use ui::table;
 
-use super::chart::{Chart, Look, Series, Shape};
+use super::chart::{Chart, Series, Shape, TerminalStyle};
 
 /// One value of a table.
 #[derive(Clone, Debug, PartialEq)]
@@ -71,7 +71,7 @@ impl Cell {
     }
 }
 
-/// A number with its thousands apart.
+/// A number with separators between thousands.
 fn grouped(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::new();
@@ -86,17 +86,17 @@ fn grouped(n: u64) -> String {
 
 /// A table: columns have a key for JSON and a heading for people.
 #[derive(Clone, Debug)]
-pub(super) struct Table {
+pub(super) struct ReportTable {
     pub(super) name: &'static str,
     pub(super) columns: Vec<(&'static str, &'static str)>,
     pub(super) rows: Vec<Vec<Cell>>,
-    /// Shown already while it was measured: only JSON still needs it.
+    /// Already printed during the measurement; only JSON still needs it.
     pub(super) shown: bool,
 }
 
-impl Table {
-    pub(super) fn new(name: &'static str, columns: &[(&'static str, &'static str)]) -> Table {
-        Table { name, columns: columns.to_vec(), rows: Vec::new(), shown: false }
+impl ReportTable {
+    pub(super) fn new(name: &'static str, columns: &[(&'static str, &'static str)]) -> ReportTable {
+        ReportTable { name, columns: columns.to_vec(), rows: Vec::new(), shown: false }
     }
 
     fn text(&self) -> String {
@@ -123,25 +123,25 @@ impl Table {
     }
 }
 
-/// A figure to reach, and the one that was.
+/// A target and the measured figure.
 #[derive(Clone, Debug)]
-pub(super) struct Target {
+pub(super) struct TargetFigure {
     pub(super) what: String,
     pub(super) value: f64,
     pub(super) bound: f64,
-    /// The value must be at least the bound, else at most.
+    /// The value must be at least the bound; else at most.
     pub(super) at_least: bool,
 }
 
-impl Target {
-    /// Whether it is reached; what could not be measured is not.
+impl TargetFigure {
+    /// Whether it is reached; a figure that could not be measured is not.
     pub(super) fn reached(&self) -> bool {
         if self.at_least { self.value >= self.bound } else { self.value <= self.bound }
     }
 
     fn text(&self) -> String {
         let number = |v: f64| Cell::Real(v).show();
-        // Digits enough to tell apart what is nearly equal.
+        // Enough digits to distinguish values that are nearly equal.
         let near = |v: f64| if v.abs() < 10.0 { format!("{v:.3}") } else { number(v) };
         let value = if self.value.is_finite() { near(self.value) } else { "n/a".to_owned() };
         let sign = if self.at_least { ">=" } else { "<=" };
@@ -150,15 +150,15 @@ impl Target {
     }
 }
 
-/// Everything a bench has to say.
+/// The whole report of a bench.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Report {
     pub(super) bench: &'static str,
     pub(super) settings: Vec<(&'static str, Cell)>,
-    pub(super) tables: Vec<Table>,
+    pub(super) tables: Vec<ReportTable>,
     pub(super) charts: Vec<Chart>,
-    pub(super) targets: Vec<Target>,
-    /// What was left out, and why.
+    pub(super) targets: Vec<TargetFigure>,
+    /// Parts that were skipped, with the reasons.
     pub(super) notes: Vec<String>,
 }
 
@@ -168,11 +168,11 @@ impl Report {
     }
 
     pub(super) fn at_least(&mut self, what: impl Into<String>, value: f64, bound: f64) {
-        self.targets.push(Target { what: what.into(), value, bound, at_least: true });
+        self.targets.push(TargetFigure { what: what.into(), value, bound, at_least: true });
     }
 
     pub(super) fn at_most(&mut self, what: impl Into<String>, value: f64, bound: f64) {
-        self.targets.push(Target { what: what.into(), value, bound, at_least: false });
+        self.targets.push(TargetFigure { what: what.into(), value, bound, at_least: false });
     }
 
     pub(super) fn chart(
@@ -186,8 +186,8 @@ impl Report {
         self.charts.push(Chart { title: title.to_owned(), shape, labels, series });
     }
 
-    /// For people.
-    pub(super) fn text(&self, look: Look) -> String {
+    /// The report for people.
+    pub(super) fn text(&self, look: TerminalStyle) -> String {
         let mut blocks = Vec::new();
         if !self.settings.is_empty() {
             let one = |(name, value): &(&str, Cell)| format!("{name} {}", value.show());
@@ -195,7 +195,7 @@ impl Report {
             blocks.push(format!("{}: {}\n", self.bench, all.join(", ")));
         }
         let tables = self.tables.iter().filter(|t| !t.shown && !t.rows.is_empty());
-        blocks.extend(tables.map(Table::text));
+        blocks.extend(tables.map(ReportTable::text));
         blocks.extend(self.charts.iter().map(|c| c.draw(look)));
         let mut last = String::new();
         for target in &self.targets {
@@ -209,12 +209,12 @@ impl Report {
         blocks.join("\n")
     }
 
-    /// For programs.
+    /// The report for programs.
     pub(super) fn json(&self, machine: Value) -> Value {
         let settings: Map<_, _> =
             self.settings.iter().map(|(name, v)| (name.replace(' ', "_"), v.json())).collect();
         let tables: Map<_, _> = self.tables.iter().map(|t| (t.name.to_owned(), t.json())).collect();
-        let target = |t: &Target| {
+        let target = |t: &TargetFigure| {
             let value = if t.value.is_finite() { json!(t.value) } else { Value::Null };
             let bound = if t.at_least { "at_least" } else { "at_most" };
             json!({ "what": t.what, "value": value, bound: t.bound, "reached": t.reached() })
@@ -231,7 +231,7 @@ impl Report {
     }
 }
 
-/// What the figures were measured on: processors, memory, kernel, load.
+/// The machine of the measurements: processors, memory, kernel, load.
 pub(super) fn machine() -> Value {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let load = read("/proc/loadavg");
@@ -280,7 +280,7 @@ mod tests {
 
     fn report() -> Report {
         let mut table =
-            Table::new("rates", &[("name", "NAME"), ("rate", "READS/S"), ("hit", "HIT")]);
+            ReportTable::new("rates", &[("name", "NAME"), ("rate", "READS/S"), ("hit", "HIT")]);
         table.rows.push(vec!["a".into(), Cell::Real(1_234_567.8), Cell::ratio(Some(0.5))]);
         table.rows.push(vec!["bcd".into(), Cell::Real(2.0), Cell::ratio(Some(f64::NAN))]);
         let mut report = Report { bench: "try", tables: vec![table], ..Report::default() };
@@ -294,7 +294,7 @@ mod tests {
 
     #[test]
     fn for_people() {
-        let look = Look { width: 80, color: false, unicode: false };
+        let look = TerminalStyle { width: 80, color: false, unicode: false };
         assert_eq!(
             report().text(look),
             "try: the cache 1.50G\n\n\

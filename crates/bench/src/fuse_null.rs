@@ -1,5 +1,5 @@
-//! The file system that costs nothing, mounted, read and written, and filled with small
-//! files: what FUSE itself takes.
+//! The cost of FUSE itself: a file system without content of its own is mounted, read and
+//! written, and filled with small files.
 
 use std::fs::File;
 use std::io::Write;
@@ -16,7 +16,7 @@ use fuse::{
 
 use super::args::opt;
 use super::chart::Shape;
-use super::frame::{Cell, Table};
+use super::frame::{Cell, ReportTable};
 use super::tidy::Scratch;
 use super::{Bench, Run, Stop};
 
@@ -85,7 +85,7 @@ fn measure(run: &mut Run, path: &Path, slice: Duration) -> Result<(), Stop> {
         }
     }
     let columns = [("what", "WHAT"), ("mib_per_second", "MiB/s"), ("calls_per_second", "CALLS/S")];
-    let mut table = Table { shown: true, ..Table::new("rows", &columns) };
+    let mut table = ReportTable { shown: true, ..ReportTable::new("rows", &columns) };
     let name = |r: &Vec<Cell>| match &r[0] {
         Cell::Text(text) => text.clone(),
         _ => String::new(),
@@ -98,13 +98,13 @@ fn measure(run: &mut Run, path: &Path, slice: Duration) -> Result<(), Stop> {
     Ok(())
 }
 
-/// What one thread does again and again.
+/// The repeated operation of a thread.
 #[derive(Clone, Copy)]
 enum Work {
     /// With the one file.
     Null(Calls),
     /// With files of its own.
-    Files(Change),
+    Files(DirChange),
 }
 
 #[derive(Clone, Copy)]
@@ -116,7 +116,7 @@ enum Calls {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Change {
+enum DirChange {
     Make,
     Remove,
 }
@@ -128,14 +128,14 @@ const ROWS: [(&str, Work, usize); 8] = [
     ("write in order, 1 MiB", Work::Null(Calls::Write), 1 << 20),
     ("write in order, 4 KiB", Work::Null(Calls::Write), 4 << 10),
     ("stat", Work::Null(Calls::Stat), 0),
-    ("make files of 1,800 bytes", Work::Files(Change::Make), 1800),
-    ("remove files", Work::Files(Change::Remove), 0),
+    ("make files of 1,800 bytes", Work::Files(DirChange::Make), 1800),
+    ("remove files", Work::Files(DirChange::Remove), 0),
 ];
 
-/// Files that are there at a time.
+/// Number of files that exist at a time.
 const FILES: usize = 1000;
 
-/// Bytes and calls a second of so many threads.
+/// Bytes and calls a second by so many threads.
 fn together(
     path: &Path,
     work: Work,
@@ -161,8 +161,13 @@ fn together(
     Ok((size as f64 * calls, calls))
 }
 
-/// Files made or removed a second.
-fn in_batches(names: &Path, change: Change, size: usize, slice: Duration) -> std::io::Result<f64> {
+/// Files created or removed a second.
+fn in_batches(
+    names: &Path,
+    change: DirChange,
+    size: usize,
+    slice: Duration,
+) -> std::io::Result<f64> {
     let data = vec![0u8; size];
     let name = |n: usize| names.with_extension(n.to_string());
     let (mut made, mut removed, mut batches) = (Duration::ZERO, Duration::ZERO, 0);
@@ -177,12 +182,11 @@ fn in_batches(names: &Path, change: Change, size: usize, slice: Duration) -> std
         removed += between.elapsed();
         batches += 1;
     }
-    let time = if change == Change::Make { made } else { removed };
+    let time = if change == DirChange::Make { made } else { removed };
     Ok((batches * FILES) as f64 / time.as_secs_f64())
 }
 
-/// Calls a second. Random places are never the same twice, so that the page cache does not
-/// answer.
+/// Calls a second. Random offsets never repeat, so that the page cache has none of them.
 fn repeat(file: &File, work: Calls, size: usize, slice: Duration) -> std::io::Result<f64> {
     let mut buf = vec![0u8; size];
     let blocks = NULL_SIZE / (size as u64).max(1);
@@ -194,7 +198,7 @@ fn repeat(file: &File, work: Calls, size: usize, slice: Duration) -> std::io::Re
         let step = match work {
             Calls::Sequential | Calls::Random => {
                 file.read_exact_at(&mut buf, offset)?;
-                // An odd step visits every block of a power of two of them.
+                // An odd step visits every block if their number is a power of two.
                 if matches!(work, Calls::Random) { 0x9e37_79b9 } else { 1 }
             }
             Calls::Write => {

@@ -1,5 +1,5 @@
-//! Where a bench works: an image made for it in a temporary directory, or one that
-//! is there, and the engine over it with a cache of the bench's choice.
+//! The pool of a bench: an image made in a temporary directory, or an existing one, and an
+//! engine with a cache of the bench's choice.
 //!
 //! Files have fixed names, so that an image kept with `--keep` serves `--pool` again.
 
@@ -12,7 +12,7 @@ use cenote::{Dataset, Engine, EngineConfig, FileSystem, ImportOptions, Io, Pool,
 use synth::{Builder, Compression, FileSpec, PoolSpec};
 
 use super::args::{Args, Opt, opt};
-use super::sample::Content;
+use super::sample::SampleContent;
 use super::tidy::{Mounted, Scratch};
 use super::{Run, Stop};
 
@@ -25,9 +25,9 @@ pub(super) const OPTIONS: &[Opt] = &[
 
 /// The pool's name in images that are made.
 const POOL: &str = "bench";
-/// Room that an image needs beyond its data: labels, metadata, what is left over.
+/// Space that an image needs beyond its data, for labels, metadata and free space.
 const SPARE: u64 = 64 << 20;
-/// Space that stays free on the disk.
+/// Space that must stay free on the disk.
 const FREE: u64 = 64 << 20;
 
 /// An image, not yet open.
@@ -38,15 +38,15 @@ pub(super) struct Lab {
     _scratch: Option<Scratch>,
 }
 
-/// The directory for temporary things.
+/// The directory for temporary files.
 fn work_dir(args: &Args) -> PathBuf {
     args.text("--dir").map_or_else(std::env::temp_dir, PathBuf::from)
 }
 
-/// Whether a directory has room for so many bytes.
+/// Checks that a directory's file system has room for so many bytes.
 ///
 /// # Errors
-/// `NoSpace` if not, naming the option that helps.
+/// `NoSpace` if not, with the option that helps.
 pub(super) fn check_space(dir: &Path, need: u64) -> Result<()> {
     let failed = |e: rustix::io::Errno| {
         Error::io("cannot look at the directory", e.into()).on_path(dir.to_string_lossy())
@@ -66,7 +66,7 @@ pub(super) fn check_space(dir: &Path, need: u64) -> Result<()> {
     Err(Error::new(ErrorKind::NoSpace, text))
 }
 
-/// What an image is made of.
+/// The builder of an image.
 pub(super) struct Maker<'a> {
     builder: Builder,
     run: &'a mut Run,
@@ -75,23 +75,23 @@ pub(super) struct Maker<'a> {
 }
 
 impl Maker<'_> {
-    /// A file of that content.
+    /// Adds a file with that content.
     pub(super) fn file(
         &mut self,
         path: &str,
         size: u64,
         recordsize: u32,
-        content: &Content,
+        content: &SampleContent,
     ) -> Result<(), Stop> {
         let compression = match content {
-            Content::Noise(_) => Compression::Off,
-            Content::Half(_) => Compression::Lz4,
+            SampleContent::Noise(_) => Compression::Off,
+            SampleContent::Half(_) => Compression::Lz4,
         };
         let spec = FileSpec { recordsize, compression, ..FileSpec::new(size) };
         let (run, written, total) = (&mut *self.run, &mut self.written, self.total);
         let mut stop = None;
         self.builder.file(path, &spec, &mut |offset, out| {
-            // After a signal the rest is written quickly: zeros become holes.
+            // After a signal the rest is zeros, which are written quickly, as holes.
             if stop.is_none() {
                 content.fill(offset, out);
                 *written += out.len() as u64;
@@ -111,7 +111,7 @@ impl Maker<'_> {
 }
 
 impl Lab {
-    /// The pool that is named, or an image of `data` bytes with what `fill` puts there.
+    /// The pool that is named, or an image of `data` bytes, filled by `fill`.
     pub(super) fn new(
         run: &mut Run,
         data: u64,
@@ -125,7 +125,7 @@ impl Lab {
         check_space(&work, need)?;
         let scratch = Scratch::new(&work)?;
         let image = scratch.path().join("bench.img");
-        // What a real pool keeps in reserve, and its own structures, come on top.
+        // A pool's reserve and its own structures come on top.
         let builder = Builder::create(&image, &PoolSpec::new(POOL, need + need / 8 + SPARE))?;
         let mut maker = Maker { builder, run, written: 0, total: data };
         fill(&mut maker)?;
@@ -143,7 +143,7 @@ impl Lab {
     }
 
     /// A fresh engine with an empty cache of at most `arc_max` bytes.
-    pub(super) fn open(&self, arc_max: u64, policy: PolicyKind) -> Result<Rig> {
+    pub(super) fn open(&self, arc_max: u64, policy: PolicyKind) -> Result<LabPool> {
         let mut config = EngineConfig { cache_bytes: Some(arc_max), ..EngineConfig::default() };
         config.arc.policy = policy;
         let engine = Engine::new(config)?;
@@ -155,12 +155,12 @@ impl Lab {
         let options = ImportOptions { readonly: true, ..ImportOptions::default() };
         let pool = engine.import(pool, &options)?;
         let root = pool.root()?;
-        Ok(Rig { engine, fs: root.open_fs()?, root, pool, work: self.work.clone() })
+        Ok(LabPool { engine, fs: root.open_fs()?, root, pool, work: self.work.clone() })
     }
 }
 
 /// An open pool and the engine under it.
-pub(super) struct Rig {
+pub(super) struct LabPool {
     pub(super) engine: Arc<Engine>,
     pub(super) fs: Arc<FileSystem>,
     root: Dataset,
@@ -168,21 +168,21 @@ pub(super) struct Rig {
     work: PathBuf,
 }
 
-/// What the devices did.
+/// The devices' counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Disk {
     pub(super) reads: u64,
     pub(super) bytes: u64,
 }
 
-impl Rig {
+impl LabPool {
     /// Opens a file for many reads.
     pub(super) fn file(&self, path: &str) -> Result<File> {
         let id = self.fs.walk(path.as_bytes(), Io::WAIT)?;
         self.fs.open_file(id, Io::WAIT)
     }
 
-    /// The file system opened anew, without anything parsed before.
+    /// The file system opened again, without cached objects.
     pub(super) fn fresh_fs(&self) -> Result<Arc<FileSystem>> {
         let fs = self.root.open_fs()?;
         fs.objset().drop_dnodes();
@@ -204,19 +204,19 @@ impl Rig {
         })
     }
 
-    /// Where temporary things go.
+    /// The directory for temporary files.
     pub(super) fn work(&self) -> &Path {
         &self.work
     }
 
-    /// Mounts the file system, served by this process; with `direct_io` file data is
-    /// cached by the ARC alone.
+    /// Mounts the file system, served by this process; with `direct_io` the ARC alone caches
+    /// file data.
     pub(super) fn mount(&self, direct_io: bool) -> Result<Mounted> {
         Mounted::new(&self.root, &self.work, direct_io)
     }
 }
 
-/// The policies that were asked for.
+/// The requested policies.
 pub(super) fn policies(args: &Args, otherwise: &str) -> Result<Vec<PolicyKind>, Stop> {
     let text = args.text("--policy").unwrap_or(otherwise);
     let one = |word| match word {
@@ -235,18 +235,18 @@ pub(super) fn word(policy: PolicyKind) -> &'static str {
     }
 }
 
-/// The share of hits among lookups, from hits and lookups before and after; none
-/// where nothing was looked up.
+/// The share of hits among lookups, from hits and lookups before and after; `None` if there was
+/// no lookup.
 pub(super) fn hit_ratio(before: (u64, u64), after: (u64, u64)) -> Option<f64> {
     ratio(after.0.saturating_sub(before.0), after.1.saturating_sub(before.1))
 }
 
-/// `a / b`, or none.
+/// `a / b`; `None` if `b` is zero.
 pub(super) fn ratio(a: u64, b: u64) -> Option<f64> {
     (b > 0).then(|| a as f64 / b as f64)
 }
 
-/// Drops the kernel's pages, directory entries and inodes; only root may.
+/// Drops the kernel's pages, directory entries and inodes; only root may do that.
 pub(super) fn drop_kernel_caches() -> bool {
     rustix::fs::sync();
     std::fs::write("/proc/sys/vm/drop_caches", "3").is_ok()
@@ -257,7 +257,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_room_is_told_before() {
+    fn lack_of_space_is_reported_first() {
         let e = check_space(Path::new("/"), u64::MAX - FREE).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::NoSpace);
         assert!(e.message().contains("--dir"), "{e}");

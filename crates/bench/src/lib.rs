@@ -1,12 +1,12 @@
-//! `cenote bench`: what this machine can do, and what the cache does with it.
+//! `cenote bench`: measurements of the engine and its cache on this machine.
 //!
-//! A bench is one file with one `Bench` in it, listed in `ALL`. It fills in a
-//! `Report`; tables, pictures, JSON and progress are the frame's business.
-//! Targets are told and never make a bench fail: a figure depends on the machine.
+//! A bench is one file with one `Bench` in it, listed in `ALL`. It fills in a `Report`; the
+//! frame makes tables, charts, JSON and progress of it. Targets are reported and never make a
+//! bench fail, because a figure depends on the machine.
 //!
 //! # What it must not know
-//! The daemon and its protocol, and the table of commands: a bench opens its own pools in
-//! this process, and has a parser of its own ([`Opt`]).
+//! The daemon and its protocol, and the table of commands: a bench opens its own pools in this
+//! process, and has a parser of its own ([`Opt`]).
 
 mod args;
 mod cache;
@@ -23,10 +23,10 @@ mod sample;
 mod stress;
 mod svg;
 mod sync;
-mod sync_rig;
+mod sync_pool;
 mod tidy;
 mod write;
-mod write_rig;
+mod write_pool;
 mod zil_sticky;
 
 use std::ffi::OsString;
@@ -35,7 +35,7 @@ use std::time::Duration;
 use args::{Args, opt};
 use base::rt::{self, Instant};
 use base::{Error, Result};
-use chart::Look;
+use chart::TerminalStyle;
 use frame::Report;
 
 pub use args::Opt;
@@ -57,17 +57,21 @@ const ALL: &[Bench] = &[
 ];
 
 /// A bench with a command line of its own.
-struct Own {
+struct StandaloneBench {
     name: &'static str,
     about: &'static str,
-    /// For its usage text and its manual page; it has a parser of its own.
+    /// For its usage text and its manual page; the bench parses them itself.
     options: &'static [Opt],
     main: fn(&[&str]) -> Result<Exit>,
 }
 
 /// Benches that measure no pool and have their own output.
-const OWN: &[Own] =
-    &[Own { name: "cache", about: cache::ABOUT, options: cache::OPTIONS, main: cache::main }];
+const OWN: &[StandaloneBench] = &[StandaloneBench {
+    name: "cache",
+    about: cache::ABOUT,
+    options: cache::OPTIONS,
+    main: cache::main,
+}];
 
 /// Options that every bench has.
 const COMMON: &[Opt] = &[
@@ -81,32 +85,35 @@ struct Bench {
     name: &'static str,
     /// One line.
     about: &'static str,
-    /// Words that are no options, for the usage text.
+    /// Words that are not options, for the usage text.
     words: &'static str,
     options: &'static [&'static [Opt]],
     run: fn(&mut Run) -> std::result::Result<(), Stop>,
 }
 
-/// A bench under way.
+/// A bench in progress.
 struct Run {
     args: Args,
     report: Report,
     progress: Progress,
     drawn: Option<Instant>,
-    /// Standard output is for JSON or a picture alone.
+    /// Standard output is only for JSON or a chart.
     quiet: bool,
 }
 
-/// Why a bench ends early.
+/// The reason for a bench's early end.
 #[derive(Debug)]
 enum Stop {
-    /// It was asked for nonsense.
+    /// The command line is wrong.
     Usage(String),
     /// Something failed.
     Failed(Error),
-    /// A signal.
+    /// A signal arrived.
     Interrupted,
 }
+
+/// What a step of a bench returns.
+type BenchResult<T> = std::result::Result<T, Stop>;
 
 impl From<Error> for Stop {
     fn from(e: Error) -> Stop {
@@ -130,7 +137,7 @@ impl Stop {
 }
 
 impl Run {
-    /// Shows what is being done, and ends the bench if a signal asked for it.
+    /// Shows the present step, and ends the bench if a signal has arrived.
     fn step(&mut self, what: &str, done: u64, total: u64) -> std::result::Result<(), Stop> {
         if tidy::interrupted() {
             return Err(Stop::Interrupted);
@@ -142,7 +149,7 @@ impl Run {
         Ok(())
     }
 
-    /// Text shown at once.
+    /// Prints a text at once.
     fn say(&mut self, text: &str) {
         if !self.quiet {
             self.progress.finish();
@@ -154,7 +161,7 @@ impl Run {
 /// `cenote bench ...`
 ///
 /// # Errors
-/// The bench failed; what was measured until then is lost.
+/// The bench failed; its measurements are lost.
 pub fn main(argv: &[OsString]) -> Result<Exit> {
     let words: Vec<String> = argv.iter().map(|a| a.to_string_lossy().into_owned()).collect();
     let Some((name, rest)) = words.split_first() else {
@@ -192,8 +199,8 @@ pub fn main(argv: &[OsString]) -> Result<Exit> {
     }
 }
 
-/// What is told about a bench.
-pub struct Entry {
+/// The description of a bench.
+pub struct BenchInfo {
     /// Its name.
     pub name: &'static str,
     /// One line.
@@ -203,13 +210,13 @@ pub struct Entry {
 }
 
 /// All benches with their options, for the manual page.
-pub fn catalogue() -> Vec<Entry> {
-    let usual = ALL.iter().map(|b| Entry {
+pub fn catalogue() -> Vec<BenchInfo> {
+    let usual = ALL.iter().map(|b| BenchInfo {
         name: b.name,
         about: b.about,
         options: b.options.iter().copied().flatten().chain(COMMON).collect(),
     });
-    let own = OWN.iter().map(|b| Entry {
+    let own = OWN.iter().map(|b| BenchInfo {
         name: b.name,
         about: b.about,
         options: b.options.iter().collect(),
@@ -217,7 +224,7 @@ pub fn catalogue() -> Vec<Entry> {
     usual.chain(own).collect()
 }
 
-/// One line about each.
+/// One line for each bench.
 fn list() -> String {
     let all = ALL.iter().map(|b| (b.name, b.about)).chain(OWN.iter().map(|b| (b.name, b.about)));
     let lines: String = all.map(|(name, about)| format!("  {name:<10} {about}\n")).collect();
@@ -226,7 +233,7 @@ fn list() -> String {
     )
 }
 
-/// How a bench is called.
+/// The usage of a bench.
 fn usage(
     name: &str,
     words: &str,
@@ -268,7 +275,7 @@ impl Bench {
         tidy::watch()?;
         (self.run)(&mut run)?;
         run.progress.finish();
-        let text = run.report.text(Look::of_stdout());
+        let text = run.report.text(TerminalStyle::of_stdout());
         run.say(&text);
         if let Some(path) = json {
             frame::write_json(&path, &run.report.json(machine))?;
@@ -284,7 +291,7 @@ impl Bench {
 mod tests {
     use super::*;
 
-    /// The README's tour shows the list; it lacked a bench.
+    /// The README's tour shows the list; once it lacked a bench.
     #[test]
     fn the_readme_shows_the_list() {
         let readme = include_str!("../../../README.md");

@@ -1,23 +1,23 @@
-//! What a database sees: pages read and written at random, commits between.
+//! A database's workload: pages read and written at random, with commits between them.
 //!
 //! # Theory
-//! Clients read and write pages of one file through a mount that the kernel caches
-//! nothing of, so that what is measured is the engine and its devices. Each round is made
-//! of three parts, each after a fresh import, so with an empty cache:
+//! Clients read and write pages of one file through a mount without the kernel's page cache, so
+//! that the engine and its devices are measured. Each round has three parts, each after an
+//! import and so with an empty cache:
 //!
-//! * `reads`: every page at most once. Device bytes for each byte that was asked for: 1 and
-//!   the block pointers where records have the size of pages; 16 where a record is 128 KiB
-//!   and a page 8. A prefetcher that mistook random reads for a stream would show here.
-//! * `writes`: pages that are not in memory, with commits. What the engine has to read
-//!   for them: nothing but block pointers where a record is a page, and else each record.
-//! * `transactions`: two pages read, one written, and a commit after so many of these:
-//!   an `O_DSYNC` write, or `fsync`.
+//! * `reads`: every page at most once. The figure is the device's bytes for each requested
+//!   byte: 1 plus the block pointers if records have the size of pages; 16 if a record is 128
+//!   KiB and a page 8. A prefetcher that took random reads for a stream would show here.
+//! * `writes`: pages that are not in memory, with commits. The figure is the engine's reads for
+//!   them: only block pointers if a record is a page, else each record.
+//! * `transactions`: two pages read and one written, and a commit after some of these: an
+//!   `O_DSYNC` write, or `fsync`.
 //!
 //! Processor time is that of this process: the clients, the mount, the engine.
 //!
-//! With `--depths` another table has random reads of many threads in process, past the
-//! mount, with one fixed depth of the device's queue after the other and with the depth that
-//! the queue finds by itself, in turns whose order rotates; ratios are taken inside a turn.
+//! `--depths` adds a table of random reads by many threads in process, without the mount, with
+//! one fixed queue depth of the device after the other and with the adaptive one, in rounds
+//! whose order rotates; ratios are computed within a round.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -31,13 +31,13 @@ use cenote::Io;
 use rustix::fs::OFlags;
 
 use super::args::opt;
-use super::frame::{Cell, Table};
-use super::sample::{Content, Rng, Scatter, median};
+use super::frame::{Cell, ReportTable};
+use super::sample::{SampleContent, Scatter, XorShift, median};
 use super::sync::{Figures, p99};
-use super::sync_rig::{DATASET, Rig};
+use super::sync_pool::{DATASET, SyncPool};
 use super::tidy::{self, Mounted, Scratch};
-use super::write_rig::cpu;
-use super::{Bench, Run, Stop};
+use super::write_pool::cpu;
+use super::{Bench, BenchResult, Run, Stop};
 
 pub(super) const BENCH: Bench = Bench {
     name: "oltp",
@@ -60,15 +60,14 @@ pub(super) const BENCH: Bench = Bench {
     run,
 };
 
-type Out<T> = std::result::Result<T, Stop>;
 /// Name of the file.
 const FILE: &str = "table";
-/// Bytes of a write when the file is made.
+/// Bytes of a write while the file is made.
 const LARGE: usize = 1 << 20;
-/// Threads that read in the table of depths.
+/// Threads that read for the table of depths.
 const READERS: usize = 64;
 
-struct Setup {
+struct OltpSetup {
     dir: PathBuf,
     file: u64,
     arc: u64,
@@ -80,20 +79,20 @@ struct Setup {
     rounds: u64,
 }
 
-/// The numbers of an option, or others.
-fn list(run: &Run, name: &str, otherwise: &str) -> Out<Vec<u64>> {
+/// The numbers of an option, or the default.
+fn list(run: &Run, name: &str, otherwise: &str) -> BenchResult<Vec<u64>> {
     let text = run.args.text(name).unwrap_or(otherwise);
     let one = |word| cenote::props::parse_size(word).ok().filter(|n| *n > 0);
     let all: Option<Vec<u64>> = text.split(',').map(one).collect();
     all.ok_or_else(|| Stop::usage(format!("{name}: '{text}' is no list of numbers")))
 }
 
-fn run(run: &mut Run) -> Out<()> {
+fn run(run: &mut Run) -> BenchResult<()> {
     let args = &run.args;
     args.no_rest()?;
     let dir = args.text("--dir").map_or_else(std::env::temp_dir, PathBuf::from);
     let scratch = Scratch::new(&dir)?;
-    let set = Setup {
+    let set = OltpSetup {
         dir: scratch.path().to_owned(),
         file: args.size("--file", 512 << 20, 4 << 20..=1 << 40)?.next_multiple_of(1 << 20),
         arc: args.size("--arc", 128 << 20, 1 << 20..=1 << 40)?,
@@ -135,26 +134,26 @@ fn failed(e: std::io::Error) -> Error {
     Error::io("the mount failed", e)
 }
 
-/// A pool whose file is written once, nothing of it in memory.
-fn fill(run: &mut Run, set: &Setup, record: u64) -> Out<()> {
-    let rig = Rig::new(&set.dir, set.file * 3 + (512 << 20), record)?;
-    let file = rig.file(FILE)?;
-    let (content, mut data) = (Content::noise(1), vec![0; LARGE]);
+/// Makes a pool whose file is written once; nothing of it is in memory afterwards.
+fn fill(run: &mut Run, set: &OltpSetup, record: u64) -> BenchResult<()> {
+    let bench_pool = SyncPool::new(&set.dir, set.file * 3 + (512 << 20), record)?;
+    let file = bench_pool.file(FILE)?;
+    let (content, mut data) = (SampleContent::noise(1), vec![0; LARGE]);
     for at in (0..set.file).step_by(LARGE) {
         run.step("making the file, MiB", at >> 20, set.file >> 20)?;
         content.fill(at, &mut data);
-        rig.write(file, at, &data)?;
+        bench_pool.write(file, at, &data)?;
     }
-    rig.writer()?.sync()?;
+    bench_pool.writer()?.sync()?;
     Ok(())
 }
 
-/// What devices and cache did, as sums.
+/// Counters of the devices and the cache.
 #[derive(Clone, Copy, Debug, Default)]
-struct Counts {
+struct OltpCounts {
     read: u64,
     written: u64,
-    /// Reads that the device did for several requests, and all.
+    /// Device reads that served several requests, and all device reads.
     merged: u64,
     reads: u64,
     /// Blocks of data, and of metadata, that were not in memory.
@@ -163,10 +162,10 @@ struct Counts {
     cpu: Duration,
 }
 
-impl Counts {
-    fn of(rig: &Rig) -> Result<Counts> {
-        let mut counts = Counts { cpu: cpu(), ..Counts::default() };
-        let tree = rig.writer()?.zio().tree();
+impl OltpCounts {
+    fn of(bench_pool: &SyncPool) -> Result<OltpCounts> {
+        let mut counts = OltpCounts { cpu: cpu(), ..OltpCounts::default() };
+        let tree = bench_pool.writer()?.zio().tree();
         for (id, leaf) in tree.leaves() {
             if let Some(device) = leaf.device() {
                 let stats = device.stats().snapshot();
@@ -178,14 +177,14 @@ impl Counts {
             let merged = |class: usize| classes[class].merged.iter().sum::<u64>();
             counts.merged += merged(0) + merged(2);
         }
-        let stats = rig.engine.arc_stats();
+        let stats = bench_pool.engine.arc_stats();
         counts.data = stats.demand_data.misses + stats.prefetch_data.misses;
         counts.metadata = stats.demand_metadata.misses + stats.prefetch_metadata.misses;
         Ok(counts)
     }
 
-    fn since(self, before: Counts) -> Counts {
-        Counts {
+    fn since(self, before: OltpCounts) -> OltpCounts {
+        OltpCounts {
             read: self.read - before.read,
             written: self.written - before.written,
             merged: self.merged - before.merged,
@@ -197,30 +196,30 @@ impl Counts {
     }
 }
 
-/// What the clients of one part do.
+/// The parts of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
+enum OltpPart {
     Reads,
     Writes,
     Transactions,
 }
 
-/// What came of it.
-struct Went {
+/// The result of a part.
+struct PartResult {
     each: Vec<Duration>,
     time: Duration,
-    counts: Counts,
+    counts: OltpCounts,
 }
 
-/// One client's file, and how it commits.
-struct Client<'a> {
-    set: &'a Setup,
+/// A client's file, and its way of committing.
+struct OltpClient<'a> {
+    set: &'a OltpSetup,
     file: File,
     unsynced: u64,
     page: Vec<u8>,
 }
 
-impl Client<'_> {
+impl OltpClient<'_> {
     fn read(&mut self, page: u64) -> std::io::Result<()> {
         self.file.read_exact_at(&mut self.page, page * self.set.page)
     }
@@ -241,10 +240,10 @@ impl Client<'_> {
     }
 }
 
-/// Imports the pool with an empty cache, mounts it, and has the clients do their part.
-fn part(set: &Setup, part: Part, seed: u64) -> Out<Went> {
-    let rig = Rig::import_with(&set.dir, Some(set.arc))?;
-    let mounted = Mounted::new(&rig.pool.dataset(DATASET)?, &set.dir, true)?;
+/// Imports the pool with an empty cache, mounts it, and runs one part with all clients.
+fn part(set: &OltpSetup, part: OltpPart, seed: u64) -> BenchResult<PartResult> {
+    let bench_pool = SyncPool::import_with(&set.dir, Some(set.arc))?;
+    let mounted = Mounted::new(&bench_pool.pool.dataset(DATASET)?, &set.dir, true)?;
     let path = mounted.path().join(FILE);
     let (pages, next) = (set.file / set.page, AtomicU64::new(0));
     let scatter = Scatter::new(pages);
@@ -253,8 +252,9 @@ fn part(set: &Setup, part: Part, seed: u64) -> Out<Went> {
     let work = |t: usize| -> std::io::Result<()> {
         let sync = if set.commit == 0 { OFlags::DSYNC.bits() as i32 } else { 0 };
         let file = OpenOptions::new().read(true).write(true).custom_flags(sync).open(&path)?;
-        let mut client = Client { set, file, unsynced: 0, page: vec![t as u8; set.page as usize] };
-        let (mut rng, mut own) = (Rng::new(seed * 1024 + t as u64), Vec::new());
+        let mut client =
+            OltpClient { set, file, unsynced: 0, page: vec![t as u8; set.page as usize] };
+        let (mut rng, mut own) = (XorShift::new(seed * 1024 + t as u64), Vec::new());
         while !tidy::interrupted() {
             let n = next.fetch_add(1, Relaxed);
             if n >= set.count {
@@ -262,10 +262,14 @@ fn part(set: &Setup, part: Part, seed: u64) -> Out<Went> {
             }
             let began = rt::now();
             match part {
-                // Not the same places in each round, but each at most once.
-                Part::Reads => client.read(scatter.place((n + seed * set.count) % pages))?,
-                Part::Writes => client.write(scatter.place((n + seed * set.count) % pages))?,
-                Part::Transactions => {
+                // Different pages in each round, but each at most once.
+                OltpPart::Reads => {
+                    client.read(scatter.position_of((n + seed * set.count) % pages))?
+                }
+                OltpPart::Writes => {
+                    client.write(scatter.position_of((n + seed * set.count) % pages))?
+                }
+                OltpPart::Transactions => {
                     (0..set.reads).try_for_each(|_| client.read(rng.below(pages)))?;
                     client.write(rng.below(pages))?;
                 }
@@ -278,7 +282,7 @@ fn part(set: &Setup, part: Part, seed: u64) -> Out<Went> {
         each.lock().append(&mut own);
         Ok(())
     };
-    let (before, began) = (Counts::of(&rig)?, rt::now());
+    let (before, began) = (OltpCounts::of(&bench_pool)?, rt::now());
     rt::fan_out(set.clients, |t| {
         if let Err(e) = work(t) {
             error.lock().get_or_insert(e);
@@ -288,39 +292,39 @@ fn part(set: &Setup, part: Part, seed: u64) -> Out<Went> {
     if let Some(e) = error.into_inner() {
         return Err(failed(e).into());
     }
-    // Bytes of the groups that are still to be written belong to it.
-    rig.writer()?.sync()?;
-    let counts = Counts::of(&rig)?.since(before);
+    // Writes the txgs that are still dirty: their bytes belong to the part.
+    bench_pool.writer()?.sync()?;
+    let counts = OltpCounts::of(&bench_pool)?.since(before);
     drop(mounted);
-    Ok(Went { each: each.into_inner(), time, counts })
+    Ok(PartResult { each: each.into_inner(), time, counts })
 }
 
-fn rounds(run: &mut Run, set: &Setup, record: u64) -> Out<()> {
+fn rounds(run: &mut Run, set: &OltpSetup, record: u64) -> BenchResult<()> {
     let mut f = Figures::default();
     let pages = (set.count.min(set.file / set.page)) as f64;
     let bytes = pages * set.page as f64;
     for round in 0..set.rounds {
         run.step(&format!("records of {}", cenote::props::nicebytes(record)), round, set.rounds)?;
-        let went = part(set, Part::Reads, round)?;
-        let c = went.counts;
-        f.add("reads: pages/s", went.each.len() as f64 / went.time.as_secs_f64());
+        let result = part(set, OltpPart::Reads, round)?;
+        let c = result.counts;
+        f.add("reads: pages/s", result.each.len() as f64 / result.time.as_secs_f64());
         f.add("reads: device bytes a byte", c.read as f64 / bytes);
         f.add("reads: device operations a page", c.reads as f64 / pages);
         f.add("reads: operations merged, %", 100.0 * c.merged as f64 / (c.reads as f64).max(1.0));
-        let went = part(set, Part::Writes, round)?;
-        let c = went.counts;
-        f.add("writes: pages/s", went.each.len() as f64 / went.time.as_secs_f64());
+        let result = part(set, OltpPart::Writes, round)?;
+        let c = result.counts;
+        f.add("writes: pages/s", result.each.len() as f64 / result.time.as_secs_f64());
         f.add("writes: data blocks read a write", c.data as f64 / pages);
         f.add("writes: metadata blocks read a write", c.metadata as f64 / pages);
         f.add("writes: device bytes a byte", c.written as f64 / bytes);
-        let mut went = part(set, Part::Transactions, round)?;
-        let (c, n) = (went.counts, went.each.len() as f64);
+        let mut result = part(set, OltpPart::Transactions, round)?;
+        let (c, n) = (result.counts, result.each.len() as f64);
         let wrote = n * set.page as f64;
-        f.add("transactions/s", n / went.time.as_secs_f64());
-        f.add("p99, ms", p99(&mut went.each));
+        f.add("transactions/s", n / result.time.as_secs_f64());
+        f.add("p99, ms", p99(&mut result.each));
         f.add("CPU a transaction, us", c.cpu.as_secs_f64() * 1e6 / n);
-        let asked = (wrote * set.reads as f64).max(1.0);
-        f.add("device bytes read a byte read", c.read as f64 / asked);
+        let requested = (wrote * set.reads as f64).max(1.0);
+        f.add("device bytes read a byte read", c.read as f64 / requested);
         f.add("device bytes written a byte written", c.written as f64 / wrote);
     }
     if record == set.page {
@@ -333,7 +337,7 @@ fn rounds(run: &mut Run, set: &Setup, record: u64) -> Out<()> {
     Ok(())
 }
 
-/// Tables want names that stay.
+/// Names of columns are static.
 fn name_of(record: u64) -> &'static str {
     const NAMES: [&str; 16] = [
         "records 512",
@@ -356,14 +360,14 @@ fn name_of(record: u64) -> &'static str {
     NAMES.get((record.ilog2() as usize).saturating_sub(9)).copied().unwrap_or("records")
 }
 
-/// Reads a second of many threads for a time.
-fn reads(rig: &Rig, set: &Setup, time: Duration, seed: u64) -> Out<f64> {
-    let id = rig.fs.walk(FILE.as_bytes(), Io::WAIT)?;
-    let file = rig.fs.open_file(id, Io::WAIT)?;
+/// Reads a second by many threads, over some time.
+fn reads(bench_pool: &SyncPool, set: &OltpSetup, time: Duration, seed: u64) -> BenchResult<f64> {
+    let id = bench_pool.fs.walk(FILE.as_bytes(), Io::WAIT)?;
+    let file = bench_pool.fs.open_file(id, Io::WAIT)?;
     let (done, error) = (AtomicU64::new(0), Mutex::new(None));
     let began = rt::now();
     rt::fan_out(READERS, |t| {
-        let mut rng = Rng::new(seed * READERS as u64 + t as u64);
+        let mut rng = XorShift::new(seed * READERS as u64 + t as u64);
         let mut page = vec![0; set.page as usize];
         while began.elapsed() < time && !tidy::interrupted() {
             let at = rng.below(set.file / set.page) * set.page;
@@ -382,32 +386,38 @@ fn reads(rig: &Rig, set: &Setup, time: Duration, seed: u64) -> Out<f64> {
     }
 }
 
-/// The queue's depth: fixed, or none for the one that it finds.
-fn set_depth(rig: &Rig, depth: Option<u64>) -> Result<()> {
-    let set = |name: &str, value: &str| cenote::tune::find(name)?.set(&rig.engine, value);
+/// Sets the queue's depth; `None` makes it adaptive.
+fn set_depth(bench_pool: &SyncPool, depth: Option<u64>) -> Result<()> {
+    let set = |name: &str, value: &str| cenote::tune::find(name)?.set(&bench_pool.engine, value);
     set("zfs_vdev_adaptive_depth", if depth.is_none() { "on" } else { "off" })?;
-    // Back at its default the class is free again.
+    // At its default value the class is adaptive again.
     let depth = depth.unwrap_or(10).to_string();
     set("zfs_vdev_sync_read_max_active", &depth)
 }
 
-fn by_depth(run: &mut Run, set: &Setup, record: u64, depths: &[u64], time: Duration) -> Out<()> {
-    let rig = Rig::import_with(&set.dir, Some(set.arc.min(set.file / 8).max(1 << 20)))?;
+fn by_depth(
+    run: &mut Run,
+    set: &OltpSetup,
+    record: u64,
+    depths: &[u64],
+    time: Duration,
+) -> BenchResult<()> {
+    let bench_pool = SyncPool::import_with(&set.dir, Some(set.arc.min(set.file / 8).max(1 << 20)))?;
     let mut all: Vec<Option<u64>> = depths.iter().map(|d| Some(*d)).collect();
     all.push(None);
     let mut rates: Vec<Vec<f64>> = vec![Vec::new(); all.len()];
-    // Block pointers come into memory, and the queue finds a first depth.
-    set_depth(&rig, None)?;
-    reads(&rig, set, 3 * time, 0)?;
+    // Loads the block pointers into memory, and lets the queue find its first depth.
+    set_depth(&bench_pool, None)?;
+    reads(&bench_pool, set, 3 * time, 0)?;
     for round in 0..set.rounds {
         for i in 0..all.len() {
             let n = (i + round as usize) % all.len();
             run.step("depths", round, set.rounds)?;
-            set_depth(&rig, all[n])?;
-            rates[n].push(reads(&rig, set, time, 1 + round)?);
+            set_depth(&bench_pool, all[n])?;
+            rates[n].push(reads(&bench_pool, set, time, 1 + round)?);
         }
     }
-    let mut table = Table::new(
+    let mut table = ReportTable::new(
         "depths",
         &[
             ("record", "RECORD"),
@@ -434,7 +444,7 @@ fn by_depth(run: &mut Run, set: &Setup, record: u64, depths: &[u64], time: Durat
             Cell::real(ratio),
         ]);
     }
-    let found = rig.writer()?.zio().tree().queue_depths();
+    let found = bench_pool.writer()?.zio().tree().queue_depths();
     let found: Vec<String> = found.iter().map(|(_, d)| d[0].1.to_string()).collect();
     run.report.notes.push(format!("depth found for reads: {}", found.join(", ")));
     run.report.at_least(format!("{}: own depth / best fixed", name_of(record)), best.1, 0.95);

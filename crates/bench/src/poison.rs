@@ -1,15 +1,15 @@
-//! Does a scan spoil the cache for good?
+//! The effect of a scan on the cache.
 //!
 //! # Theory
-//! An old report: random reads of a file larger than the cache ran 27 to 30 % slower
-//! after another file had been streamed, while the tool said 99 % hits, until the
-//! cache's limit was changed by one byte. So three things are watched by tenths of a
-//! phase: reads a second, hits, and what a hit costs.
+//! In an old report, random reads of a file larger than the cache were 27 to 30 % slower after
+//! another file had been streamed, while the tool showed 99 % hits, until the cache's limit was
+//! changed by one byte. So this bench measures three figures for each tenth of a phase: reads a
+//! second, hits, and the cost of a hit.
 //!
-//! Every phase reads the same places in the same order (one seed), after a warm-up
-//! that reads them too, so phases differ in nothing but what went before them. All is
-//! done several times with fresh engines; figures are medians, and ratios are taken
-//! within a round, since a machine drifts.
+//! Every phase reads the same offsets in the same order (one seed), after a warm-up that reads
+//! them too, so phases differ only in what preceded them. Everything is repeated with new
+//! engines; figures are medians, and ratios are computed within a round, because a machine's
+//! rates drift.
 
 use std::fs::File as HostFile;
 use std::os::unix::fs::FileExt;
@@ -21,9 +21,9 @@ use cenote::{ArcStats, File, PolicyKind};
 
 use super::args::opt;
 use super::chart::Shape;
-use super::frame::{Cell, Table};
-use super::lab::{self, Lab, Rig};
-use super::sample::{Content, Rng, Zipf, median};
+use super::frame::{Cell, ReportTable};
+use super::lab::{self, Lab, LabPool};
+use super::sample::{SampleContent, XorShift, Zipf, median};
 use super::{Bench, Run, Stop};
 
 pub(super) const BENCH: Bench = Bench {
@@ -55,11 +55,11 @@ pub(super) const BENCH: Bench = Bench {
 const READ_MAX: u64 = 256 << 10;
 /// Bytes of one read of the stream.
 const STREAM: usize = 1 << 20;
-/// Reads between two looks at the clock and at signals.
+/// Reads between two checks of the clock and of signals.
 const BATCH: u64 = 64;
 const PHASES: [&str; 3] = ["before", "after the scan", "arc_max - 1"];
 
-struct Setup {
+struct PoisonSetup {
     arc: u64,
     a: u64,
     b: u64,
@@ -72,60 +72,60 @@ struct Setup {
     record: u32,
 }
 
-/// Where the reads go.
+/// The path of the reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum ReadPath {
     Library,
     Mount,
     Direct,
 }
 
-impl Way {
+impl ReadPath {
     fn word(self) -> &'static str {
         match self {
-            Way::Library => "library",
-            Way::Mount => "mount",
-            Way::Direct => "mount, direct_io",
+            ReadPath::Library => "library",
+            ReadPath::Mount => "mount",
+            ReadPath::Direct => "mount, direct_io",
         }
     }
 }
 
-enum Source {
+enum TestedFile {
     Library(Box<File>),
     Host(HostFile),
 }
 
-impl Source {
+impl TestedFile {
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         match self {
-            Source::Library(file) => {
+            TestedFile::Library(file) => {
                 if file.read_at(offset, out, Io::WAIT)? != out.len() {
                     return Err(Error::invalid("the file is shorter than it should be"));
                 }
                 Ok(())
             }
-            Source::Host(file) => {
+            TestedFile::Host(file) => {
                 file.read_exact_at(out, offset).map_err(|e| Error::io("cannot read", e))
             }
         }
     }
 }
 
-/// The same places, phase after phase.
-struct Places<'a> {
-    rng: Rng,
+/// The same sequence of offsets in every phase.
+struct ReadSequence<'a> {
+    rng: XorShift,
     size: u64,
     zipf: Option<&'a Zipf>,
 }
 
-impl Places<'_> {
+impl ReadSequence<'_> {
     /// Offset and length of the next read.
     fn next(&mut self) -> (u64, usize) {
         let len = 1 + self.rng.below(READ_MAX.min(self.size));
         let room = self.size - len + 1;
         let offset = match self.zipf {
             None => self.rng.below(room),
-            // A popular place is a window of the longest read; where in it is chance.
+            // A popular key is a range of the longest read; the read is a random part of it.
             Some(zipf) => {
                 let window = zipf.draw(&mut self.rng) * READ_MAX;
                 (window + self.rng.below(READ_MAX)).min(room - 1)
@@ -135,9 +135,9 @@ impl Places<'_> {
     }
 }
 
-/// What a part of a phase showed.
+/// The figures of a tenth of a phase.
 #[derive(Clone, Copy, Debug, Default)]
-struct Part {
+struct PhaseResult {
     rate: f64,
     hit_ratio: Option<f64>,
     ns_a_hit: Option<f64>,
@@ -148,8 +148,8 @@ struct Part {
 
 #[derive(Default)]
 struct Phase {
-    parts: Vec<Part>,
-    /// Reads a second while the second half of one cache-size was read.
+    parts: Vec<PhaseResult>,
+    /// Reads a second while the second half of one cache size was read.
     recovered: f64,
 }
 
@@ -160,7 +160,7 @@ struct Round {
     stream_hits: Option<f64>,
 }
 
-fn setup(run: &Run) -> Result<Setup, Stop> {
+fn setup(run: &Run) -> Result<PoisonSetup, Stop> {
     let args = &run.args;
     args.no_rest()?;
     let sizes = 1 << 20..=1 << 50;
@@ -168,13 +168,13 @@ fn setup(run: &Run) -> Result<Setup, Stop> {
     let a = args.size("--a", 2 * arc, sizes.clone())?;
     let b = args.size("--b", 2 * arc, sizes)?;
     let tenths = args.count("--tenths", 10, 2..=1000)?;
-    // A read has half of the longest length in the mean.
+    // The mean length of a read is half of the longest.
     let reads = args.count("--reads", 4 * a / (READ_MAX / 2), 10..=1 << 40)?;
     let record = args.size("--record", 128 << 10, 512..=16 << 20)?;
     let record = u32::try_from(record).ok().filter(|r| r.is_power_of_two());
     let record = record.ok_or_else(|| Stop::usage("--record: must be a power of two"))?;
     let time = args.flag("--time").then(|| args.time("--time", Duration::ZERO)).transpose()?;
-    Ok(Setup {
+    Ok(PoisonSetup {
         arc,
         a,
         b,
@@ -192,7 +192,8 @@ fn run(run: &mut Run) -> Result<(), Stop> {
     let mut set = setup(run)?;
     let record = set.record;
     let policies = lab::policies(&run.args, "default")?;
-    let content = if run.args.flag("--lz4") { Content::half() } else { Content::noise(set.seed) };
+    let content =
+        if run.args.flag("--lz4") { SampleContent::half() } else { SampleContent::noise(set.seed) };
     let lab = Lab::new(run, set.a + set.b, |maker| {
         maker.file("A", set.a, record, &content)?;
         maker.file("B", set.b, record, &content)
@@ -202,9 +203,9 @@ fn run(run: &mut Run) -> Result<(), Stop> {
     }
     run.report.set("skew", Cell::Real(set.skew));
     run.report.set("rounds", Cell::Count(set.rounds));
-    let mut ways = vec![Way::Library];
+    let mut ways = vec![ReadPath::Library];
     if run.args.flag("--mount") {
-        ways.extend([Way::Mount, Way::Direct]);
+        ways.extend([ReadPath::Mount, ReadPath::Direct]);
     }
     let mut tables = tables();
     let mut pictures = Vec::new();
@@ -215,13 +216,13 @@ fn run(run: &mut Run) -> Result<(), Stop> {
                 let name = format!("{} {}, round {}", lab::word(policy), way.word(), n + 1);
                 rounds.push(round(run, &mut set, &lab, policy, way, &name)?);
             }
-            tell(run, &set, &mut tables, &mut pictures, (policy, way), &rounds);
+            report(run, &set, &mut tables, &mut pictures, (policy, way), &rounds);
         }
     }
     run.report.set("reads a phase", Cell::Count(set.reads));
     run.report.tables.extend(tables);
     let labels: Vec<String> = (1..=set.tenths).map(|n| n.to_string()).collect();
-    // Ways differ by far more than phases: each has a picture of its own.
+    // The paths differ by far more than the phases, so each has a chart of its own.
     for (name, rates, hits) in pictures {
         run.report.chart(Shape::Lines, &format!("reads/s: {name}"), labels.clone(), rates);
         run.report.chart(Shape::Lines, &format!("hit ratio: {name}"), labels.clone(), hits);
@@ -229,44 +230,46 @@ fn run(run: &mut Run) -> Result<(), Stop> {
     Ok(())
 }
 
-/// Fresh engine, warm-up, and the phases.
+/// A round: a new engine, the warm-up, and the phases.
 fn round(
     run: &mut Run,
-    set: &mut Setup,
+    set: &mut PoisonSetup,
     lab: &Lab,
     policy: PolicyKind,
-    way: Way,
+    way: ReadPath,
     name: &str,
 ) -> Result<Round, Stop> {
-    let rig = lab.open(set.arc, policy)?;
+    let bench_pool = lab.open(set.arc, policy)?;
     let mounted = match way {
-        Way::Library => None,
-        Way::Mount | Way::Direct => Some(rig.mount(way == Way::Direct)?),
+        ReadPath::Library => None,
+        ReadPath::Mount | ReadPath::Direct => Some(bench_pool.mount(way == ReadPath::Direct)?),
     };
-    let open = |file: &str| -> Result<Source> {
-        let Some(mounted) = &mounted else { return Ok(Source::Library(Box::new(rig.file(file)?))) };
+    let open = |file: &str| -> Result<TestedFile> {
+        let Some(mounted) = &mounted else {
+            return Ok(TestedFile::Library(Box::new(bench_pool.file(file)?)));
+        };
         let opened = HostFile::open(mounted.path().join(file));
-        Ok(Source::Host(opened.map_err(|e| Error::io("cannot open", e).on_path(file))?))
+        Ok(TestedFile::Host(opened.map_err(|e| Error::io("cannot open", e).on_path(file))?))
     };
     let (a, b) = (open("A")?, open("B")?);
     let zipf = (set.skew > 0.0).then(|| Zipf::new((set.a / READ_MAX).max(1), set.skew));
-    let places = || Places { rng: Rng::new(set.seed), size: set.a, zipf: zipf.as_ref() };
-    // The first warm-up tells how many reads fill the time that was asked for.
+    let places = || ReadSequence { rng: XorShift::new(set.seed), size: set.a, zipf: zipf.as_ref() };
+    // The first warm-up shows how many reads take the requested time.
     if let Some(time) = set.time.take() {
-        phase(run, set, &rig, &a, places(), &format!("{name}: trying"))?;
+        phase(run, set, &bench_pool, &a, places(), &format!("{name}: trying"))?;
         let begin = rt::now();
-        phase(run, set, &rig, &a, places(), &format!("{name}: trying"))?;
+        phase(run, set, &bench_pool, &a, places(), &format!("{name}: trying"))?;
         let each = begin.elapsed().as_secs_f64().max(1e-9) / set.reads as f64;
         let reads = (time.as_secs_f64() / each) as u64;
         set.reads = reads.clamp(10 * set.tenths, 1 << 40);
     }
-    let places = || Places { rng: Rng::new(set.seed), size: set.a, zipf: zipf.as_ref() };
-    phase(run, set, &rig, &a, places(), &format!("{name}: warming up"))?;
-    let mut phases = vec![phase(run, set, &rig, &a, places(), &format!("{name}: before"))?];
-    let (stream_mib, stream_hits) = stream(run, set, &rig, &b, &format!("{name}: scan"))?;
-    phases.push(phase(run, set, &rig, &a, places(), &format!("{name}: after the scan"))?);
-    rig.engine.set_arc_max(set.arc - 1)?;
-    phases.push(phase(run, set, &rig, &a, places(), &format!("{name}: arc_max - 1"))?);
+    let places = || ReadSequence { rng: XorShift::new(set.seed), size: set.a, zipf: zipf.as_ref() };
+    phase(run, set, &bench_pool, &a, places(), &format!("{name}: warming up"))?;
+    let mut phases = vec![phase(run, set, &bench_pool, &a, places(), &format!("{name}: before"))?];
+    let (stream_mib, stream_hits) = stream(run, set, &bench_pool, &b, &format!("{name}: scan"))?;
+    phases.push(phase(run, set, &bench_pool, &a, places(), &format!("{name}: after the scan"))?);
+    bench_pool.engine.set_arc_max(set.arc - 1)?;
+    phases.push(phase(run, set, &bench_pool, &a, places(), &format!("{name}: arc_max - 1"))?);
     Ok(Round { phases, stream_mib, stream_hits })
 }
 
@@ -275,13 +278,13 @@ fn hit_ratio(before: &ArcStats, after: &ArcStats) -> Option<f64> {
     lab::hit_ratio(of(before), of(after))
 }
 
-/// The same reads as every phase, in parts.
+/// The reads of a phase, in tenths.
 fn phase(
     run: &mut Run,
-    set: &Setup,
-    rig: &Rig,
-    file: &Source,
-    mut places: Places<'_>,
+    set: &PoisonSetup,
+    bench_pool: &LabPool,
+    file: &TestedFile,
+    mut places: ReadSequence<'_>,
     name: &str,
 ) -> Result<Phase, Stop> {
     let mut out = vec![0; READ_MAX as usize];
@@ -291,19 +294,19 @@ fn phase(
     let mut window = (0u64, Duration::ZERO);
     for part in 0..set.tenths {
         let end = set.reads * (part + 1) / set.tenths;
-        let (from, stats, begin) = (done, rig.stats(), rt::now());
+        let (from, stats, begin) = (done, bench_pool.stats(), rt::now());
         let (mut hit_time, mut hits) = (Duration::ZERO, 0u64);
         while done < end {
             if done.is_multiple_of(BATCH) {
                 run.step(name, done, set.reads)?;
             }
             let (offset, len) = places.next();
-            let disk = rig.disk().reads;
+            let disk = bench_pool.disk().reads;
             let start = rt::now();
             file.read(offset, &mut out[..len])?;
             let took = start.elapsed();
-            // Nothing came from the disk: every block of this read was a hit.
-            if rig.disk().reads == disk {
+            // No block came from the disk, so all of this read were hits.
+            if bench_pool.disk().reads == disk {
                 let record = u64::from(set.record);
                 hit_time += took;
                 hits += (offset + len as u64 - 1) / record - offset / record + 1;
@@ -315,9 +318,9 @@ fn phase(
             done += 1;
         }
         let seconds = begin.elapsed().as_secs_f64();
-        let after = rig.stats();
+        let after = bench_pool.stats();
         let (x, y) = (stats.forms, after.forms);
-        phase.parts.push(Part {
+        phase.parts.push(PhaseResult {
             rate: (done - from) as f64 / seconds,
             hit_ratio: hit_ratio(&stats, &after),
             ns_a_hit: (hits > 0).then(|| hit_time.as_nanos() as f64 / hits as f64),
@@ -335,13 +338,13 @@ fn phase(
 /// Reads B from its beginning to its end: MiB/s and hit ratio.
 fn stream(
     run: &mut Run,
-    set: &Setup,
-    rig: &Rig,
-    file: &Source,
+    set: &PoisonSetup,
+    bench_pool: &LabPool,
+    file: &TestedFile,
     name: &str,
 ) -> Result<(f64, Option<f64>), Stop> {
     let mut out = vec![0; STREAM];
-    let (stats, begin) = (rig.stats(), rt::now());
+    let (stats, begin) = (bench_pool.stats(), rt::now());
     let mut at = 0;
     while at < set.b {
         run.step(name, at >> 20, set.b >> 20)?;
@@ -350,12 +353,12 @@ fn stream(
         at += len;
     }
     let mib = set.b as f64 / f64::from(1 << 20) / begin.elapsed().as_secs_f64();
-    Ok((mib, hit_ratio(&stats, &rig.stats())))
+    Ok((mib, hit_ratio(&stats, &bench_pool.stats())))
 }
 
-fn tables() -> [Table; 2] {
+fn tables() -> [ReportTable; 2] {
     [
-        Table::new(
+        ReportTable::new(
             "tenths",
             &[
                 ("policy", "POLICY"),
@@ -370,7 +373,7 @@ fn tables() -> [Table; 2] {
                 ("decompressed", "DECOMPRESSED"),
             ],
         ),
-        Table::new(
+        ReportTable::new(
             "scan",
             &[
                 ("policy", "POLICY"),
@@ -386,12 +389,12 @@ fn tables() -> [Table; 2] {
 type Lines = Vec<(String, Vec<f64>)>;
 
 /// Medians over the rounds, and the targets.
-fn tell(
+fn report(
     run: &mut Run,
-    set: &Setup,
-    tables: &mut [Table; 2],
+    set: &PoisonSetup,
+    tables: &mut [ReportTable; 2],
     pictures: &mut Vec<(String, Lines, Lines)>,
-    (policy, way): (PolicyKind, Way),
+    (policy, way): (PolicyKind, ReadPath),
     rounds: &[Round],
 ) {
     let name = format!("{} {}", lab::word(policy), way.word());
@@ -399,10 +402,11 @@ fn tell(
     for (p, phase) in PHASES.iter().enumerate() {
         let (mut rates, mut hits) = (Vec::new(), Vec::new());
         for t in 0..set.tenths as usize {
-            let parts: Vec<Part> = rounds.iter().map(|r| r.phases[p].parts[t]).collect();
-            let of = |f: &dyn Fn(&Part) -> Option<f64>| median(parts.iter().filter_map(f));
-            let count =
-                |f: fn(&Part) -> u64| Cell::Count(of(&|x| Some(f(x) as f64)).unwrap_or(0.0) as u64);
+            let parts: Vec<PhaseResult> = rounds.iter().map(|r| r.phases[p].parts[t]).collect();
+            let of = |f: &dyn Fn(&PhaseResult) -> Option<f64>| median(parts.iter().filter_map(f));
+            let count = |f: fn(&PhaseResult) -> u64| {
+                Cell::Count(of(&|x| Some(f(x) as f64)).unwrap_or(0.0) as u64)
+            };
             let (rate, hit) = (of(&|x| Some(x.rate)), of(&|x| x.hit_ratio));
             tables[0].rows.push(vec![
                 lab::word(policy).into(),
@@ -445,11 +449,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_repeat_and_stay_inside() {
+    fn offsets_repeat_and_stay_inside() {
         let zipf = Zipf::new(40, 0.99);
         for zipf in [None, Some(&zipf)] {
             for size in [1u64, 1000, READ_MAX, 10 << 20] {
-                let new = || Places { rng: Rng::new(3), size, zipf };
+                let new = || ReadSequence { rng: XorShift::new(3), size, zipf };
                 let (mut one, mut two) = (new(), new());
                 for _ in 0..2000 {
                     let (offset, len) = one.next();

@@ -1,14 +1,14 @@
-//! Numbers and bytes that benches share: random places, skewed keys, content that
-//! compresses or does not, and medians.
+//! Random numbers and data for benches: random offsets, skewed keys, content that compresses or
+//! does not, and medians.
 
-/// xorshift64*: fast, and good enough to leave no pattern. Equal seeds give equal
-/// sequences, so that phases read the same places.
+/// xorshift64*: fast, and good enough to leave no pattern. Equal seeds give equal sequences, so
+/// that phases read the same offsets.
 #[derive(Clone, Debug)]
-pub(super) struct Rng(u64);
+pub(super) struct XorShift(u64);
 
-impl Rng {
-    pub(super) fn new(seed: u64) -> Rng {
-        Rng(mix(seed).max(1))
+impl XorShift {
+    pub(super) fn new(seed: u64) -> XorShift {
+        XorShift(mix(seed).max(1))
     }
 
     pub(super) fn next(&mut self) -> u64 {
@@ -18,7 +18,7 @@ impl Rng {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// Below `n`, which is not zero.
+    /// A number below `n`, which is not zero.
     pub(super) fn below(&mut self, n: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(n)) >> 64) as u64
     }
@@ -36,11 +36,11 @@ fn mix(seed: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Keys by rank: the k-th is asked for in proportion to `1 / (k + 1)^skew`.
+/// Keys by rank: the k-th is drawn in proportion to `1 / (k + 1)^skew`.
 pub(super) struct Zipf(Vec<f64>);
 
 impl Zipf {
-    /// Of `keys` keys, at least one.
+    /// A distribution over `keys` keys, at least one.
     pub(super) fn new(keys: u64, skew: f64) -> Zipf {
         let mut sum = 0.0;
         let weights = (0..keys.max(1)).map(|k| {
@@ -51,14 +51,14 @@ impl Zipf {
     }
 
     /// A rank.
-    pub(super) fn draw(&self, rng: &mut Rng) -> u64 {
+    pub(super) fn draw(&self, rng: &mut XorShift) -> u64 {
         let total = self.0.last().copied().unwrap_or(1.0);
         let at = rng.share() * total;
         self.0.partition_point(|&sum| sum <= at).min(self.0.len() - 1) as u64
     }
 }
 
-/// The place of a rank: a permutation of `0..count` that leaves no neighbours.
+/// Permutes `0..count` so that neighbouring ranks are not adjacent.
 pub(super) struct Scatter {
     count: u64,
     step: u64,
@@ -67,7 +67,7 @@ pub(super) struct Scatter {
 impl Scatter {
     pub(super) fn new(count: u64) -> Scatter {
         let count = count.max(1);
-        // About the golden ratio, and without a common divisor.
+        // Near the golden ratio, and coprime to the count.
         let mut step = (count as f64 * 0.618_033_988_75) as u64 | 1;
         while gcd(step, count) != 1 {
             step += 2;
@@ -75,7 +75,7 @@ impl Scatter {
         Scatter { count, step }
     }
 
-    pub(super) fn place(&self, rank: u64) -> u64 {
+    pub(super) fn position_of(&self, rank: u64) -> u64 {
         (u128::from(rank) * u128::from(self.step) % u128::from(self.count)) as u64
     }
 }
@@ -84,42 +84,42 @@ fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// What files hold.
-pub(super) enum Content {
-    /// Nothing compresses it.
+/// The content of files.
+pub(super) enum SampleContent {
+    /// Incompressible.
     Noise(u64),
-    /// lz4 makes about a half of it.
+    /// lz4 compresses it to about a half.
     Half(Vec<u8>),
 }
 
-/// Length of the sample that half-compressible blocks are windows of; a prime, so
-/// that windows do not repeat soon.
+/// Length of the sample from which half-compressible blocks are taken; a prime, so that blocks
+/// do not repeat soon.
 const SAMPLE: usize = 1_048_573;
 /// Bytes between two states of the noise.
 const NOISE_STEP: usize = 512;
 
-impl Content {
-    pub(super) fn noise(seed: u64) -> Content {
-        Content::Noise(seed)
+impl SampleContent {
+    pub(super) fn noise(seed: u64) -> SampleContent {
+        SampleContent::Noise(seed)
     }
 
-    pub(super) fn half() -> Content {
-        Content::Half(codec::bench::sample(SAMPLE))
+    pub(super) fn half() -> SampleContent {
+        SampleContent::Half(codec::bench::sample(SAMPLE))
     }
 
     /// The bytes at `offset`, a multiple of 512.
     pub(super) fn fill(&self, offset: u64, out: &mut [u8]) {
         match self {
-            Content::Noise(seed) => {
+            SampleContent::Noise(seed) => {
                 let chunks = (offset / NOISE_STEP as u64..).zip(out.chunks_mut(NOISE_STEP));
                 for (n, chunk) in chunks {
-                    let mut rng = Rng::new(seed ^ n);
+                    let mut rng = XorShift::new(seed ^ n);
                     for word in chunk.chunks_mut(8) {
                         word.copy_from_slice(&rng.next().to_le_bytes()[..word.len()]);
                     }
                 }
             }
-            Content::Half(sample) => {
+            SampleContent::Half(sample) => {
                 let mut from = (offset % SAMPLE as u64) as usize;
                 let mut out = out;
                 while !out.is_empty() {
@@ -133,7 +133,7 @@ impl Content {
     }
 }
 
-/// The middle of some numbers; none of none. Of an even count, the mean of two.
+/// The median; `None` without values. Of an even number of values, the mean of the middle two.
 pub(super) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut sorted: Vec<f64> = values.into_iter().filter(|v| v.is_finite()).collect();
     sorted.sort_by(f64::total_cmp);
@@ -158,12 +158,12 @@ mod tests {
 
     #[test]
     fn zipf_prefers_low_ranks() {
-        let (zipf, mut rng) = (Zipf::new(1000, 0.99), Rng::new(1));
+        let (zipf, mut rng) = (Zipf::new(1000, 0.99), XorShift::new(1));
         let mut seen = [0u32; 1000];
         for _ in 0..200_000 {
             seen[zipf.draw(&mut rng) as usize] += 1;
         }
-        // The first has 1 of 7.73, the tenth a tenth of that.
+        // The first has 1 in 7.73 of the draws, the tenth a tenth of that.
         assert!((24_000..28_000).contains(&seen[0]), "{}", seen[0]);
         assert!((2_300..3_100).contains(&seen[9]), "{}", seen[9]);
         assert!(seen[990..].iter().sum::<u32>() > 50);
@@ -174,7 +174,7 @@ mod tests {
     fn scattering_is_a_permutation() {
         for count in [1, 2, 3, 10, 1000, 4096, 9973] {
             let scatter = Scatter::new(count);
-            let mut all: Vec<u64> = (0..count).map(|r| scatter.place(r)).collect();
+            let mut all: Vec<u64> = (0..count).map(|r| scatter.position_of(r)).collect();
             all.sort_unstable();
             assert!(all.into_iter().eq(0..count), "{count}");
         }
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn content_is_the_same_in_any_pieces() {
-        for content in [Content::noise(7), Content::half()] {
+        for content in [SampleContent::noise(7), SampleContent::half()] {
             let mut whole = vec![0; 40_000];
             content.fill(SAMPLE as u64 / 512 * 512 - 1024, &mut whole);
             let mut pieces = vec![0; 40_000];
@@ -196,17 +196,17 @@ mod tests {
             let mut out = vec![0; block.len() * 2];
             codec::compress::compress(codec::compress::Compression::Lz4, block, &mut out).unwrap()
         };
-        Content::half().fill(0, &mut block);
+        SampleContent::half().fill(0, &mut block);
         assert!((40 << 10..100 << 10).contains(&packed(&block)), "{}", packed(&block));
-        Content::noise(1).fill(0, &mut block);
+        SampleContent::noise(1).fill(0, &mut block);
         assert!(packed(&block) >= 128 << 10);
     }
 
     #[test]
     fn random_numbers_stay_below() {
-        let mut rng = Rng::new(0);
+        let mut rng = XorShift::new(0);
         assert!((0..1000).all(|_| rng.below(7) < 7));
-        assert_eq!(Rng::new(5).next(), Rng::new(5).next());
-        assert_ne!(Rng::new(5).next(), Rng::new(6).next());
+        assert_eq!(XorShift::new(5).next(), XorShift::new(5).next());
+        assert_ne!(XorShift::new(5).next(), XorShift::new(6).next());
     }
 }

@@ -1,11 +1,11 @@
 //! A key-value store whose set of keys grows past the cache.
 //!
 //! # Theory
-//! The shape of a report of 2013: reads of values by keys that Zipf's law favours, in
-//! a cache of 16 MiB, 80.7 % of them hits at first and 70.1 % as the set had grown.
-//! A key is a record of one file; popular keys lie apart. Growth adds keys at the
-//! rare end, so what was popular stays so, and the hit ratio falls slowly. Every
-//! policy reads the same keys in the same order, from an empty cache on.
+//! The workload of a report of 2013: reads of values by keys with Zipf's distribution, in a
+//! cache of 16 MiB; 80.7 % of them hit at first, and 70.1 % after the set had grown. A key is a
+//! record of one file; popular keys are spread over the file. Growth adds rare keys, so popular
+//! keys stay popular and the hit ratio falls slowly. Every policy reads the same keys in the
+//! same order, beginning with an empty cache.
 
 use base::Error;
 use cenote::Io;
@@ -13,9 +13,9 @@ use cenote::{ArcStats, PolicyKind};
 
 use super::args::opt;
 use super::chart::Shape;
-use super::frame::{Cell, Table};
+use super::frame::{Cell, ReportTable};
 use super::lab::{self, Lab};
-use super::sample::{Content, Rng, Scatter, Zipf};
+use super::sample::{SampleContent, Scatter, XorShift, Zipf};
 use super::{Bench, Run, Stop};
 
 pub(super) const BENCH: Bench = Bench {
@@ -39,10 +39,10 @@ pub(super) const BENCH: Bench = Bench {
     run,
 };
 
-/// Reads between two looks at signals.
+/// Reads between two checks for signals.
 const BATCH: u64 = 256;
 
-struct Setup {
+struct StressSetup {
     record: u64,
     /// Keys of each step.
     steps: Vec<u64>,
@@ -51,7 +51,7 @@ struct Setup {
     seed: u64,
 }
 
-/// Sizes from the first to the last, each as many times the one before.
+/// A geometric series of sizes from the first to the last.
 fn growth(first: u64, last: u64, steps: u64) -> Vec<u64> {
     let factor = last as f64 / first as f64;
     let size = |n: u64| {
@@ -76,7 +76,7 @@ fn run(run: &mut Run) -> Result<(), Stop> {
         return Err(Stop::usage("--first: must not be more than --size"));
     }
     let keys = size / record;
-    let set = Setup {
+    let set = StressSetup {
         record,
         steps: growth(first / record, keys, args.count("--steps", 7, 1..=100)?),
         reads: args.count("--reads", 4 * keys, 1..=1 << 40)?,
@@ -84,13 +84,13 @@ fn run(run: &mut Run) -> Result<(), Stop> {
         seed: args.count("--seed", 1, 0..=u64::MAX)?,
     };
     let policies = lab::policies(args, "default,arc")?;
-    let content = Content::noise(set.seed);
+    let content = SampleContent::noise(set.seed);
     let lab = Lab::new(run, size, |maker| maker.file("keys", size, record as u32, &content))?;
     run.report.set("arc", Cell::Bytes(arc));
     run.report.set("record", Cell::Bytes(record));
     run.report.set("skew", Cell::Real(set.skew));
     run.report.set("reads a step", Cell::Count(set.reads));
-    let mut table = Table::new(
+    let mut table = ReportTable::new(
         "steps",
         &[
             ("policy", "POLICY"),
@@ -127,33 +127,33 @@ fn run(run: &mut Run) -> Result<(), Stop> {
 /// The steps with one policy: hit ratios of the data.
 fn steps(
     run: &mut Run,
-    set: &Setup,
+    set: &StressSetup,
     lab: &Lab,
     arc: u64,
     policy: PolicyKind,
-    table: &mut Table,
+    table: &mut ReportTable,
 ) -> Result<Vec<f64>, Stop> {
-    let rig = lab.open(arc, policy)?;
-    let file = rig.file("keys")?;
+    let bench_pool = lab.open(arc, policy)?;
+    let file = bench_pool.file("keys")?;
     let scatter = Scatter::new(file.size() / set.record);
-    let mut rng = Rng::new(set.seed);
+    let mut rng = XorShift::new(set.seed);
     let mut ratios = Vec::new();
     let count = set.steps.len();
     for (n, &keys) in set.steps.iter().enumerate() {
         let zipf = Zipf::new(keys, set.skew);
-        let before = rig.stats();
+        let before = bench_pool.stats();
         let name = format!("{}, step {} of {count}", lab::word(policy), n + 1);
         for read in 0..set.reads {
             if read.is_multiple_of(BATCH) {
                 run.step(&name, read, set.reads)?;
             }
-            let place = scatter.place(zipf.draw(&mut rng));
+            let place = scatter.position_of(zipf.draw(&mut rng));
             let value = file.borrow(place * set.record, set.record as usize, Io::WAIT)?;
             if value.len() as u64 != set.record {
                 return Err(Error::invalid("the file is shorter than it should be").into());
             }
         }
-        let after = rig.stats();
+        let after = bench_pool.stats();
         let (data, all) = ratios_between(&before, &after);
         table.rows.push(vec![
             lab::word(policy).into(),

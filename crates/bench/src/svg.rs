@@ -1,5 +1,4 @@
-//! The same pictures as a file: SVG, written by hand (rectangles, lines, text), so
-//! that no drawing library is needed.
+//! Charts as SVG files, written without a library (rectangles, lines, text).
 
 use std::fmt::Write;
 
@@ -12,7 +11,7 @@ const LEFT: f64 = 70.0;
 const RIGHT: f64 = 20.0;
 const TOP: f64 = 60.0;
 const BOTTOM: f64 = 40.0;
-/// Colours that people with any sight tell apart (Okabe and Ito).
+/// Colours that are distinguishable with colour blindness (Okabe and Ito).
 const COLORS: [&str; 6] = ["#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9"];
 
 /// A document with all pictures below each other.
@@ -95,13 +94,13 @@ fn draw(chart: &Chart, out: &mut String) {
     }
 }
 
-/// The width that each label has, and the middle of it.
+/// The width of each label's slot, and the middle of it.
 fn slots(chart: &Chart) -> (f64, impl Fn(usize) -> f64) {
     let slot = (WIDTH - LEFT - RIGHT) / chart.labels.len().max(1) as f64;
     (slot, move |i| LEFT + slot * (i as f64 + 0.5))
 }
 
-/// The labels below the picture; those that would run into each other are left out.
+/// The labels below the chart; those that would overlap are left out.
 fn names(chart: &Chart, out: &mut String) {
     let (slot, middle) = slots(chart);
     let widest = chart.labels.iter().map(|l| l.chars().count()).max().unwrap_or(1);

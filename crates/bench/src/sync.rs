@@ -1,11 +1,12 @@
-//! Synchronous writes: their rate beside `fio`'s, what they cost the device, how long they
-//! take beside a stream, and how long a replay takes.
+//! Synchronous writes: their rate in comparison with `fio`, their cost in flushes, their
+//! latency beside a sequential writer, and the time of a replay.
 //!
 //! # Theory
 //! A cell is a word; without one all run. `fio` writes and syncs blocks one by one in a file
-//! that was written before; in turns with it one writer, and eight, write and `fsync` blocks
-//! of the same size through the public library, in files that were written before, too. The
-//! ratio is taken inside a turn. Flushes are counted at the device; `fio` makes one a write.
+//! that was written before. In alternating rounds, one writer and eight writers write and
+//! `fsync` blocks of the same size through the public library, in files that were also written
+//! before. The ratio is computed within a round. Flushes are counted at the device; `fio` makes
+//! one for each write.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,12 +15,12 @@ use base::ObjectId;
 use base::rt::{self, Mutex};
 
 use super::args::opt;
-use super::frame::{Cell, Table};
+use super::frame::{Cell, ReportTable};
 use super::sample::median;
-use super::sync_rig::{Counts, Rig, fio, image};
+use super::sync_pool::{SyncCounts, SyncPool, fio, image};
 use super::tidy::{self, Scratch};
-use super::write_rig::{preallocate, rss};
-use super::{Bench, Run, Stop};
+use super::write_pool::{preallocate, rss};
+use super::{Bench, BenchResult, Run, Stop};
 
 pub(super) const BENCH: Bench = Bench {
     name: "sync",
@@ -37,9 +38,8 @@ pub(super) const BENCH: Bench = Bench {
     run,
 };
 
-type Out<T> = Result<T, Stop>;
-type Named = (&'static str, fn(&mut Run, &Setup) -> Out<()>);
-const CELLS: [Named; 4] =
+type SyncCell = (&'static str, fn(&mut Run, &SyncSetup) -> BenchResult<()>);
+const CELLS: [SyncCell; 4] =
     [("rate", rate), ("bytes", bytes), ("beside", beside), ("replay", replay)];
 const COLUMNS: [(&str, &str); 5] = [
     ("figure", "FIGURE"),
@@ -48,12 +48,12 @@ const COLUMNS: [(&str, &str); 5] = [
     ("most", "MOST"),
     ("turns", "TURNS"),
 ];
-/// Writers of the second figure.
+/// Number of writers in the second figure.
 const MANY: usize = 8;
 /// Records in a commit of the log that is replayed.
 const BATCH: u64 = 1000;
 
-struct Setup {
+struct SyncSetup {
     dir: PathBuf,
     file: u64,
     rounds: u64,
@@ -63,12 +63,12 @@ struct Setup {
     records: u64,
 }
 
-fn run(run: &mut Run) -> Out<()> {
+fn run(run: &mut Run) -> BenchResult<()> {
     let args = &run.args;
     let sizes = 64 << 20..=1 << 40;
     let dir = args.text("--dir").map_or_else(std::env::temp_dir, PathBuf::from);
     let scratch = Scratch::new(&dir)?;
-    let set = Setup {
+    let set = SyncSetup {
         dir: scratch.path().to_owned(),
         file: args.size("--file", 4 << 30, sizes.clone())?,
         rounds: args.count("--rounds", 7, 1..=1000)?,
@@ -91,7 +91,7 @@ fn run(run: &mut Run) -> Out<()> {
     Ok(())
 }
 
-/// Figures of several turns.
+/// Figures of several rounds.
 #[derive(Default)]
 pub(super) struct Figures {
     rows: Vec<(&'static str, Vec<f64>)>,
@@ -111,7 +111,7 @@ impl Figures {
     }
 
     pub(super) fn end(self, name: &'static str, run: &mut Run) {
-        let mut table = Table::new(name, &COLUMNS);
+        let mut table = ReportTable::new(name, &COLUMNS);
         for (figure, values) in self.rows {
             table.rows.push(vec![
                 figure.into(),
@@ -125,24 +125,29 @@ impl Figures {
     }
 }
 
-/// A file of blocks that were written once and are on disk.
-fn written(rig: &Rig, name: &str, blocks: u64, data: &[u8]) -> Out<ObjectId> {
-    let file = rig.file(name)?;
-    (0..blocks).try_for_each(|i| rig.write(file, i * data.len() as u64, data))?;
-    rig.writer()?.sync()?;
-    rig.fs.fsync(file)?;
+/// A file whose blocks were written once and are on disk.
+fn written(bench_pool: &SyncPool, name: &str, blocks: u64, data: &[u8]) -> BenchResult<ObjectId> {
+    let file = bench_pool.file(name)?;
+    (0..blocks).try_for_each(|i| bench_pool.write(file, i * data.len() as u64, data))?;
+    bench_pool.writer()?.sync()?;
+    bench_pool.fs.fsync(file)?;
     Ok(file)
 }
 
-/// Writes and syncs blocks, each writer in its file; how long it took all of them.
-fn durable(rig: &Rig, files: &[ObjectId], count: u64, data: &[u8]) -> Out<Duration> {
+/// Writes and syncs blocks, each writer in its own file; returns the time for all of them.
+fn durable(
+    bench_pool: &SyncPool,
+    files: &[ObjectId],
+    count: u64,
+    data: &[u8],
+) -> BenchResult<Duration> {
     let failed = Mutex::new(None);
     let began = rt::now();
     rt::fan_out(files.len(), |t| {
         for i in 0..count {
-            let done = rig
+            let done = bench_pool
                 .write(files[t], i * data.len() as u64, data)
-                .and_then(|()| rig.fs.fsync(files[t]));
+                .and_then(|()| bench_pool.fs.fsync(files[t]));
             if let Err(e) = done {
                 failed.lock().get_or_insert(e);
             }
@@ -155,29 +160,30 @@ fn durable(rig: &Rig, files: &[ObjectId], count: u64, data: &[u8]) -> Out<Durati
     failed.into_inner().map_or(Ok(time), |e| Err(e.into()))
 }
 
-fn block(set: &Setup) -> Vec<u8> {
+fn block(set: &SyncSetup) -> Vec<u8> {
     (0..set.block).map(|i| (i.wrapping_mul(0x9e37_79b9) >> 7) as u8).collect()
 }
 
-fn rate(run: &mut Run, set: &Setup) -> Out<()> {
+fn rate(run: &mut Run, set: &SyncSetup) -> BenchResult<()> {
     let data = block(set);
     let peer = set.dir.join("fio.img");
     let bytes = (set.writes * set.block).next_multiple_of(1 << 20);
     preallocate(&peer, bytes)?;
-    let rig = Rig::new(&set.dir, set.file, set.block)?;
+    let bench_pool = SyncPool::new(&set.dir, set.file, set.block)?;
     let each = set.writes / MANY as u64;
-    let one = [written(&rig, "one", set.writes, &data)?];
-    let many: Vec<ObjectId> =
-        (0..MANY).map(|t| written(&rig, &format!("many-{t}"), each, &data)).collect::<Out<_>>()?;
+    let one = [written(&bench_pool, "one", set.writes, &data)?];
+    let many: Vec<ObjectId> = (0..MANY)
+        .map(|t| written(&bench_pool, &format!("many-{t}"), each, &data))
+        .collect::<BenchResult<_>>()?;
     let mut f = Figures::default();
-    for turn in 0..set.rounds {
-        run.step("rate", turn, set.rounds)?;
+    for round in 0..set.rounds {
+        run.step("rate", round, set.rounds)?;
         let disk = fio(&peer, bytes, set.block, set.writes);
-        let counted = |files: &[ObjectId], count: u64| -> Out<(f64, Counts)> {
-            let before = rig.counts()?;
-            let time = durable(&rig, files, count, &data)?;
+        let counted = |files: &[ObjectId], count: u64| -> BenchResult<(f64, SyncCounts)> {
+            let before = bench_pool.counts()?;
+            let time = durable(&bench_pool, files, count, &data)?;
             let writes = count * files.len() as u64;
-            Ok((writes as f64 / time.as_secs_f64(), rig.counts()?.since(before)))
+            Ok((writes as f64 / time.as_secs_f64(), bench_pool.counts()?.since(before)))
         };
         let (alone, counts) = counted(&one, set.writes)?;
         f.add("one writer, writes/s", alone);
@@ -198,22 +204,22 @@ fn rate(run: &mut Run, set: &Setup) -> Out<()> {
     Ok(())
 }
 
-fn bytes(run: &mut Run, set: &Setup) -> Out<()> {
+fn bytes(run: &mut Run, set: &SyncSetup) -> BenchResult<()> {
     let data = block(set);
-    let rig = Rig::new(&set.dir, set.file, set.block)?;
-    let file = written(&rig, "file", set.writes, &data)?;
+    let bench_pool = SyncPool::new(&set.dir, set.file, set.block)?;
+    let file = written(&bench_pool, "file", set.writes, &data)?;
     let mut f = Figures::default();
-    for turn in 0..set.rounds {
-        run.step("bytes", turn, set.rounds)?;
-        rig.writer()?.sync()?;
-        let before = rig.counts()?;
-        durable(&rig, &[file], set.writes, &data)?;
-        rig.writer()?.sync()?;
-        let went = rig.counts()?.since(before);
+    for round in 0..set.rounds {
+        run.step("bytes", round, set.rounds)?;
+        bench_pool.writer()?.sync()?;
+        let before = bench_pool.counts()?;
+        durable(&bench_pool, &[file], set.writes, &data)?;
+        bench_pool.writer()?.sync()?;
+        let delta = bench_pool.counts()?.since(before);
         let each = |n: u64| n as f64 / set.writes as f64;
-        f.add("bytes on the log a write", each(went.log));
-        f.add("bytes on the device a write, with its group", each(went.device));
-        f.add("blocks a write", each(went.blocks));
+        f.add("bytes on the log a write", each(delta.log));
+        f.add("bytes on the device a write, with its group", each(delta.device));
+        f.add("blocks a write", each(delta.blocks));
     }
     let most = (set.block + (4 << 10)) as f64;
     run.report.at_most("bytes: on the log a write", f.median("bytes on the log a write"), most);
@@ -221,43 +227,44 @@ fn bytes(run: &mut Run, set: &Setup) -> Out<()> {
     Ok(())
 }
 
-/// The 99th of a hundred, milliseconds.
+/// The 99th percentile, milliseconds.
 pub(super) fn p99(times: &mut [Duration]) -> f64 {
     times.sort_unstable();
     let at = (times.len() * 99 / 100).min(times.len().saturating_sub(1));
     times.get(at).map_or(f64::NAN, |t| t.as_secs_f64() * 1e3)
 }
 
-fn beside(run: &mut Run, set: &Setup) -> Out<()> {
+fn beside(run: &mut Run, set: &SyncSetup) -> BenchResult<()> {
     let data = block(set);
-    let rig = Rig::new(&set.dir, set.file, 128 << 10)?;
-    let file = written(&rig, "file", set.writes, &data)?;
-    let bulk = rig.file("stream")?;
+    let bench_pool = SyncPool::new(&set.dir, set.file, 128 << 10)?;
+    let file = written(&bench_pool, "file", set.writes, &data)?;
+    let bulk = bench_pool.file("stream")?;
     let large = vec![5; 1 << 20];
     let mut f = Figures::default();
-    for turn in 0..set.rounds {
-        run.step("beside", turn, set.rounds)?;
-        rig.writer()?.sync()?;
-        let timed = |i: u64| -> Out<Duration> {
-            rig.write(file, i % set.writes * set.block, &data)?;
+    for round in 0..set.rounds {
+        run.step("beside", round, set.rounds)?;
+        bench_pool.writer()?.sync()?;
+        let timed = |i: u64| -> BenchResult<Duration> {
+            bench_pool.write(file, i % set.writes * set.block, &data)?;
             let began = rt::now();
-            rig.fs.fsync(file)?;
+            bench_pool.fs.fsync(file)?;
             Ok(began.elapsed())
         };
-        let mut quiet = (0..set.writes).map(timed).collect::<Out<Vec<_>>>()?;
+        let mut quiet = (0..set.writes).map(timed).collect::<BenchResult<Vec<_>>>()?;
         let (going, failed) = (Mutex::new(true), Mutex::new(None));
         let times = Mutex::new(Vec::new());
         rt::fan_out(2, |t| {
             if t == 0 {
                 let blocks = 0..set.stream >> 20;
-                let done = blocks.into_iter().try_for_each(|i| rig.write(bulk, i << 20, &large));
+                let done =
+                    blocks.into_iter().try_for_each(|i| bench_pool.write(bulk, i << 20, &large));
                 *going.lock() = false;
                 if let Err(e) = done {
                     failed.lock().get_or_insert(Stop::from(e));
                 }
                 return;
             }
-            // One at least: a short stream may be over before this thread is on.
+            // At least one, because a short stream may end before this thread runs.
             for i in 0.. {
                 match timed(i) {
                     Ok(time) => times.lock().push(time),
@@ -286,27 +293,27 @@ fn beside(run: &mut Run, set: &Setup) -> Out<()> {
     Ok(())
 }
 
-fn replay(run: &mut Run, set: &Setup) -> Out<()> {
-    let rig = Rig::new(&set.dir, set.file, 128 << 10)?;
-    let file = rig.file("file")?;
-    rig.fs.fsync(file)?;
-    rig.writer()?.sync()?;
-    rig.no_groups()?;
-    let before = rig.counts()?;
+fn replay(run: &mut Run, set: &SyncSetup) -> BenchResult<()> {
+    let bench_pool = SyncPool::new(&set.dir, set.file, 128 << 10)?;
+    let file = bench_pool.file("file")?;
+    bench_pool.fs.fsync(file)?;
+    bench_pool.writer()?.sync()?;
+    bench_pool.no_txgs()?;
+    let before = bench_pool.counts()?;
     let data = [3; 100];
     for i in 0..set.records {
-        rig.write(file, i * data.len() as u64, &data)?;
+        bench_pool.write(file, i * data.len() as u64, &data)?;
         if (i + 1).is_multiple_of(BATCH) || i + 1 == set.records {
-            rig.fs.fsync(file)?;
+            bench_pool.fs.fsync(file)?;
             run.step("replay: writing", i, set.records)?;
         }
     }
-    let log = rig.counts()?.since(before).log;
-    // What is there now is what a power cut leaves.
+    let log = bench_pool.counts()?.since(before).log;
+    // The disk now has the state after a power cut.
     let cut = Scratch::new(&set.dir)?;
     let failed = |e| base::Error::io("cannot copy the image", e);
     std::fs::copy(image(&set.dir), image(cut.path())).map_err(failed)?;
-    drop(rig);
+    drop(bench_pool);
     run.step("replay", 0, 0)?;
     let memory = rss();
     let most = Mutex::new(memory);
@@ -315,8 +322,8 @@ fn replay(run: &mut Run, set: &Setup) -> Out<()> {
     rt::fan_out(2, |t| {
         if t == 0 {
             let began = rt::now();
-            let rig = Rig::import(cut.path());
-            *out.lock() = Some(rig.map(|rig| (rig, began.elapsed())));
+            let bench_pool = SyncPool::import(cut.path());
+            *out.lock() = Some(bench_pool.map(|bench_pool| (bench_pool, began.elapsed())));
             *going.lock() = false;
             return;
         }
@@ -329,9 +336,9 @@ fn replay(run: &mut Run, set: &Setup) -> Out<()> {
         }
     });
     let done = out.into_inner().ok_or_else(|| base::Error::bug("no replay"))?;
-    let (rig, time) = done?;
-    let id = rig.fs.lookup(rig.fs.root(), b"file", cenote::Io::WAIT)?.id;
-    let size = rig.fs.attrs(id, cenote::Io::WAIT)?.size;
+    let (bench_pool, time) = done?;
+    let id = bench_pool.fs.lookup(bench_pool.fs.root(), b"file", cenote::Io::WAIT)?.id;
+    let size = bench_pool.fs.attrs(id, cenote::Io::WAIT)?.size;
     if size != set.records * data.len() as u64 {
         return Err(base::Error::corrupt(format!("{size} bytes are there after the replay")).into());
     }

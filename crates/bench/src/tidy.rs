@@ -1,9 +1,7 @@
-//! Nothing stays behind: temporary directories and mounts go with the bench, also
-//! when a signal ends it.
+//! Clean-up of temporary directories and mounts when a bench ends, also by a signal.
 //!
-//! A first signal only asks: the bench looks at [`interrupted`] between reads and
-//! unwinds. One that does not get there in time is ended by the watching thread,
-//! which then does the tidying itself.
+//! The first signal is a request: the bench checks [`interrupted`] between reads and returns.
+//! If it does not return in time, the watching thread cleans up and ends the process.
 //!
 //! Lock order: `LEFT` is a leaf.
 
@@ -19,10 +17,10 @@ use rustix::fs::{Mode, mkdir};
 use ui::Exit;
 use ui::signals::Signals;
 
-/// Exit code of a program that a signal ended, as shells have it.
+/// Exit code of a program that a signal ended, as in shells.
 pub(super) const INTERRUPTED: Exit = Exit(130);
-/// How long a bench may take to end by itself.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a bench may take to end after a signal.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
 
 static STOP: AtomicBool = AtomicBool::new(false);
 static LEFT: Mutex<Vec<Left>> = Mutex::new(Vec::new());
@@ -35,7 +33,7 @@ enum Left {
 }
 
 impl Left {
-    /// As far as it can be.
+    /// Removes it, as far as possible.
     fn remove(&self) {
         let _gone = match self {
             Left::Directory(path) => std::fs::remove_dir_all(path).is_ok(),
@@ -48,12 +46,12 @@ impl Left {
     }
 }
 
-/// Whether a signal asked the bench to end.
+/// Whether a signal has requested the bench's end.
 pub(super) fn interrupted() -> bool {
     STOP.load(Relaxed)
 }
 
-/// Takes signals from now on.
+/// Handles signals from now on.
 ///
 /// # Errors
 /// Signals cannot be blocked, or no thread can be had.
@@ -61,9 +59,9 @@ pub(super) fn watch() -> Result<()> {
     let signals = Signals::block()?;
     rt::spawn("signals", move || {
         signals.wait_and(|| STOP.store(true, Relaxed));
-        rt::sleep(PATIENCE);
+        rt::sleep(END_TIMEOUT);
         let left = std::mem::take(&mut *LEFT.lock());
-        // Mounts first: a directory below one cannot be removed.
+        // Mounts first, because a directory below one cannot be removed.
         for mount in left.iter().filter(|l| matches!(l, Left::Mount(_))) {
             mount.remove();
         }
@@ -79,7 +77,7 @@ fn forget(left: &Left) {
     LEFT.lock().retain(|l| l != left);
 }
 
-/// A directory of our own, gone with this value.
+/// A temporary directory, removed when dropped.
 pub(super) struct Scratch(PathBuf);
 
 impl Scratch {
@@ -104,7 +102,7 @@ impl Scratch {
         &self.0
     }
 
-    /// Lets it stay.
+    /// Keeps the directory.
     pub(super) fn keep(self) -> PathBuf {
         forget(&Left::Directory(self.0.clone()));
         let path = self.0.clone();
@@ -121,11 +119,11 @@ impl Drop for Scratch {
     }
 }
 
-/// A file of our own in a directory of somebody else, gone with this value.
+/// A temporary file in another directory, removed when dropped.
 pub(super) struct ScratchFile(PathBuf);
 
 impl ScratchFile {
-    /// Promises to remove what will be there.
+    /// Registers a path for removal; the file may be made later.
     pub(super) fn new(path: PathBuf) -> ScratchFile {
         LEFT.lock().push(Left::File(path.clone()));
         ScratchFile(path)

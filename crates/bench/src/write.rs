@@ -1,15 +1,15 @@
-//! What the engine writes, each figure beside what limits it.
+//! The engine's writes, each figure compared with its limit.
 //!
 //! # Theory
-//! A cell is a word; without one all run. What is compared runs in turns within one
-//! process, the ratio is taken inside a turn, and the medians of rates and ratios are
-//! told with their range. The pool is made anew for each turn, for `fio` writes to
+//! A cell is a word; without one all run. The contenders run in alternating rounds within one
+//! process. Ratios are computed within a round, and the medians of rates and ratios are
+//! reported with their range. The pool is made again for each round, because `fio` writes to
 //! the same files. Every figure ends with a sync.
 //!
-//! `fio` writes blocks of 128 KiB, 16 at a time, past the page cache; its data does not
-//! compress. The limit of compressible data is the encoder alone, on two threads, over
-//! the same blocks, or the device. A stream before the one that counts has touched the
-//! memory, as in a daemon that runs.
+//! `fio` writes blocks of 128 KiB, 16 at a time, past the page cache; its data is
+//! incompressible. The limit of compressible data is the encoder alone, on two threads, over
+//! the same blocks, or the device. A stream before the measured one touches the memory, as in a
+//! daemon that has run for a while.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -22,10 +22,12 @@ use cenote::{Engine, EngineConfig, ImportOptions, Search};
 use codec::compress::{Compression, compress};
 
 use super::args::opt;
-use super::frame::{Cell, Table};
-use super::sample::{Content, median};
-use super::write_rig::{Done, Job, POOL, Plan, Rig, fio, patterns, preallocate, rss};
-use super::{Bench, Run, Stop};
+use super::frame::{Cell, ReportTable};
+use super::sample::{SampleContent, median};
+use super::write_pool::{
+    Job, POOL, WritePool, WritePoolSpec, WriteTimes, fio, patterns, preallocate, rss,
+};
+use super::{Bench, BenchResult, Run, Stop};
 
 pub(super) const BENCH: Bench = Bench {
     name: "write",
@@ -44,15 +46,14 @@ pub(super) const BENCH: Bench = Bench {
     run,
 };
 
-type Out<T> = Result<T, Stop>;
 const MIB: f64 = 1048576.0;
 const BULK: u64 = 128 << 10;
 const SMALL: u64 = 8 << 10;
-/// The data below snapshots shrinks to less than this part.
+/// The data below snapshots shrinks to less than this fraction.
 const THIN: u64 = 16;
-/// One cell's name and what measures it.
-type Named = (&'static str, fn(&mut Run, &Setup) -> Out<()>);
-const CELLS: [Named; 8] = [
+/// A cell's name and the function that measures it.
+type WriteCell = (&'static str, fn(&mut Run, &WriteSetup) -> BenchResult<()>);
+const CELLS: [WriteCell; 8] = [
     ("bulk", bulk),
     ("lz4", lz4),
     ("raidz", raidz),
@@ -62,7 +63,7 @@ const CELLS: [Named; 8] = [
     ("memory", memory),
     ("crash", crash),
 ];
-/// Columns of every table: a row is a figure over the turns.
+/// Columns of every table: a row is a figure over the rounds.
 const COLUMNS: [(&str, &str); 5] = [
     ("figure", "FIGURE"),
     ("median", "MEDIAN"),
@@ -71,7 +72,7 @@ const COLUMNS: [(&str, &str); 5] = [
     ("turns", "TURNS"),
 ];
 
-struct Setup {
+struct WriteSetup {
     dir: PathBuf,
     file: PathBuf,
     size: u64,
@@ -82,9 +83,9 @@ struct Setup {
     data: u64,
 }
 
-impl Setup {
-    fn plan<'a>(&self, files: &'a [PathBuf]) -> Plan<'a> {
-        Plan { files, parity: 0, cache: 1 << 30, dirty_max: None }
+impl WriteSetup {
+    fn plan<'a>(&self, files: &'a [PathBuf]) -> WritePoolSpec<'a> {
+        WritePoolSpec { files, parity: 0, cache: 1 << 30, dirty_max: None }
     }
 
     fn one(&self) -> Vec<PathBuf> {
@@ -92,13 +93,13 @@ impl Setup {
     }
 }
 
-fn run(run: &mut Run) -> Out<()> {
+fn run(run: &mut Run) -> BenchResult<()> {
     let args = &run.args;
     let sizes = 64 << 20..=1 << 40;
     let dir = args.text("--dir").map_or_else(std::env::temp_dir, PathBuf::from);
     let dir = std::path::absolute(&dir).unwrap_or(dir);
     let file_size = args.size("--file", 6 << 30, sizes.clone())?;
-    let set = Setup {
+    let set = WriteSetup {
         file: dir.join("w1.img"),
         dir,
         size: args.size("--size", 1 << 30, sizes.clone())?,
@@ -128,15 +129,15 @@ fn run(run: &mut Run) -> Out<()> {
     Ok(())
 }
 
-/// Figures of several turns.
+/// Figures of several rounds.
 struct Figures {
-    table: Table,
+    table: ReportTable,
     rows: Vec<(&'static str, Vec<f64>)>,
 }
 
 impl Figures {
     fn new(name: &'static str) -> Figures {
-        Figures { table: Table::new(name, &COLUMNS), rows: Vec::new() }
+        Figures { table: ReportTable::new(name, &COLUMNS), rows: Vec::new() }
     }
 
     fn add(&mut self, figure: &'static str, value: f64) {
@@ -166,48 +167,58 @@ impl Figures {
     }
 }
 
-/// Writes a new object of `size` bytes in order, and removes it when it was timed.
-fn stream(rig: &Rig, size: u64, threads: usize, blocks: &[Vec<u8>]) -> Out<Done> {
-    let (done, object) = put(rig, size, threads, blocks)?;
-    rig.remove(object)?;
-    // Two groups later the space is free again.
+/// Writes a new object of `size` bytes sequentially, and removes it after the measurement.
+fn stream(
+    bench_pool: &WritePool,
+    size: u64,
+    threads: usize,
+    blocks: &[Vec<u8>],
+) -> BenchResult<WriteTimes> {
+    let (done, object) = put(bench_pool, size, threads, blocks)?;
+    bench_pool.remove(object)?;
+    // The space is free again two txgs later.
     for _ in 0..3 {
-        rig.writer.sync()?;
+        bench_pool.writer.sync()?;
     }
     Ok(done)
 }
 
-/// The same, and it stays.
-fn put(rig: &Rig, size: u64, threads: usize, blocks: &[Vec<u8>]) -> Out<(Done, ObjectId)> {
+/// As [`stream`], but keeps the object.
+fn put(
+    bench_pool: &WritePool,
+    size: u64,
+    threads: usize,
+    blocks: &[Vec<u8>],
+) -> BenchResult<(WriteTimes, ObjectId)> {
     let record = blocks.first().map_or(BULK, |b| b.len() as u64);
-    let object = rig.object(record)?;
+    let object = bench_pool.object(record)?;
     let count = size / record;
     let job = Job { object, record, count, among: None, threads, patterns: blocks };
-    Ok((rig.write(&job)?, object))
+    Ok((bench_pool.write(&job)?, object))
 }
 
 /// Touches the memory that a stream will use.
-fn warm(rig: &Rig, set: &Setup, blocks: &[Vec<u8>]) -> Out<()> {
-    stream(rig, 2 * set.size, set.threads, blocks)?;
+fn warm(bench_pool: &WritePool, set: &WriteSetup, blocks: &[Vec<u8>]) -> BenchResult<()> {
+    stream(bench_pool, 2 * set.size, set.threads, blocks)?;
     Ok(())
 }
 
-fn bulk(run: &mut Run, set: &Setup) -> Out<()> {
-    let blocks = patterns(&Content::noise(1), BULK);
+fn bulk(run: &mut Run, set: &WriteSetup) -> BenchResult<()> {
+    let blocks = patterns(&SampleContent::noise(1), BULK);
     let mut f = Figures::new("bulk");
     let files = set.one();
-    for turn in 0..set.rounds {
-        run.step("bulk", turn, set.rounds)?;
+    for round in 0..set.rounds {
+        run.step("bulk", round, set.rounds)?;
         let disk = fio(&set.file, set.size, BULK, 16, false);
-        // Of the size and at the depth that the engine's queue makes of them.
+        // Requests of the size and depth that the engine's queue makes of them.
         if let Some(merged) = fio(&set.file, set.size, 1 << 20, 10, false) {
             f.add("fio, 1 MiB, 10 deep, MiB/s", merged / MIB);
         }
-        let rig = Rig::new(&set.plan(&files))?;
-        let first = stream(&rig, set.size, set.threads, &blocks)?;
+        let bench_pool = WritePool::new(&set.plan(&files))?;
+        let first = stream(&bench_pool, set.size, set.threads, &blocks)?;
         f.add("engine, memory touched for the first time, MiB/s", first.per_second(set.size) / MIB);
-        stream(&rig, set.size, set.threads, &blocks)?;
-        let done = stream(&rig, set.size, set.threads, &blocks)?;
+        stream(&bench_pool, set.size, set.threads, &blocks)?;
+        let done = stream(&bench_pool, set.size, set.threads, &blocks)?;
         let rate = done.per_second(set.size);
         f.add("engine, MiB/s", rate / MIB);
         f.add("processor, ms a GiB", done.cpu.as_secs_f64() * 1e3 * 1024.0 * MIB / set.size as f64);
@@ -215,9 +226,9 @@ fn bulk(run: &mut Run, set: &Setup) -> Out<()> {
             f.add("fio, MiB/s", disk / MIB);
             f.add("engine / fio", rate / disk);
         }
-        let one = stream(&rig, set.size, 1, &blocks)?;
+        let one = stream(&bench_pool, set.size, 1, &blocks)?;
         f.add("engine, one writer, MiB/s", one.per_second(set.size) / MIB);
-        let eight = stream(&rig, set.size, 8, &blocks)?;
+        let eight = stream(&bench_pool, set.size, 8, &blocks)?;
         f.add("engine, eight writers, MiB/s", eight.per_second(set.size) / MIB);
     }
     run.report.at_least("bulk: engine / fio", f.median("engine / fio"), 0.8);
@@ -225,7 +236,7 @@ fn bulk(run: &mut Run, set: &Setup) -> Out<()> {
     Ok(())
 }
 
-/// What two threads compress a second, bytes of input, and the share that is left.
+/// Bytes of input that two threads compress a second, and the share that remains.
 fn encoder(blocks: &[Vec<u8>], size: u64) -> (f64, f64) {
     let kept = Mutex::new(0u64);
     let began = rt::now();
@@ -242,17 +253,17 @@ fn encoder(blocks: &[Vec<u8>], size: u64) -> (f64, f64) {
     (size as f64 / began.elapsed().as_secs_f64(), kept as f64 / size as f64)
 }
 
-fn lz4(run: &mut Run, set: &Setup) -> Out<()> {
-    let blocks = patterns(&Content::half(), BULK);
+fn lz4(run: &mut Run, set: &WriteSetup) -> BenchResult<()> {
+    let blocks = patterns(&SampleContent::half(), BULK);
     let mut f = Figures::new("lz4");
     let files = set.one();
-    for turn in 0..set.rounds {
-        run.step("lz4", turn, set.rounds)?;
+    for round in 0..set.rounds {
+        run.step("lz4", round, set.rounds)?;
         let disk = fio(&set.file, set.size / 2, BULK, 16, false);
         let (alone, kept) = encoder(&blocks, set.size);
-        let rig = Rig::new(&set.plan(&files))?;
-        warm(&rig, set, &blocks)?;
-        let rate = stream(&rig, set.size, set.threads, &blocks)?.per_second(set.size);
+        let bench_pool = WritePool::new(&set.plan(&files))?;
+        warm(&bench_pool, set, &blocks)?;
+        let rate = stream(&bench_pool, set.size, set.threads, &blocks)?.per_second(set.size);
         let limit = disk.map_or(alone, |d| alone.min(d / kept));
         f.add("engine, MiB/s", rate / MIB);
         f.add("lz4 alone, two threads, MiB/s", alone / MIB);
@@ -268,8 +279,8 @@ fn lz4(run: &mut Run, set: &Setup) -> Out<()> {
     Ok(())
 }
 
-fn raidz(run: &mut Run, set: &Setup) -> Out<()> {
-    let blocks = patterns(&Content::noise(2), BULK);
+fn raidz(run: &mut Run, set: &WriteSetup) -> BenchResult<()> {
+    let blocks = patterns(&SampleContent::noise(2), BULK);
     let files: Vec<PathBuf> = (1..=6).map(|n| set.dir.join(format!("w6-{n}.img"))).collect();
     for file in &files {
         run.step("making files", 0, 0)?;
@@ -277,15 +288,15 @@ fn raidz(run: &mut Run, set: &Setup) -> Out<()> {
     }
     let single = set.one();
     let mut f = Figures::new("raidz");
-    for turn in 0..set.rounds {
-        run.step("raidz2 of 6", turn, set.rounds)?;
-        let rig = Rig::new(&set.plan(&single))?;
-        warm(&rig, set, &blocks)?;
-        let one = stream(&rig, set.size, set.threads, &blocks)?.per_second(set.size);
-        drop(rig);
-        let rig = Rig::new(&Plan { parity: 2, ..set.plan(&files) })?;
-        warm(&rig, set, &blocks)?;
-        let six = stream(&rig, set.size, set.threads, &blocks)?.per_second(set.size);
+    for round in 0..set.rounds {
+        run.step("raidz2 of 6", round, set.rounds)?;
+        let bench_pool = WritePool::new(&set.plan(&single))?;
+        warm(&bench_pool, set, &blocks)?;
+        let one = stream(&bench_pool, set.size, set.threads, &blocks)?.per_second(set.size);
+        drop(bench_pool);
+        let bench_pool = WritePool::new(&WritePoolSpec { parity: 2, ..set.plan(&files) })?;
+        warm(&bench_pool, set, &blocks)?;
+        let six = stream(&bench_pool, set.size, set.threads, &blocks)?.per_second(set.size);
         f.add("one disk, MiB/s", one / MIB);
         f.add("raidz2 of 6, MiB/s", six / MIB);
         f.add("raidz2 of 6 with parity, MiB/s", six * 1.5 / MIB);
@@ -297,22 +308,22 @@ fn raidz(run: &mut Run, set: &Setup) -> Out<()> {
     Ok(())
 }
 
-fn random(run: &mut Run, set: &Setup) -> Out<()> {
-    let blocks = patterns(&Content::noise(3), SMALL);
+fn random(run: &mut Run, set: &WriteSetup) -> BenchResult<()> {
+    let blocks = patterns(&SampleContent::noise(3), SMALL);
     let quarter = std::fs::metadata(&set.file).map_or(set.size, |m| m.len() / 4);
     let files = set.one();
-    let rig = Rig::new(&set.plan(&files))?;
-    let object = rig.object(SMALL)?;
+    let bench_pool = WritePool::new(&set.plan(&files))?;
+    let object = bench_pool.object(SMALL)?;
     let among = quarter / SMALL;
     let mut job =
         Job { object, record: SMALL, count: among, among: None, threads: 8, patterns: &blocks };
     run.step("random: filling", 0, 0)?;
-    rig.write(&job)?;
+    bench_pool.write(&job)?;
     (job.count, job.among) = (set.writes, Some(among));
     let mut f = Figures::new("random");
-    for turn in 0..set.rounds {
-        run.step("random", turn, set.rounds)?;
-        let mut done = rig.write(&job)?;
+    for round in 0..set.rounds {
+        run.step("random", round, set.rounds)?;
+        let mut done = bench_pool.write(&job)?;
         f.add("overwrites of 8 KiB, a second", done.per_second(set.writes));
         let cpu = done.cpu.as_secs_f64() * 1e6 / set.writes as f64;
         f.add("processor, us a write", cpu);
@@ -327,14 +338,14 @@ fn random(run: &mut Run, set: &Setup) -> Out<()> {
     Ok(())
 }
 
-fn blocks(run: &mut Run, set: &Setup) -> Out<()> {
-    /// Blocks between two syncs: 1.3 GB of them.
+fn blocks(run: &mut Run, set: &WriteSetup) -> BenchResult<()> {
+    /// Blocks between two syncs: 1.3 GB.
     const BATCH: u64 = 40_000;
     let sizes: Vec<u64> = (0..8).map(|n| 1024 << n).collect();
-    let content = Content::noise(4);
+    let content = SampleContent::noise(4);
     let all: Vec<_> = sizes.iter().map(|&s| patterns(&content, s)).collect();
     let files = set.one();
-    let rig = Rig::new(&set.plan(&files))?;
+    let bench_pool = WritePool::new(&set.plan(&files))?;
     let (mut write, mut free) = (Duration::ZERO, Duration::ZERO);
     let (mut left, began) = (set.blocks, rt::now());
     while left > 0 {
@@ -342,16 +353,16 @@ fn blocks(run: &mut Run, set: &Setup) -> Out<()> {
         let batch = left.min(BATCH);
         let mut objects = Vec::new();
         for (&record, blocks) in sizes.iter().zip(&all) {
-            let object = rig.object(record)?;
+            let object = bench_pool.object(record)?;
             let (count, threads) = (batch / sizes.len() as u64, set.threads);
             let job = Job { object, record, count, among: None, threads, patterns: blocks };
-            write += rig.write(&job)?.cpu;
+            write += bench_pool.write(&job)?.cpu;
             objects.push(object);
         }
-        let before = super::write_rig::cpu();
-        objects.into_iter().try_for_each(|o| rig.remove(o))?;
-        rig.writer.sync()?;
-        free += super::write_rig::cpu().saturating_sub(before);
+        let before = super::write_pool::cpu();
+        objects.into_iter().try_for_each(|o| bench_pool.remove(o))?;
+        bench_pool.writer.sync()?;
+        free += super::write_pool::cpu().saturating_sub(before);
         left -= batch;
     }
     let n = set.blocks as f64;
@@ -364,21 +375,21 @@ fn blocks(run: &mut Run, set: &Setup) -> Out<()> {
     Ok(())
 }
 
-fn snapshots(run: &mut Run, set: &Setup) -> Out<()> {
-    // As many blocks and pointers as the data has, yet little on disk.
-    let mut blocks = patterns(&Content::noise(5), BULK);
+fn snapshots(run: &mut Run, set: &WriteSetup) -> BenchResult<()> {
+    // The object has as many blocks and pointers as the data, but takes little space on disk.
+    let mut blocks = patterns(&SampleContent::noise(5), BULK);
     blocks.iter_mut().for_each(|block| block[1024..].fill(0));
     let files = set.one();
-    let rig = Rig::new(&set.plan(&files))?;
+    let bench_pool = WritePool::new(&set.plan(&files))?;
     let mut f = Figures::new("snapshot");
     let names = ["a tenth of the data, ms", "all of the data, ms"];
     for (part, name) in [set.data / 10, set.data - set.data / 10].into_iter().zip(names) {
         run.step("snapshots", 0, 0)?;
-        put(&rig, part, set.threads, &blocks)?;
-        for turn in 0..set.rounds {
-            let (head, text) = (rig.head, format!("{}-{turn}", name.len()));
+        put(&bench_pool, part, set.threads, &blocks)?;
+        for round in 0..set.rounds {
+            let (head, text) = (bench_pool.head, format!("{}-{round}", name.len()));
             let began = rt::now();
-            rig.writer.sync_task(
+            bench_pool.writer.sync_task(
                 |_| Ok(()),
                 move |cx, ()| snapshot::take(cx.cx, head, &text).map(|_| ()),
             )?;
@@ -392,23 +403,27 @@ fn snapshots(run: &mut Run, set: &Setup) -> Out<()> {
     Ok(())
 }
 
-fn memory(run: &mut Run, set: &Setup) -> Out<()> {
+fn memory(run: &mut Run, set: &WriteSetup) -> BenchResult<()> {
     const LIMIT: u64 = 256 << 20;
-    let blocks = patterns(&Content::noise(6), BULK);
+    let blocks = patterns(&SampleContent::noise(6), BULK);
     let files = set.one();
     base::buf::trim(0);
     let before = rss();
-    let rig = Rig::new(&Plan { cache: LIMIT, dirty_max: Some(LIMIT), ..set.plan(&files) })?;
+    let bench_pool = WritePool::new(&WritePoolSpec {
+        cache: LIMIT,
+        dirty_max: Some(LIMIT),
+        ..set.plan(&files)
+    })?;
     let mut f = Figures::new("memory");
     f.add("before, MiB", before as f64 / MIB);
     f.add("arc_max + dirty_data_max, MiB", 2.0 * LIMIT as f64 / MIB);
-    for turn in 0..set.rounds {
-        run.step("eight writers", turn, set.rounds)?;
+    for round in 0..set.rounds {
+        run.step("eight writers", round, set.rounds)?;
         let (over, most) = (AtomicBool::new(false), Mutex::new(0));
         let done = Mutex::new(None);
         fan_out(2, |n| {
             if n == 0 {
-                *done.lock() = Some(stream(&rig, set.size, 8, &blocks));
+                *done.lock() = Some(stream(&bench_pool, set.size, 8, &blocks));
                 over.store(true, Relaxed);
             }
             while n == 1 && !over.load(Relaxed) {
@@ -439,23 +454,23 @@ fn memory(run: &mut Run, set: &Setup) -> Out<()> {
     Ok(())
 }
 
-/// Leaves a pool without an export, with logged changes that no space map has.
-fn leave(set: &Setup) -> Out<()> {
-    let blocks = patterns(&Content::noise(7), SMALL);
+/// Leaves a pool without an export, with logged changes that are in no space map.
+fn leave(set: &WriteSetup) -> BenchResult<()> {
+    let blocks = patterns(&SampleContent::noise(7), SMALL);
     let files = set.one();
-    let rig = Rig::new(&set.plan(&files))?;
-    let object = rig.object(SMALL)?;
+    let bench_pool = WritePool::new(&set.plan(&files))?;
+    let object = bench_pool.object(SMALL)?;
     let among = (set.size / 2) / SMALL;
     let mut job =
         Job { object, record: SMALL, count: among, among: None, threads: 2, patterns: &blocks };
-    rig.write(&job)?;
-    // One group's worth: space maps take over what was logged some groups before.
+    bench_pool.write(&job)?;
+    // The changes of one txg; space maps take over what was logged some txgs before.
     (job.among, job.count) = (Some(among), 14_000);
-    rig.write(&job)?;
+    bench_pool.write(&job)?;
     Ok(())
 }
 
-fn import(dir: &Path) -> Out<(Duration, u64)> {
+fn import(dir: &Path) -> BenchResult<(Duration, u64)> {
     let engine = Engine::new(EngineConfig { cache_bytes: Some(1 << 30), ..Default::default() })?;
     let search = Search { paths: vec![dir.to_owned()], ..Search::default() };
     let missing = || base::Error::not_found(format!("no pool named '{POOL}'"));
@@ -484,10 +499,10 @@ fn import(dir: &Path) -> Out<(Duration, u64)> {
     Ok((time, entries))
 }
 
-fn crash(run: &mut Run, set: &Setup) -> Out<()> {
+fn crash(run: &mut Run, set: &WriteSetup) -> BenchResult<()> {
     let mut f = Figures::new("crash");
-    for turn in 0..set.rounds {
-        run.step("import after a crash", turn, set.rounds)?;
+    for round in 0..set.rounds {
+        run.step("import after a crash", round, set.rounds)?;
         leave(set)?;
         let (time, entries) = import(&set.file)?;
         f.add("entries in logs", entries as f64);

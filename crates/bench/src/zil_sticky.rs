@@ -1,17 +1,17 @@
-//! The sizes of log blocks after a burst of large ones, as an old report saw them stick.
+//! The sizes of log blocks after a burst of large ones, which an old report saw never shrink.
 //!
 //! # Theory
-//! Four steps: small synchronous writes; a mass of writes that nobody syncs; one sync of all
-//! of them; small synchronous writes again. A log that takes the size of its next block from
-//! the block before goes on with large blocks for ever. Here the last eight bursts count: so
-//! after at most eight commits of the last step a block is the smallest that holds the record.
+//! Four steps: small synchronous writes; many writes without a sync; one sync of all of them;
+//! small synchronous writes again. A log that takes the size of its next block from the
+//! previous block uses large blocks for ever. Here the last eight bursts count: after at most
+//! eight commits of the last step a block is the smallest that holds the record.
 
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::args::opt;
-use super::frame::{Cell, Table};
-use super::sync_rig::Rig;
+use super::frame::{Cell, ReportTable};
+use super::sync_pool::SyncPool;
 use super::tidy::Scratch;
 use super::{Bench, Run, Stop};
 
@@ -28,15 +28,15 @@ pub(super) const BENCH: Bench = Bench {
     run,
 };
 
-/// Commits after which nothing may remember what was before them.
+/// Commits after which earlier bursts must have no effect.
 const FORGOTTEN: usize = 8;
 /// Bytes of the unsynced writes.
 const LARGE: usize = 64 << 10;
 const STEPS: [&str; 4] = ["small", "mass, unsynced", "sync of the mass", "small again"];
 
 /// Blocks by log2 of their size.
-fn sizes(rig: &Rig) -> Vec<u64> {
-    rig.log.stats().by_size.iter().map(|n| n.load(Relaxed)).collect()
+fn sizes(bench_pool: &SyncPool) -> Vec<u64> {
+    bench_pool.log.stats().by_size.iter().map(|n| n.load(Relaxed)).collect()
 }
 
 fn run(run: &mut Run) -> Result<(), Stop> {
@@ -46,42 +46,42 @@ fn run(run: &mut Run) -> Result<(), Stop> {
     let small = args.size("--size", 128, 1..=64 << 10)?;
     let mass = args.size("--mass", 64 << 20, 1 << 20..=1 << 33)?;
     let scratch = Scratch::new(&dir)?;
-    let rig = Rig::new(scratch.path(), (mass * 4).max(256 << 20), 128 << 10)?;
-    rig.no_groups()?;
-    let (file, bulk) = (rig.file("small")?, rig.file("mass")?);
-    // The first commit makes the log, and waits for a group.
-    rig.fs.fsync(file)?;
-    let mut table = Table::new(
+    let bench_pool = SyncPool::new(scratch.path(), (mass * 4).max(256 << 20), 128 << 10)?;
+    bench_pool.no_txgs()?;
+    let (file, bulk) = (bench_pool.file("small")?, bench_pool.file("mass")?);
+    // The first commit makes the log, and waits for a txg.
+    bench_pool.fs.fsync(file)?;
+    let mut table = ReportTable::new(
         "blocks",
         &[("step", "STEP"), ("block_size", "BLOCK SIZE"), ("blocks", "BLOCKS")],
     );
     let (data, large) = (vec![7; small as usize], vec![9; LARGE]);
     let mut at = 0;
-    // Whether a commit of the last step used a larger block than it needed.
+    // Counts blocks of the last step that are larger than necessary.
     let mut late = 0u64;
     let least = (small + 192 + 184).next_multiple_of(4096).next_power_of_two().ilog2() as usize;
     for (step, name) in STEPS.into_iter().enumerate() {
         run.step(name, step as u64, STEPS.len() as u64)?;
-        let before = sizes(&rig);
+        let before = sizes(&bench_pool);
         match step {
             1 => (0..mass / LARGE as u64)
-                .try_for_each(|i| rig.write(bulk, i * LARGE as u64, &large))?,
-            2 => rig.fs.fsync(bulk)?,
+                .try_for_each(|i| bench_pool.write(bulk, i * LARGE as u64, &large))?,
+            2 => bench_pool.fs.fsync(bulk)?,
             _ => {
                 for i in 0..commits as usize {
-                    let earlier = sizes(&rig);
-                    rig.write(file, at, &data)?;
-                    rig.fs.fsync(file)?;
+                    let earlier = sizes(&bench_pool);
+                    bench_pool.write(file, at, &data)?;
+                    bench_pool.fs.fsync(file)?;
                     at += small;
                     let larger = |(power, n): (usize, &u64)| power > least && *n > earlier[power];
-                    let larger = sizes(&rig).iter().enumerate().any(larger);
+                    let larger = sizes(&bench_pool).iter().enumerate().any(larger);
                     late += u64::from(step == 3 && i >= FORGOTTEN && larger);
                 }
             }
         }
-        let went: Vec<(usize, u64)> =
-            sizes(&rig).iter().zip(&before).map(|(n, b)| n - b).enumerate().collect();
-        let used = went.into_iter().filter(|(_, n)| *n > 0);
+        let delta: Vec<(usize, u64)> =
+            sizes(&bench_pool).iter().zip(&before).map(|(n, b)| n - b).enumerate().collect();
+        let used = delta.into_iter().filter(|(_, n)| *n > 0);
         let mut rows: Vec<Vec<Cell>> = used
             .map(|(power, n)| vec![name.into(), Cell::Bytes(1 << power), Cell::Count(n)])
             .collect();

@@ -1,7 +1,7 @@
-//! `cenote`: the daemon, and `zpool`, `zfs`, `zdb` and other tools as
-//! subcommands. Linked to one of those names, the program behaves as that tool.
+//! `cenote`: the daemon, and `zpool`, `zfs`, `zdb` and other tools as subcommands. Linked to
+//! one of those names, the program behaves as that tool.
 //!
-//! Front end: no engine logic lives here, and threads and clocks come from
+//! This crate is a front end: it has no engine logic, and takes threads and clocks from
 //! `base::rt` all the same.
 
 mod local;
@@ -18,8 +18,8 @@ use std::process::ExitCode;
 
 use ui::Exit;
 
-/// glibc's allocator grows each thread's heap page by page under the lock that page faults of
-/// all threads need.
+/// Reason for mimalloc: glibc's allocator grows each thread's heap page by page, under the lock
+/// that page faults of all threads need.
 #[cfg(feature = "mimalloc")]
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -133,7 +133,7 @@ fn tool(name: &str, argv: &[OsString]) -> Exit {
     match result {
         Ok(exit) => exit,
         Err(e) => {
-            // An error of kind Invalid carries a whole message of the tool's own.
+            // An error of kind Invalid is the tool's own whole message.
             let text = if e.location() == &base::error::ErrorLocation::default()
                 && std::error::Error::source(&e).is_none()
             {

@@ -1,5 +1,5 @@
-//! What the repository holds of the table of commands: completion scripts and manual pages.
-//! With `CENOTE_BLESS` set, the tests write it anew (`make pages`).
+//! Tests that the repository's completion scripts and manual pages agree with the table of
+//! commands. With `CENOTE_BLESS` set, they write them (`make pages`).
 
 use std::process::Command as Process;
 
@@ -8,7 +8,7 @@ use commands::{Use, Word, all, complete, find};
 
 const MAN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../man");
 
-/// A file holds this text; with `CENOTE_BLESS` set, it does from now on.
+/// The file has this text; with `CENOTE_BLESS` set, it is written.
 fn current(path: &str, wanted: &str) {
     if std::env::var_os("CENOTE_BLESS").is_some() {
         std::fs::create_dir_all(std::path::Path::new(path).parent().unwrap()).unwrap();
@@ -21,7 +21,7 @@ fn current(path: &str, wanted: &str) {
 /// All pages, with every bench.
 fn pages() -> Vec<Page> {
     let line = |o: &&bench::Opt| Line { name: o.name, value: o.value, help: o.help };
-    let section = |b: &bench::Entry| Section {
+    let section = |b: &bench::BenchInfo| Section {
         name: b.name,
         about: b.about,
         options: b.options.iter().map(line).collect(),
@@ -29,7 +29,7 @@ fn pages() -> Vec<Page> {
     commands::pages::pages(&bench::catalogue().iter().map(section).collect::<Vec<_>>())
 }
 
-/// The table's benches are those that there are.
+/// The table has all benches.
 #[test]
 fn benches_are_those_that_there_are() {
     let there: Vec<&str> = bench::catalogue().iter().map(|b| b.name).collect();
@@ -55,7 +55,7 @@ fn pages_are_current_whole_and_sound() {
     formatters_do_not_complain();
 }
 
-/// What the repository holds is what the table says, and nothing is left over.
+/// The files agree with the table, and no file is left over.
 fn they_are_current() {
     let pages = pages();
     for page in &pages {
@@ -89,7 +89,7 @@ fn every_option_is_in_its_page() {
     }
 }
 
-/// No formatter that is installed has anything to say.
+/// The installed formatters report no problem.
 fn formatters_do_not_complain() {
     let files: Vec<String> = pages().iter().map(|p| format!("{MAN}/{}", p.file)).collect();
     let mut tried = 0;

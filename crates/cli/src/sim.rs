@@ -48,17 +48,17 @@ fn row() -> &'static commands::Command {
     commands::find("cenote", "sim")
 }
 
-/// A wrong value of an option.
-fn wrong(option: &str, text: &str, due: &str) -> Error {
+/// The error for a wrong value of an option.
+fn bad_value(option: &str, text: &str, due: &str) -> Error {
     Error::invalid(format!("invalid value '{text}' of '{option}': {due}"))
 }
 
 fn number(option: &str, text: &str, range: RangeInclusive<u64>) -> Result<u64> {
     let number = text.parse().ok().filter(|n| range.contains(n));
     number.ok_or_else(|| match (*range.start(), *range.end()) {
-        (0, u64::MAX) => wrong(option, text, "it is a number"),
-        (least, u64::MAX) => wrong(option, text, &format!("it is a number from {least} on")),
-        (least, most) => wrong(option, text, &format!("it is a number from {least} to {most}")),
+        (0, u64::MAX) => bad_value(option, text, "it is a number"),
+        (least, u64::MAX) => bad_value(option, text, &format!("it is a number from {least} on")),
+        (least, most) => bad_value(option, text, &format!("it is a number from {least} to {most}")),
     })
 }
 
@@ -70,7 +70,7 @@ fn given(parsed: &Parsed, letter: char, range: RangeInclusive<u64>) -> Result<Op
 
 fn named<T: ByName>(parsed: &Parsed, option: &str, letter: char) -> Result<Option<T>> {
     let Some(text) = parsed.last(letter) else { return Ok(None) };
-    let unknown = || wrong(option, &text, "there is no such name");
+    let unknown = || bad_value(option, &text, "there is no such name");
     T::named(&text).map(Some).ok_or_else(unknown)
 }
 
@@ -104,14 +104,14 @@ fn campaign(parsed: &Parsed) -> Result<Campaign> {
     })
 }
 
-/// An event, and a seed behind a colon.
+/// An event, and a seed after a colon.
 fn pair(text: &str) -> Result<(u64, u64)> {
     let (event, seed) = text.split_once(':').unwrap_or((text, "0"));
     let number = |part| number("--crash", part, 0..=u64::MAX);
     Ok((number(event)?, number(seed)?))
 }
 
-/// What is to be done.
+/// The campaign, or the one crash, that the options describe.
 fn read(parsed: &Parsed) -> Result<(Campaign, Option<(u64, u64)>)> {
     let crash = parsed.last('c').map(|text| pair(&text)).transpose()?;
     if crash.is_none() && parsed.last('D').is_some() {
@@ -169,7 +169,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
     Ok(Exit::FAILURE)
 }
 
-/// Judges one crash of one run.
+/// Checks one crash of one run.
 fn one_crash(setup: &Setup, (event, seed): (u64, u64), dir: Option<String>) -> Result<Exit> {
     let recorded = ::sim::record(setup);
     if let Some(dir) = dir {

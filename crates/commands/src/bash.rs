@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::complete::{LISTS, flags, kind, names, programs, props};
 use super::{Command, all};
 
-/// The engine: which word is being completed, and what it may be.
+/// The engine: determines the word that is being completed and its candidates.
 const ENGINE: &str = r#"
 # Words of the line up to the cursor: bash's own split them at '=', ':' and '@'.
 _cenote() {
@@ -113,7 +113,7 @@ _cenote_kind() {
 }
 "#;
 
-/// The other names may be OpenZFS's, whose completion stays.
+/// The other names may be OpenZFS's, whose completion is kept.
 const REGISTER: &str = r#"
 complete -F _cenote cenote
 for _cenote_name in @OTHERS@; do

@@ -1,9 +1,9 @@
 //! `cenote completion`: scripts that complete commands, options and names in a shell.
 //!
 //! # Theory
-//! A script is data from the table and a small engine in the shell's own language. Names
-//! of pools and datasets are asked for when they are needed, by `zpool list` and
-//! `zfs list` of the program that is being completed.
+//! A script consists of data from the table and a small engine in the shell's own language.
+//! Names of pools and datasets are read when they are needed, by `zpool list` and `zfs list` of
+//! the program that is being completed.
 
 use std::ffi::OsString;
 
@@ -43,7 +43,7 @@ pub fn script(shell: &str) -> Option<String> {
     }
 }
 
-/// Programs that have commands, and what of `cenote` has a name of its own.
+/// Programs that have commands, and tools of `cenote` with a name of their own.
 pub(super) fn programs() -> Vec<&'static str> {
     let mut out = vec!["cenote", "zpool", "zfs"];
     for tool in super::of("cenote").filter(|c| c.alone) {
@@ -53,7 +53,7 @@ pub(super) fn programs() -> Vec<&'static str> {
     out
 }
 
-/// Names of the commands of a program; `cenote` has the other two among them.
+/// Names of the commands of a program; those of `cenote` include the other two programs.
 pub(super) fn names(program: &str) -> Vec<(&'static str, &'static str)> {
     let mut out: Vec<(&str, &str)> = Vec::new();
     if program == "cenote" {
@@ -62,7 +62,7 @@ pub(super) fn names(program: &str) -> Vec<(&'static str, &'static str)> {
     }
     for c in super::of(program) {
         out.push((c.name, c.about));
-        // A tool's other names are programs, not commands.
+        // A tool's aliases are programs, not commands.
         out.extend(c.aliases.iter().filter(|_| !c.alone).map(|alias| (*alias, c.about)));
     }
     if program == "cenote" {
@@ -81,7 +81,7 @@ fn list(props: &[Prop], wanted: impl Fn(&Prop) -> bool) -> Vec<&'static str> {
     props.iter().filter(|p| p.visible && wanted(p)).map(|p| p.name).collect()
 }
 
-/// The names of properties that a word may be.
+/// The property names that complete a word.
 pub(super) fn props(word: Word) -> Vec<&'static str> {
     let settable = |p: &Prop| p.attr != Attr::ReadOnly;
     let mut out = match word {
@@ -99,7 +99,7 @@ pub(super) fn props(word: Word) -> Vec<&'static str> {
     out
 }
 
-/// What a word is called in the scripts.
+/// The scripts' name for a type of word.
 pub(super) fn kind(word: Word) -> String {
     match word {
         Word::Any => "any".to_owned(),

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::complete::{LISTS, flags, kind, names, programs, props};
 use super::{Command, Word, all};
 
-/// The engine: where on the line the cursor is.
+/// The engine: finds the position of the cursor on the line.
 const ENGINE: &str = r#"
 # The command line as "program command" and the words behind it.
 function __cenote_split
@@ -97,7 +97,7 @@ fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\\', "\\\\").replace('\'', "\\'"))
 }
 
-/// What fish is told of a word: a list to propose, or files.
+/// The completion of a word for fish: a list of candidates, or files.
 fn proposes(word: Word) -> String {
     match word {
         Word::Any => "-f".to_owned(),

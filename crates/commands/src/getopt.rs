@@ -18,7 +18,7 @@ pub struct Opt {
 }
 
 impl Opt {
-    /// The argument as text; what is not UTF-8 is shown replaced.
+    /// The argument as text; bytes that are not UTF-8 are replaced.
     pub fn text(&self) -> String {
         self.arg.to_string_lossy().into_owned()
     }
@@ -50,7 +50,7 @@ impl Parsed {
     }
 }
 
-/// What is wrong with a command line.
+/// An error in a command line.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Bad {
     /// `-?` or `--help`.
@@ -62,7 +62,7 @@ pub enum Bad {
 }
 
 impl Bad {
-    /// The message before the usage text; none for a call for help.
+    /// The message before the usage text; `None` for a request for help.
     pub fn message(&self) -> Option<String> {
         match self {
             Bad::Help => None,
@@ -72,7 +72,7 @@ impl Bad {
     }
 }
 
-/// Parses `argv` (without the command's name) by the flags that the command has.
+/// Parses `argv` (without the command's name) with the command's flags.
 pub fn parse(argv: &[OsString], flags: &[Flag]) -> Result<Parsed, Bad> {
     let mut out = Parsed::default();
     let mut words = argv.iter();
@@ -154,7 +154,7 @@ mod tests {
     fn argv(words: &[&str]) -> Vec<OsString> {
         words.iter().map(|w| (*w).into()).collect()
     }
-    /// Of getopt's string, and two long names.
+    /// Flags of a getopt string, and two long names.
     fn flags(short: &str) -> Vec<Flag> {
         let one = |letter: char, long: &'static str, value: &'static str| Flag {
             letter,
@@ -201,7 +201,7 @@ mod tests {
     }
 
     proptest! {
-        /// Permutation: operands keep their order wherever the options stand.
+        /// Permutation: operands keep their order wherever the options are.
         #[test]
         fn operands_keep_their_order(
             words in prop::collection::vec(prop_oneof!["[a-z]{1,5}", Just("-H".to_owned()), Just("-p".to_owned())], 0..12)

@@ -1,19 +1,19 @@
-//! The table of commands: what each is called, which options it takes, what its
-//! words are; with the parser of command lines ([`getopt`]).
+//! The table of commands: names, options and words; with the parser of command lines
+//! ([`getopt`]).
 //!
 //! # Theory
-//! A command's options are written once, here: the parser ([`Command::parse`]), the
-//! usage text, the completion scripts ([`complete`]) and the options of the manual
-//! pages ([`pages`]) come from the same rows, so none of them can drift.
+//! A command's options are written once, here. The parser ([`Command::parse`]), the usage text,
+//! the completion scripts ([`complete`]) and the options of the manual pages ([`pages`]) are
+//! made from the same rows, so they cannot differ.
 //!
 //! # Invariants
 //! * No command has two flags with one letter or one long name.
-//! * What `dist/completions` and the generated parts of `man` hold is what this table
-//!   says; a test of `cli` compares them.
+//! * `dist/completions` and the generated parts of `man` agree with this table; a test of `cli`
+//!   compares them.
 //!
 //! # What it must not know
-//! What commands do: it parses, describes and refuses. The benches have tables of their
-//! own, which the caller of [`pages::pages`] passes.
+//! The work of commands: this crate parses, describes and refuses. The benches have tables of
+//! their own, which the caller of [`pages::pages`] passes.
 
 mod bash;
 pub mod complete;
@@ -33,23 +33,23 @@ use ui::Exit;
 
 use crate::getopt::{Bad, Parsed};
 
-/// How a flag is meant.
+/// The status of a flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// To be used.
+    /// It is documented and works.
     Shown,
-    /// Accepted because OpenZFS's command has it; changes nothing.
+    /// Accepted because OpenZFS's command has it; no effect.
     Ignored,
     /// Known, and refused with a message.
     Refused,
-    /// For the program itself.
+    /// Only for the program itself.
     Internal,
 }
 
-/// What a word, or a flag's argument, may be.
+/// The possible values of a word or of a flag's argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
-    /// Nothing that could be proposed.
+    /// No completion.
     Any,
     /// A file.
     File,
@@ -63,13 +63,13 @@ pub enum Word {
     Dataset,
     /// A file system, volume or snapshot.
     DatasetOrSnapshot,
-    /// One of these.
+    /// One of these words.
     One(&'static [&'static str]),
-    /// Some of these, with commas between.
+    /// Some of these words, separated by commas.
     Some(&'static [&'static str]),
-    /// Names of pool properties, with commas between.
+    /// Names of pool properties, separated by commas.
     PoolProps,
-    /// Names of dataset properties, with commas between.
+    /// Names of dataset properties, separated by commas.
     DatasetProps,
     /// `property=value` of a pool.
     PoolAssign,
@@ -80,19 +80,19 @@ pub enum Word {
 /// One option.
 #[derive(Clone, Copy, Debug)]
 pub struct Flag {
-    /// What the parser calls it.
+    /// The parser's name for it.
     pub letter: char,
     /// Whether the letter may be written; else it only stands for the long name.
     pub(crate) short: bool,
-    /// The long name, or nothing.
+    /// The long name, or an empty string.
     pub long: &'static str,
-    /// What its argument is called; nothing if it takes none.
+    /// The name of its argument; empty if it takes none.
     pub(crate) value: &'static str,
-    /// What the argument may be.
+    /// The possible values of the argument.
     pub(crate) word: Word,
-    /// What it does, in one line that begins small and ends without a stop.
+    /// Its effect, in one line that begins with a small letter and has no full stop.
     pub(crate) help: &'static str,
-    /// How it is meant.
+    /// Its status.
     pub usage: Use,
 }
 
@@ -139,7 +139,7 @@ impl Flag {
     }
 }
 
-/// A flag that OpenZFS's command has, and that changes nothing here.
+/// A flag of OpenZFS's command without an effect here.
 const fn ignored(letter: char) -> Flag {
     Flag { usage: Use::Ignored, ..flag(letter, "") }
 }
@@ -153,21 +153,21 @@ pub struct Command {
     pub name: &'static str,
     /// Other names of it.
     pub(crate) aliases: &'static [&'static str],
-    /// What it does, in a few words.
+    /// Its purpose, in a few words.
     pub(crate) about: &'static str,
-    /// How it is written, without the program's name; the lines as usage texts have them.
+    /// Its syntax, without the program's name; with the line breaks of usage texts.
     pub synopsis: &'static str,
     /// Its options.
     pub flags: &'static [Flag],
-    /// Its words in order; the last one repeats.
+    /// The types of its words in order; the last one repeats.
     pub words: &'static [Word],
-    /// It can be called by its own name, too, and its page is called so.
+    /// It can also be called by its own name, which is the name of its page.
     pub(crate) alone: bool,
     /// Section of its manual page.
     pub(crate) section: u8,
 }
 
-/// What rows have in common.
+/// The defaults of rows.
 const COMMAND: Command = Command {
     program: "cenote",
     name: "",
@@ -181,12 +181,12 @@ const COMMAND: Command = Command {
 };
 
 impl Command {
-    /// Takes a command line (without the command's name) apart.
+    /// Parses a command line (without the command's name).
     pub fn parse(&self, argv: &[OsString]) -> std::result::Result<Parsed, Bad> {
         getopt::parse(argv, self.flags)
     }
 
-    /// The complaint about options that were given, and that Cenote does not have yet.
+    /// The complaint about options that were given and that Cenote does not have yet.
     pub fn refusal(&self, parsed: &Parsed) -> Option<String> {
         let refused = |f: &&Flag| f.usage == Use::Refused && parsed.has(f.letter);
         let flag = self.flags.iter().find(refused)?;
@@ -220,7 +220,7 @@ pub fn of(program: &str) -> impl Iterator<Item = &'static Command> {
     all().filter(move |c| c.program == program)
 }
 
-/// A row that is not there takes no option.
+/// The row for a missing command: it has no options.
 static NONE: Command = COMMAND;
 
 /// The row of a command.
@@ -228,8 +228,8 @@ pub fn find(program: &str, name: &str) -> &'static Command {
     of(program).find(|c| c.name == name || c.aliases.contains(&name)).unwrap_or(&NONE)
 }
 
-/// Complains about a command that is none, or that OpenZFS alone has: tools that probe for
-/// a command take exit code 2 for its absence.
+/// Complains about an unknown command, or one that only OpenZFS has. Tools that probe for a
+/// command take exit code 2 for its absence.
 pub fn unrecognized(program: &str, name: &str, missing: &[&str]) -> Exit {
     ui::err(&format!("unrecognized command '{name}'"));
     if missing.contains(&name) {
@@ -260,7 +260,7 @@ pub fn version(program: &str, argv: &[OsString]) -> Exit {
     Exit::OK
 }
 
-/// Complains and shows how a command is used; the exit code is 2.
+/// Complains and shows the usage of a command; the exit code is 2.
 pub fn misuse(program: &str, command: &str, message: Option<&str>) -> Exit {
     if let Some(message) = message {
         ui::err(message);
@@ -293,7 +293,7 @@ pub fn help(program: &str, argv: &[OsString]) -> Result<Exit> {
         }
     };
     let (name, section) = page.rsplit_once('.').unwrap_or((&page, "8"));
-    // Returns only if it cannot be run.
+    // Returns only if the program cannot be run.
     let e = std::process::Command::new("man").args([section, name]).exec();
     Err(Error::io("cannot run man", e))
 }

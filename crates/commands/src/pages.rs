@@ -1,18 +1,19 @@
-//! Manual pages: what of them the table knows.
+//! The generated parts of manual pages.
 //!
 //! # Theory
-//! A page in `man` is written by hand but for the parts between `.\" BEGIN name` and
-//! `.\" END name`: head, synopsis, options, commands. [`Page::renew`] makes those anew from the
-//! table and leaves the rest alone; a test of `cli` compares, and writes with `CENOTE_BLESS` set.
+//! A page in `man` is written by hand except for the parts between `.\" BEGIN name` and `.\"
+//! END name`: head, synopsis, options, commands. [`Page::renew`] generates those from the table
+//! and leaves the rest unchanged. A test of `cli` compares the pages, and writes them if
+//! `CENOTE_BLESS` is set.
 
 use std::fmt::Write;
 
 use super::{Command, Flag, Use, all, of};
 
-/// The day that pages carry.
+/// The date of the pages.
 const DATE: &str = "November 21, 2026";
 
-/// A tool with options of its own, which has a section of the page of `bench`.
+/// A bench with options of its own, which has a section in the page of `bench`.
 pub struct Section {
     /// Its name.
     pub name: &'static str,
@@ -26,17 +27,17 @@ pub struct Section {
 pub struct Line {
     /// With its dashes.
     pub name: &'static str,
-    /// What its argument is called; nothing if it takes none.
+    /// The name of its argument; empty if it takes none.
     pub value: &'static str,
     /// What it does, in one line.
     pub help: &'static str,
 }
 
-/// A page, without what is written by hand.
+/// The generated parts of a page.
 pub struct Page {
     /// File name in `man`.
     pub file: String,
-    /// Names of the parts in order, and their content.
+    /// Names of the parts in order, with their content.
     parts: Vec<(&'static str, String)>,
 }
 
@@ -52,13 +53,13 @@ pub fn pages(benches: &[Section]) -> Vec<Page> {
     out
 }
 
-/// Text with what roff would take for its own escaped.
+/// Text with roff's special characters escaped.
 pub fn plain(text: &str) -> String {
     let text = text.replace('\\', "\\e").replace('-', "\\-");
     if text.starts_with(['.', '\'']) { format!("\\&{text}") } else { text }
 }
 
-/// Text as arguments of a macro: words that would be macros or punctuation are not.
+/// Text as arguments of a macro: words that would be macros or punctuation are escaped.
 fn argument(text: &str) -> String {
     format!("\"{}\"", plain(text).replace('"', "\\(dq"))
 }
@@ -71,7 +72,7 @@ fn head(page: &str, section: u8, about: &str) -> String {
     )
 }
 
-/// How it is written: names and options in bold.
+/// The syntax, with names and options in bold.
 fn synopsis(program: &str, text: &str) -> String {
     let mut out = ".Sh SYNOPSIS\n.Bd -unfilled\n".to_owned();
     for line in text.lines() {
@@ -84,7 +85,7 @@ fn synopsis(program: &str, text: &str) -> String {
             let (open, rest) = word.split_at(cut);
             let end = rest.find(|c: char| "]>|)".contains(c)).unwrap_or(rest.len());
             let (name, close) = rest.split_at(end);
-            // The command's own name, words like it before the first operand, options.
+            // Bold: the command's own name, words like it before the first operand, options.
             bold =
                 bold && open.is_empty() && name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
             let strong = bold && i == 0 || name.starts_with('-');
@@ -99,7 +100,7 @@ fn synopsis(program: &str, text: &str) -> String {
     out + ".Ed\n"
 }
 
-/// An option's names and argument, as macros.
+/// An option's names and argument as macros.
 fn names(f: &Flag) -> String {
     let spell = |name: &String| format!("Fl {}", plain(name.strip_prefix('-').unwrap_or(name)));
     let mut out = f.spellings().iter().map(spell).collect::<Vec<_>>().join(" , ");
@@ -204,8 +205,8 @@ fn sections(benches: &[Section]) -> String {
 }
 
 impl Page {
-    /// The page with its generated parts made anew. `old` is what there is; a part that it
-    /// lacks is put at its end.
+    /// The page with its generated parts made again. `old` is the present page; a part that it
+    /// lacks is appended.
     pub fn renew(&self, old: &str) -> String {
         let mut text = old.to_owned();
         for (name, content) in &self.parts {

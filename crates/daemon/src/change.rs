@@ -1,9 +1,9 @@
-//! Requests that make and change pools, from the wire to the engine.
+//! Requests that create and change pools, from the protocol to the engine.
 //!
 //! # Invariants
-//! * What came over the socket is checked again: names, properties, paths.
-//! * A message that OpenZFS would print as it is stays so; others get their action
-//!   (`cannot create 'tank': ...`) here.
+//! * Data from the socket is checked again: names, properties, paths.
+//! * A message that is OpenZFS's own is passed on unchanged; others get the prefix of their
+//!   action (`cannot create 'tank': ...`) here.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,21 +17,21 @@ use cenote::create::{
 use cenote::inspect::nvlist::{NvList, Value};
 use cenote::inspect::ondisk::features::by_name;
 use proto::{
-    AddArgs, Change, Class, CreateArgs, DEVICES_MAX, HISTORY_MAX, HistoryEvent, HistoryRecord,
-    Reply,
+    AddArgs, Change, CreateArgs, DEVICES_MAX, HISTORY_MAX, HistoryEvent, HistoryRecord, Reply,
+    VdevRole,
 };
 
 use super::handle::RowListener;
-use super::state::{Listener, State};
+use super::state::{DaemonState, Listener};
 
 /// Properties in one request.
 const PROPS_MAX: usize = 1024;
 
-/// Whole messages begin so; they are printed as they are.
+/// Messages that begin with these are complete and are passed on unchanged.
 const WHOLE: [&str; 3] = ["invalid vdev specification", "cannot ", "invalid "];
 
 /// The message for the user.
-fn said(action: &str, name: &str, e: &Error) -> Error {
+fn user_message(action: &str, name: &str, e: &Error) -> Error {
     let plain = e.location() == &base::error::ErrorLocation::default();
     let is_whole = plain && WHOLE.iter().any(|w| e.message().starts_with(w));
     let text = match (is_whole, e.kind()) {
@@ -41,14 +41,14 @@ fn said(action: &str, name: &str, e: &Error) -> Error {
     Error::new(e.kind(), text)
 }
 
-fn role(class: Class) -> Role {
+fn role(class: VdevRole) -> Role {
     match class {
-        Class::Normal => Role::Data,
-        Class::Dedup => Role::Dedup,
-        Class::Special => Role::Special,
-        Class::Log => Role::Log,
-        Class::Cache => Role::Cache,
-        Class::Spare => Role::Spare,
+        VdevRole::Normal => Role::Data,
+        VdevRole::Dedup => Role::Dedup,
+        VdevRole::Special => Role::Special,
+        VdevRole::Log => Role::Log,
+        VdevRole::Cache => Role::Cache,
+        VdevRole::Spare => Role::Spare,
     }
 }
 
@@ -56,7 +56,7 @@ fn force(force: proto::Force) -> Force {
     Force { in_use: force.in_use, replication: force.replication, ashift: force.ashift }
 }
 
-/// Two levels are all that the grammar knows.
+/// Converts vdev specifications; the grammar has two levels.
 fn vdevs(list: &[proto::NewVdev]) -> Result<Vec<NewVdev>> {
     let count: usize = list.iter().map(|v| 1 + v.children.len()).sum();
     if count > DEVICES_MAX {
@@ -106,7 +106,7 @@ fn create_request(args: &CreateArgs) -> Result<CreateRequest> {
                 check_temporary_name(&name).map_err(invalid)?;
                 request.temporary_name = Some(name);
             }
-            // There is no cache file: its absence is what "none" asks for.
+            // There is no cache file, which is what "none" means.
             PoolSetting::Cachefile(_) | PoolSetting::NoEffect(_) => {}
             PoolSetting::Feature(..) => {
                 return Err(invalid("features are named apart".to_owned()));
@@ -127,12 +127,12 @@ fn create_request(args: &CreateArgs) -> Result<CreateRequest> {
 /// # Errors
 /// The whole message for the user.
 pub(super) fn create(
-    state: &Arc<State>,
+    state: &Arc<DaemonState>,
     args: &CreateArgs,
     to: &mut dyn RowListener,
 ) -> Result<Reply> {
     let request = create_request(args)?;
-    let fail = |e: Error| said("create", &args.name, &e);
+    let fail = |e: Error| user_message("create", &args.name, &e);
     let paths = leaf_paths(&request.vdevs);
     state.create(request, paths, to).map_err(fail)?;
     Ok(Reply::Done)
@@ -146,7 +146,7 @@ fn leaf_paths(vdevs: &[NewVdev]) -> Vec<PathBuf> {
 ///
 /// # Errors
 /// The whole message for the user.
-pub(super) fn add(state: &State, args: &AddArgs, to: &mut dyn Listener) -> Result<Reply> {
+pub(super) fn add(state: &DaemonState, args: &AddArgs, to: &mut dyn Listener) -> Result<Reply> {
     let request = AddRequest {
         vdevs: vdevs(&args.vdevs)?,
         force: force(args.force),
@@ -154,17 +154,17 @@ pub(super) fn add(state: &State, args: &AddArgs, to: &mut dyn Listener) -> Resul
         ashift: args.ashift,
         command: Some(args.command.clone()).filter(|c| !c.is_empty()),
     };
-    let fail = |e: Error| said("add to", &args.name, &e);
+    let fail = |e: Error| user_message("add to", &args.name, &e);
     state.add(&args.name, &request, leaf_paths(&request.vdevs), to).map_err(fail)?;
     Ok(Reply::Done)
 }
 
-/// What changes a pool that is imported.
+/// Changes an imported pool.
 ///
 /// # Errors
 /// The whole message for the user.
 pub(super) fn change(
-    state: &Arc<State>,
+    state: &Arc<DaemonState>,
     name: &str,
     change: &Change,
     command: &str,
@@ -179,7 +179,7 @@ pub(super) fn change(
             .sync()
             .map_err(|e| Error::new(e.kind(), format!("sync '{name}' failed: {e}")))?,
         Change::Reguid(guid) => {
-            pool()?.reguid(guid.map(Guid), command).map_err(|e| said("reguid", name, &e))?
+            pool()?.reguid(guid.map(Guid), command).map_err(|e| user_message("reguid", name, &e))?
         }
         Change::Set(property, value) => {
             let fail =
@@ -208,7 +208,7 @@ pub(super) fn change(
 ///
 /// # Errors
 /// The whole message for the user.
-pub(super) fn label_clear(state: &State, path: &Path, force: bool) -> Result<Reply> {
+pub(super) fn label_clear(state: &DaemonState, path: &Path, force: bool) -> Result<Reply> {
     let shown = path.display();
     let cleared = state.engine().clear_labels(path, force).map_err(|e| match e.kind() {
         ErrorKind::Busy if e.location() == &base::error::ErrorLocation::default() => e,
@@ -252,7 +252,7 @@ fn event(list: &NvList) -> HistoryEvent {
         let (name, text) = (text("internal_name"), text("history internal str"));
         return HistoryEvent::Internal { txg, name, dataset, text };
     }
-    // Numbers beyond the last that was ever used say nothing.
+    // Numbers above the last event that OpenZFS ever defined have no meaning.
     if let Some(event) = list.u64("history internal event").filter(|e| *e <= 40) {
         return HistoryEvent::Numbered { txg, event, text: text("history internal str") };
     }
@@ -276,7 +276,7 @@ mod tests {
     fn args() -> CreateArgs {
         let leaf = |n: &str| proto::NewVdev {
             kind: proto::NewKind::File(Path::new("/f").join(n)),
-            class: Class::Normal,
+            class: VdevRole::Normal,
             children: Vec::new(),
         };
         let prop = |n: &str, v: &str| (n.to_owned(), v.to_owned());
@@ -285,7 +285,7 @@ mod tests {
             vdevs: vec![
                 proto::NewVdev {
                     kind: proto::NewKind::Mirror,
-                    class: Class::Special,
+                    class: VdevRole::Special,
                     children: vec![leaf("a"), leaf("b")],
                 },
                 leaf("c"),
@@ -339,10 +339,10 @@ mod tests {
     #[test]
     fn messages_get_their_action_once() {
         let whole = Error::invalid("invalid vdev specification\nuse '-f' ...");
-        assert_eq!(said("create", "tank", &whole).message(), whole.message());
+        assert_eq!(user_message("create", "tank", &whole).message(), whole.message());
         let part = Error::new(ErrorKind::Exists, "pool already exists");
         assert_eq!(
-            said("create", "tank", &part).message(),
+            user_message("create", "tank", &part).message(),
             "cannot create 'tank': pool already exists"
         );
     }

@@ -1,18 +1,18 @@
-//! Connections of clients: how many there are, and what of their requests is in memory
-//! before these are whole.
+//! Connections of clients: their number, and the memory of requests that have not arrived
+//! completely.
 //!
 //! # Theory
-//! A frame says its length before its bytes come, and nobody need send them. Its buffer
-//! grows as they arrive, by [`STEP`] at most beyond what is there. What all connections have
-//! of unfinished requests is counted ([`Clients`]), beyond the first [`SMALL`] bytes of
-//! each; a request for which there is no room is refused and its connection closed. Once a
-//! request began, the rest must come within [`PATIENCE`].
+//! A frame announces its length before its bytes arrive, and a client may never send them. So
+//! the buffer grows as bytes arrive, by at most [`STEP`] beyond what has arrived. The bytes of
+//! unfinished requests of all connections are counted ([`Clients`]), except the first [`SMALL`]
+//! bytes of each. A request that exceeds the limit is refused and its connection closed. Once a
+//! request has begun, the rest must arrive within [`REQUEST_TIMEOUT`].
 //!
 //! # Invariants
-//! * At most [`CLIENTS_MAX`] connections live. For one more, the connection that has been
-//!   idle longest is closed; without an idle one the new one is turned away.
+//! * At most [`CLIENTS_MAX`] connections exist. For one more, the connection that has been idle
+//!   longest is closed; if none is idle, the new one is refused.
 //! * At most [`BYTES_MAX`] + `CLIENTS_MAX` * `SMALL` bytes of unfinished requests are in
-//!   memory. They are counted until the request was decoded, and freed with it.
+//!   memory. They are counted until the request is decoded, and freed with it.
 //!
 //! Lock order: `Clients::list` is a leaf lock.
 
@@ -29,18 +29,18 @@ use base::{Error, ErrorKind, Result};
 use proto::{REQUEST_MAX, decode};
 use serde::de::DeserializeOwned;
 
-/// Connections at once.
+/// Connections at one time.
 const CLIENTS_MAX: usize = 256;
-/// Bytes of unfinished requests, of all connections.
+/// Bytes of unfinished requests, summed over all connections.
 const BYTES_MAX: usize = 32 << 20;
 /// Bytes of an unfinished request that are not counted.
 const SMALL: usize = 64 << 10;
 /// Bytes by which a buffer grows.
 const STEP: usize = 64 << 10;
-/// Time for a request, from its first byte to its last.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Time limit for a request, from its first byte to its last.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-struct Known {
+struct KnownConnection {
     stream: Weak<UnixStream>,
     busy: Arc<AtomicBool>,
     idle_since: Instant,
@@ -49,20 +49,20 @@ struct Known {
 /// All connections.
 #[derive(Default)]
 pub(super) struct Clients {
-    list: Mutex<(u64, BTreeMap<u64, Known>)>,
+    list: Mutex<(u64, BTreeMap<u64, KnownConnection>)>,
     bytes: AtomicUsize,
 }
 
-/// A connection that is counted while it lives.
-pub(super) struct Client {
+/// A counted connection; dropping it ends the count.
+pub(super) struct Connection {
     clients: Arc<Clients>,
     id: u64,
     busy: Arc<AtomicBool>,
 }
 
 impl Clients {
-    /// Counts a connection; `None` if there are too many, and none of them is idle.
-    pub(super) fn admit(self: &Arc<Self>, stream: &Arc<UnixStream>) -> Option<Client> {
+    /// Counts a new connection; `None` if there are too many and none of them is idle.
+    pub(super) fn admit(self: &Arc<Self>, stream: &Arc<UnixStream>) -> Option<Connection> {
         let mut list = self.list.lock();
         if list.1.len() >= CLIENTS_MAX {
             let idle = list.1.iter().filter(|(_, k)| !k.busy.load(SeqCst));
@@ -73,13 +73,13 @@ impl Clients {
         }
         list.0 += 1;
         let (id, busy) = (list.0, Arc::new(AtomicBool::new(false)));
-        let known = Known {
+        let known = KnownConnection {
             stream: Arc::downgrade(stream),
             busy: Arc::clone(&busy),
             idle_since: rt::now(),
         };
         list.1.insert(id, known);
-        Some(Client { clients: Arc::clone(self), id, busy })
+        Some(Connection { clients: Arc::clone(self), id, busy })
     }
 
     fn take(&self, bytes: usize) -> bool {
@@ -92,24 +92,24 @@ impl Clients {
     }
 }
 
-impl Drop for Client {
+impl Drop for Connection {
     fn drop(&mut self) {
         self.clients.list.lock().1.remove(&self.id);
     }
 }
 
-/// While it lives, its connection has a request and is not idle.
-pub(super) struct Busy<'a>(&'a Client);
+/// Marks a connection as busy: it has a request and is not idle.
+pub(super) struct BusyGuard<'a>(&'a Connection);
 
-impl Client {
-    /// A request is served.
-    pub(super) fn busy(&self) -> Busy<'_> {
+impl Connection {
+    /// Marks the connection as busy while a request is served.
+    pub(super) fn busy(&self) -> BusyGuard<'_> {
         self.busy.store(true, SeqCst);
-        Busy(self)
+        BusyGuard(self)
     }
 }
 
-impl Drop for Busy<'_> {
+impl Drop for BusyGuard<'_> {
     fn drop(&mut self) {
         if let Some(known) = self.0.clients.list.lock().1.get_mut(&self.0.id) {
             known.idle_since = rt::now();
@@ -118,35 +118,36 @@ impl Drop for Busy<'_> {
     }
 }
 
-/// Bytes that are counted.
-struct Counted<'a> {
+/// Bytes of an unfinished request, subtracted from the sum when dropped.
+struct CountedBytes<'a> {
     clients: &'a Clients,
     bytes: usize,
 }
 
-impl Drop for Counted<'_> {
+impl Drop for CountedBytes<'_> {
     fn drop(&mut self) {
         self.clients.bytes.fetch_sub(self.bytes, SeqCst);
     }
 }
 
-/// What a client sends.
+/// Receives a client's messages.
 pub(super) struct Inbox<'a> {
     stream: &'a UnixStream,
-    client: &'a Client,
+    client: &'a Connection,
 }
 
 impl<'a> Inbox<'a> {
-    /// Of a connection.
-    pub(super) fn new(stream: &'a UnixStream, client: &'a Client) -> Inbox<'a> {
+    /// Messages of one connection.
+    pub(super) fn new(stream: &'a UnixStream, client: &'a Connection) -> Inbox<'a> {
         Inbox { stream, client }
     }
 
-    /// The next message, which may take so long to begin; `None` when the client closed.
+    /// The next message, which may take the given time to begin; `None` if the client closed
+    /// the connection.
     ///
     /// # Errors
-    /// `Limit` for one that is too long or has no room, `Io` for one that stays unfinished,
-    /// `Corrupt` for one that is none.
+    /// `Limit` for a message that is too long or exceeds the memory limit, `Io` for one that is
+    /// not completed in time, `Corrupt` for bytes that are not a message.
     pub(super) fn receive<T: DeserializeOwned>(
         &mut self,
         to_begin: Option<Duration>,
@@ -162,7 +163,7 @@ impl<'a> Inbox<'a> {
         if len > REQUEST_MAX {
             return Err(Error::limit(format!("a request of {len} bytes is too long")));
         }
-        let mut counted = Counted { clients: &self.client.clients, bytes: 0 };
+        let mut counted = CountedBytes { clients: &self.client.clients, bytes: 0 };
         let mut body = Vec::new();
         while body.len() < len {
             let more = (len - body.len()).min(STEP);
@@ -184,7 +185,7 @@ impl<'a> Inbox<'a> {
         self.stream.set_read_timeout(time).map_err(|e| Error::io("no timeout", e))
     }
 
-    /// Reads some; 0 when the client closed.
+    /// Reads some bytes; 0 if the client closed the connection.
     fn read(&self, out: &mut [u8]) -> Result<usize> {
         let mut stream = self.stream;
         loop {
@@ -203,7 +204,7 @@ impl<'a> Inbox<'a> {
     fn fill(&self, out: &mut [u8], begin: Instant) -> Result<()> {
         let mut done = 0;
         while done < out.len() {
-            let left = PATIENCE.saturating_sub(begin.elapsed());
+            let left = REQUEST_TIMEOUT.saturating_sub(begin.elapsed());
             if left.is_zero() {
                 return Err(Error::new(ErrorKind::Io, "a request stays unfinished"));
             }
@@ -228,7 +229,7 @@ mod tests {
     }
 
     /// Three hundred clients announced frames of 32 MiB each and sent most of them: the daemon
-    /// took 3.4 GB, and kept it when they were gone.
+    /// took 3.4 GB, and kept it after they had disconnected.
     #[test]
     fn what_is_announced_costs_nothing_and_what_is_sent_is_bounded() {
         use std::io::Write;
@@ -278,7 +279,7 @@ mod tests {
         let mut closed = &*all[0].2;
         assert_eq!(closed.read(&mut [0]).unwrap(), 0);
         let _late = late.busy();
-        // Nobody is idle.
+        // No connection is idle.
         assert!(clients.admit(&theirs).is_none());
         drop(busy);
         assert!(clients.admit(&theirs).is_some());

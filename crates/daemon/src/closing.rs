@@ -1,23 +1,25 @@
-//! Pools that go: exported, destroyed, closed because the daemon ends.
+//! How pools are closed: export, destruction, and the daemon's end.
 //!
 //! # Theory
-//! Unmounting and writing the last groups is work beside the thread that was asked for it
-//! ([`super::beside`]). Without force it takes as long as it takes, and the client is told
-//! what is waited for. With force it ends:
+//! Unmounting and writing the last txgs run on a watched thread ([`super::watched`]). Without
+//! force there is no time limit, and the client is told what the work waits for. With force the
+//! time is limited:
 //!
-//! 1. A pool that is suspended, whose device keeps an operation for [`GIVE_UP`], or at
-//!    whose devices nothing happened for [`STALLED`] though it is not closed, is given up:
-//!    everybody who waits for it gets an error, and the work comes to its end.
-//! 2. If it does not within [`LEFT_BEHIND`], a thread of it is in the kernel. The mounts are
-//!    cut, the pool is taken out of the list, and the work is left behind.
-//! 3. If somebody else has the pool's turn and hangs, the same happens to them.
+//! 1. A pool is given up if it is suspended, if its device keeps an operation for [`GIVE_UP`],
+//!    or if its devices complete nothing for [`STALLED`] while it is not closed. Every thread
+//!    that waits for it gets an error, and the work ends.
+//! 2. If the work does not end within [`LEFT_BEHIND`], one of its threads is blocked in the
+//!    kernel. The mounts are aborted, the pool is removed from the list, and the work is
+//!    abandoned.
+//! 3. If another thread holds the pool's lock and hangs, its work is treated in the same
+//!    manner.
 //!
-//! So force takes at most `STALLED` + `LEFT_BEHIND` after the last sign of life, whatever the
-//! devices do; a healthy pool that has much to write gets the time it needs.
+//! So force takes at most `STALLED` + `LEFT_BEHIND` after the last sign of activity, whatever
+//! the devices do. A healthy pool that has much to write gets the time it needs.
 //!
-//! # What is promised
-//! A pool that was given up is on disk as it was last synced, with its intent logs: giving
-//! it up is a crash (`cenote::opening`), and it is imported as after one.
+//! # Guarantee
+//! A pool that was given up is on disk as it was last synced, with its intent logs. Giving it
+//! up is a crash (`cenote::opening`), and the next import treats it as one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,56 +27,57 @@ use std::time::Duration;
 use base::{Error, ErrorKind, Result, rt};
 use cenote::Pool;
 
-use super::beside::{Relay, beside};
 use super::handle::RowListener;
-use super::mounts::Why;
-use super::registry::{Phase, Slot, TurnGuard};
-use super::state::{Listener, Log, State, cannot};
+use super::mounts::UnmountReason;
+use super::registry::{Phase, PoolLockGuard, Slot};
+use super::state::{DaemonState, Listener, Log, cannot};
+use super::watched::{Relay, run_watched};
 
-/// An operation that a device keeps so long is given up by force.
+/// Force gives a pool up when a device keeps an operation for this long.
 const GIVE_UP: Duration = Duration::from_secs(5);
-/// A pool to which nothing happens for so long is given up by force.
+/// Force gives a pool up when its devices complete nothing for this long.
 const STALLED: Duration = Duration::from_secs(30);
-/// How long work may take that only meets errors.
+/// Time limit for work whose I/O only returns errors.
 const LEFT_BEHIND: Duration = Duration::from_secs(3);
 
-/// How long cutting its mounts may take, while somebody waits.
-const CUT: Duration = Duration::from_secs(1);
+/// Time limit for aborting its mounts while a client waits.
+const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How a pool goes.
+/// How a pool is closed.
 #[derive(Clone)]
-enum Ending {
+enum CloseMode {
     /// Marked exported.
     Export,
-    /// As it is, to be imported again.
+    /// Unchanged, to be imported again.
     Close,
-    /// Marked destroyed; the command for its history.
+    /// Marked destroyed; with the command for its history.
     Destroy(Option<String>),
 }
 
-impl Ending {
+impl CloseMode {
     fn verb(&self) -> &'static str {
         match self {
-            Ending::Destroy(_) => "destroy",
-            Ending::Export | Ending::Close => "export",
+            CloseMode::Destroy(_) => "destroy",
+            CloseMode::Export | CloseMode::Close => "export",
         }
     }
 }
 
-/// Sees whether something happens to a pool.
-struct Pulse {
+/// Watches whether a pool's devices complete operations.
+struct ActivityMonitor {
     activity: u64,
     since: rt::Instant,
     given_up: Option<rt::Instant>,
 }
 
-impl Pulse {
-    fn new() -> Pulse {
-        Pulse { activity: u64::MAX, since: rt::now(), given_up: None }
+impl ActivityMonitor {
+    fn new() -> ActivityMonitor {
+        ActivityMonitor { activity: u64::MAX, since: rt::now(), given_up: None }
     }
 
-    /// Gives the pool up if it hangs; true if that was so long ago that nothing more comes.
-    fn beat(&mut self, slot: &Slot) -> bool {
+    /// Gives the pool up if it hangs; true if that was so long ago that its work is to be
+    /// abandoned.
+    fn check(&mut self, slot: &Slot) -> bool {
         if let Some(when) = self.given_up {
             return when.elapsed() > LEFT_BEHIND;
         }
@@ -96,8 +99,8 @@ fn below(name: &str) -> impl Fn(&str) -> bool + use<> {
     move |n: &str| n.strip_prefix(&name).is_some_and(|r| r.is_empty() || r.starts_with('/'))
 }
 
-impl State {
-    /// Unmounts and closes a pool and forgets it.
+impl DaemonState {
+    /// Unmounts, closes and forgets a pool.
     ///
     /// # Errors
     /// The whole message for the user.
@@ -108,7 +111,7 @@ impl State {
         to: &mut dyn RowListener,
     ) -> Result<()> {
         let slot = self.registry().find(name)?;
-        self.close(&slot, Ending::Export, force, to)?;
+        self.close(&slot, CloseMode::Export, force, to)?;
         self.save()
     }
 
@@ -128,39 +131,39 @@ impl State {
             let text = format!("cannot destroy '{name}': pool is read-only");
             return Err(Error::new(ErrorKind::ReadOnly, text));
         }
-        self.close(&slot, Ending::Destroy(command.map(str::to_owned)), force, to)?;
+        self.close(&slot, CloseMode::Destroy(command.map(str::to_owned)), force, to)?;
         self.save()
     }
 
-    /// The turn of a pool that is to go by force; none if its holder hangs and the pool was
-    /// given up.
-    fn forced_turn(&self, slot: &Arc<Slot>, to: &mut dyn RowListener) -> Option<TurnGuard> {
+    /// Takes the lock of a pool that is closed by force; `None` if its holder hangs and the
+    /// pool was given up.
+    fn lock_by_force(&self, slot: &Arc<Slot>, to: &mut dyn RowListener) -> Option<PoolLockGuard> {
         let what = "it is taken away by force";
-        let mut pulse = Pulse::new();
+        let mut monitor = ActivityMonitor::new();
         loop {
-            if let Some(turn) = slot.turn_within(what, Duration::from_millis(250)) {
-                return Some(turn);
+            if let Some(lock) = slot.try_lock_within(what, Duration::from_millis(250)) {
+                return Some(lock);
             }
-            // Nothing was written of a pool that is not there yet.
+            // Nothing was written of a pool that is not open yet.
             if slot.pool().is_none() {
                 slot.give_up();
-                return slot.turn_within(what, Duration::from_secs(1));
+                return slot.try_lock_within(what, Duration::from_secs(1));
             }
-            if pulse.beat(slot) {
+            if monitor.check(slot) {
                 return None;
             }
-            if let Some((held, time)) = slot.held_for() {
+            if let Some((held, time)) = slot.lock_holder() {
                 let line = format!("'{}': {held}, for {} s", slot.name(), time.as_secs());
                 to.progress(&line, 0, 0);
             }
         }
     }
 
-    /// Gives a pool up; `ending` says how.
+    /// Closes a pool as `ending` says.
     fn close(
         self: &Arc<Self>,
         slot: &Arc<Slot>,
-        ending: Ending,
+        ending: CloseMode,
         force: bool,
         to: &mut dyn RowListener,
     ) -> Result<()> {
@@ -169,20 +172,20 @@ impl State {
             let text = format!("cannot {verb} '{name}': pool I/O is currently suspended");
             return Err(Error::new(ErrorKind::Io, text));
         }
-        // A command that held it may let it go meanwhile.
+        // A command that held the pool may release it meanwhile.
         let was_open = slot.pool().is_some();
-        let turn = match force {
-            true => self.forced_turn(slot, to),
-            false => Some(slot.turn(&format!("{verb} is under way"), to)?),
+        let lock = match force {
+            true => self.lock_by_force(slot, to),
+            false => Some(slot.lock_pool(&format!("{verb} is under way"), to)?),
         };
-        let (Some(turn), Some(pool), false) = (turn, slot.pool(), slot.is_gone()) else {
-            self.let_go(slot);
+        let (Some(lock), Some(pool), false) = (lock, slot.pool(), slot.is_gone()) else {
+            self.release_pool(slot);
             return self.given_up(&name, &ending, was_open, to);
         };
         slot.set_phase(Phase::Closing);
-        let mut pulse = Pulse::new();
+        let mut monitor = ActivityMonitor::new();
         if force {
-            pulse.beat(slot);
+            monitor.check(slot);
         }
         let leave = &mut |to: &mut dyn RowListener, _| {
             if let Some((device, time)) = slot.silence() {
@@ -190,16 +193,16 @@ impl State {
                     format!("{verb} '{name}': {device} has not answered for {} s", time.as_secs());
                 to.progress(&line, 0, 0);
             }
-            if force { pulse.beat(slot) } else { to.is_gone() }
+            if force { monitor.check(slot) } else { to.is_gone() }
         };
         let (state, own, how) = (Arc::clone(self), Arc::clone(slot), ending.clone());
-        let done = beside(to, leave, move |relay| {
-            let turn = turn;
-            let done = state.close_steps(turn.slot(), &pool, &how, force, relay);
-            // Its files are closed before the client hears that it is gone.
+        let done = run_watched(to, leave, move |relay| {
+            let lock = lock;
+            let done = state.close_steps(lock.slot(), &pool, &how, force, relay);
+            // Its files are closed before the client learns that the pool is gone.
             drop(pool);
             if done.is_ok() {
-                state.let_go(&own);
+                state.release_pool(&own);
             } else {
                 own.set_phase(Phase::Open);
             }
@@ -208,30 +211,30 @@ impl State {
         let was_given_up = slot.opening().is_given_up();
         match done {
             Some(Ok(())) => Ok(()),
-            // What cannot be written is given up only by force; what is in use stays.
+            // A pool that cannot be written is given up only by force; a pool in use stays.
             Some(Err(e)) if !was_given_up => Err(e),
             None if !force => {
                 let text = format!("{verb} '{name}': interrupted; it goes on by itself");
                 Err(Error::new(ErrorKind::Interrupted, text))
             }
             _ => {
-                self.let_go(slot);
+                self.release_pool(slot);
                 self.given_up(&name, &ending, true, to)
             }
         }
     }
 
-    /// What is said of a pool that was given up.
+    /// The result for a pool that was given up.
     fn given_up(
         &self,
         name: &str,
-        ending: &Ending,
+        ending: &CloseMode,
         was_open: bool,
         to: &mut dyn RowListener,
     ) -> Result<()> {
         self.save()?;
         match ending {
-            Ending::Destroy(_) if was_open => {
+            CloseMode::Destroy(_) if was_open => {
                 let text = format!(
                     "cannot destroy '{name}': its devices cannot be written; it is gone from \
                      here, and left as it was last synced"
@@ -248,31 +251,31 @@ impl State {
         &self,
         slot: &Arc<Slot>,
         pool: &Arc<Pool>,
-        ending: &Ending,
+        ending: &CloseMode,
         force: bool,
         to: &mut Relay,
     ) -> Result<()> {
         let name = slot.name();
-        if !self.unmount_where(below(name), Why::Exported, force, to) {
+        if !self.unmount_where(below(name), UnmountReason::Exported, force, to) {
             return Err(Error::busy(match ending {
-                Ending::Destroy(_) => {
+                CloseMode::Destroy(_) => {
                     format!("could not destroy '{name}': could not unmount datasets")
                 }
-                Ending::Export | Ending::Close => {
+                CloseMode::Export | CloseMode::Close => {
                     format!("cannot export '{name}': pool is busy")
                 }
             }));
         }
         self.forget_volumes(name);
         let done = match ending {
-            Ending::Export => pool.export(),
-            Ending::Close => pool.close(),
-            Ending::Destroy(command) => {
+            CloseMode::Export => pool.export(),
+            CloseMode::Close => pool.close(),
+            CloseMode::Destroy(command) => {
                 self.engine().destroy_pool(Arc::clone(pool), command.as_deref())
             }
         };
         match done {
-            Err(e) if force && !matches!(ending, Ending::Destroy(_)) => {
+            Err(e) if force && !matches!(ending, CloseMode::Destroy(_)) => {
                 to.remark(format!("'{name}' is left as it was last synced: {e}"));
                 Ok(())
             }
@@ -280,9 +283,9 @@ impl State {
         }
     }
 
-    /// Takes a pool out of the list, and what still shows of one that was given up out of
-    /// the way. Its devices may be silent: a thread that nobody waits for does that.
-    pub(super) fn let_go(self: &Arc<Self>, slot: &Arc<Slot>) {
+    /// Removes a pool from the list and, if it was given up, aborts its mounts. A thread that
+    /// no other waits for does that, because the pool's devices may be silent.
+    pub(super) fn release_pool(self: &Arc<Self>, slot: &Arc<Slot>) {
         if slot.is_gone() {
             return;
         }
@@ -293,15 +296,15 @@ impl State {
         let held = self.registry().remove(slot);
         let (state, name) = (Arc::clone(self), slot.name().to_owned());
         let rest = move |_: &mut Relay| {
-            left.iter().for_each(|mount| mount.cut());
+            left.iter().for_each(|mount| mount.abort());
             state.forget_volumes(&name);
             drop((left, held));
         };
-        // The daemon may end next: its mounts are cut by then, unless that hangs, too.
-        let _cut = beside(&mut Log, &mut |_, quiet| quiet > CUT, rest);
+        // The daemon may end next: wait until its mounts are aborted, unless that hangs, too.
+        let _aborted = run_watched(&mut Log, &mut |_, quiet| quiet > ABORT_TIMEOUT, rest);
     }
 
-    /// Closes everything, all pools at once. With `forget` they are not imported again.
+    /// Closes all pools at once. With `forget` they are not imported again.
     ///
     /// # Errors
     /// The whole message for the user; the pools that could be closed are.
@@ -311,8 +314,8 @@ impl State {
         forget: bool,
         to: &mut dyn RowListener,
     ) -> Result<()> {
-        let ending = if forget { Ending::Export } else { Ending::Close };
-        // One that cannot be closed keeps the others where they are.
+        let ending = if forget { CloseMode::Export } else { CloseMode::Close };
+        // A pool that cannot be closed leaves the others imported.
         let suspended = |slot: &Arc<Slot>| slot.is_suspended();
         if let Some(slot) = self.registry().all().into_iter().find(|s| !force && suspended(s)) {
             return self.close(&slot, ending, false, to);
@@ -337,7 +340,7 @@ impl State {
             }
             done
         };
-        let done = beside(to, &mut |to, _| !force && to.is_gone(), all);
+        let done = run_watched(to, &mut |to, _| !force && to.is_gone(), all);
         let gone = || Error::new(ErrorKind::Interrupted, "the client is gone");
         let done = done.ok_or_else(gone)?;
         if forget {
@@ -345,8 +348,9 @@ impl State {
         }
         done?;
         let state = Arc::clone(self);
-        // The daemon's own mounts answer, but somebody may use them.
-        let ended = beside(&mut Log, &mut |_, quiet| quiet > LEFT_BEHIND, move |_| state.end_own());
+        // The daemon's own mounts answer, but a process may use them.
+        let ended =
+            run_watched(&mut Log, &mut |_, quiet| quiet > LEFT_BEHIND, move |_| state.end_own());
         ended.unwrap_or(());
         Ok(())
     }

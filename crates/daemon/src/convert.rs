@@ -1,45 +1,47 @@
-//! The engine's types to the protocol's.
+//! Conversion of the engine's types to the protocol's.
 
 use cenote::{
     ClassDetail, DataError, DatasetKind, FoundPool, ImportReason, PoolState, PoolStatus, ScanState,
     VdevClass, VdevState, VdevStatus,
 };
-use proto::{Class, ClassIo, Done, Found, Kind, Pool, Scan, State, Vdev};
+use proto::{
+    ClassIo, DatasetType, ImportCandidate, Pool, Scan, Vdev, VdevHealth, VdevIoCounts, VdevRole,
+};
 
-pub(crate) fn kind(kind: DatasetKind) -> Kind {
+pub(crate) fn kind(kind: DatasetKind) -> DatasetType {
     match kind {
-        DatasetKind::Filesystem => Kind::Filesystem,
-        DatasetKind::Volume => Kind::Volume,
-        DatasetKind::Snapshot => Kind::Snapshot,
-        DatasetKind::Bookmark => Kind::Bookmark,
+        DatasetKind::Filesystem => DatasetType::Filesystem,
+        DatasetKind::Volume => DatasetType::Volume,
+        DatasetKind::Snapshot => DatasetType::Snapshot,
+        DatasetKind::Bookmark => DatasetType::Bookmark,
     }
 }
 
-pub(crate) fn state(state: VdevState) -> State {
+pub(crate) fn state(state: VdevState) -> VdevHealth {
     match state {
-        VdevState::Online => State::Online,
-        VdevState::Degraded => State::Degraded,
-        VdevState::Faulted => State::Faulted,
-        VdevState::Offline => State::Offline,
-        VdevState::Removed => State::Removed,
-        VdevState::Unavail => State::Unavail,
+        VdevState::Online => VdevHealth::Online,
+        VdevState::Degraded => VdevHealth::Degraded,
+        VdevState::Faulted => VdevHealth::Faulted,
+        VdevState::Offline => VdevHealth::Offline,
+        VdevState::Removed => VdevHealth::Removed,
+        VdevState::Unavail => VdevHealth::Unavail,
     }
 }
 
-fn class(class: VdevClass) -> Class {
+fn class(class: VdevClass) -> VdevRole {
     match class {
-        VdevClass::Normal => Class::Normal,
-        VdevClass::Dedup => Class::Dedup,
-        VdevClass::Special => Class::Special,
-        VdevClass::Log => Class::Log,
-        VdevClass::Cache => Class::Cache,
-        VdevClass::Spare => Class::Spare,
+        VdevClass::Normal => VdevRole::Normal,
+        VdevClass::Dedup => VdevRole::Dedup,
+        VdevClass::Special => VdevRole::Special,
+        VdevClass::Log => VdevRole::Log,
+        VdevClass::Cache => VdevRole::Cache,
+        VdevClass::Spare => VdevRole::Spare,
     }
 }
 
-fn done(v: &VdevStatus) -> Done {
+fn done(v: &VdevStatus) -> VdevIoCounts {
     let (reads, writes) = (v.io.reads(), v.io.writes());
-    Done {
+    VdevIoCounts {
         age: u64::try_from(v.age.as_nanos()).unwrap_or(u64::MAX),
         reads: reads.ops,
         writes: writes.ops,
@@ -93,15 +95,15 @@ pub(crate) fn vdev(v: &VdevStatus) -> Vdev {
     }
 }
 
-/// The tree with the cache devices and spares, which the engine lists apart.
+/// The tree with cache devices and spares, which the engine lists separately.
 fn tree(root: &VdevStatus, aux: &[VdevStatus]) -> Vdev {
     let mut out = vdev(root);
     out.children.extend(aux.iter().map(vdev));
     out
 }
 
-/// A damaged file as `zpool status -v` names it: by its path where its file system is
-/// mounted, else by dataset and path, or by numbers.
+/// A damaged file in the notation of `zpool status -v`: by its path if its file system is
+/// mounted, else by dataset and path, or by object ids.
 pub(crate) fn data_error(e: &DataError, mountpoint: Option<&str>) -> String {
     let path = e.path.as_deref().map(String::from_utf8_lossy);
     match (&e.dataset, mountpoint, path) {
@@ -147,7 +149,7 @@ pub(crate) fn pool(s: &PoolStatus) -> Pool {
     }
 }
 
-/// A pool that has a name, and is not there yet.
+/// A pool whose name is reserved and that is not open yet.
 pub(crate) fn pool_without_tree(name: &str, guid: u64, doing: Option<String>) -> Pool {
     let root =
         VdevStatus { name: name.to_owned(), kind: "root".to_owned(), ..VdevStatus::default() };
@@ -168,9 +170,9 @@ pub(crate) fn pool_without_tree(name: &str, guid: u64, doing: Option<String>) ->
     }
 }
 
-/// A pool that could be imported.
-pub(crate) fn found(p: &FoundPool) -> Found {
-    Found {
+/// A pool that can be imported.
+pub(crate) fn found(p: &FoundPool) -> ImportCandidate {
+    ImportCandidate {
         name: p.name.clone(),
         guid: p.guid.0,
         destroyed: p.state == PoolState::Destroyed,

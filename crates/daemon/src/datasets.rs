@@ -1,14 +1,14 @@
-//! Requests that make and change datasets, from the wire to the engine and the mounts.
+//! Requests that create and change datasets, from the protocol to the engine and the mounts.
 //!
 //! # Theory
-//! Names and values are checked again: they came over a socket. A change of the pool
-//! comes first, then that of the mounts, so that a crash between leaves a mount behind
-//! and never half a change; what is destroyed or moved is unmounted before. All of it
-//! happens under `State::changing`.
+//! Names and values from the socket are checked again. The pool is changed first, then the
+//! mounts, so that a crash in between leaves a mount behind but never half a change. Datasets
+//! that are destroyed or get another mountpoint are unmounted before that. All of it happens
+//! under `DaemonState::changing`.
 //!
 //! # Invariants
-//! * What is mounted is where its properties say, or somebody was told why not.
-//! * Messages are OpenZFS's, whole lines.
+//! * A mounted dataset is where its properties say, or the client got the reason why not.
+//! * Messages are OpenZFS's, as whole lines.
 
 use std::sync::Arc;
 
@@ -21,34 +21,34 @@ use proto::{
     Assign, DatasetChange, NewDatasetArgs, PropsArgs, Reply, SnapshotArgs, TARGETS_MAX, VolumeArgs,
 };
 
-use super::state::{Listener, State};
-use super::{doomed, remount};
+use super::state::{DaemonState, Listener};
+use super::{destroy, remount};
 
 /// Properties in one request.
 const PROPS_MAX: usize = 1024;
-/// Blocks of a volume that asks for none.
+/// Block size of a volume whose request has none.
 const VOLUME_BLOCK: u64 = 16 << 10;
 
 /// Serves one change.
 ///
 /// # Errors
-/// The whole message for the user; an empty one if everything was told already.
+/// The whole message for the user; an empty one if everything was reported already.
 pub(super) fn change(
-    state: &State,
+    state: &DaemonState,
     change: &DatasetChange,
     to: &mut dyn Listener,
 ) -> Result<Reply> {
     let _turns = state.changing(change.datasets().into_iter(), "its datasets are changed", to)?;
     match change {
         DatasetChange::Create(args) => create(state, args, to),
-        DatasetChange::Destroy(args) => doomed::destroy(state, args, to),
+        DatasetChange::Destroy(args) => destroy::destroy(state, args, to),
         DatasetChange::Snapshot(args) => snapshot(state, args),
         DatasetChange::Props(args) => props(state, args, to),
     }
 }
 
-/// The dataset operations' words for a kind of error (chapter 09 §1.2).
-pub(super) fn why(e: &Error) -> String {
+/// The text for a kind of error in dataset operations (chapter 09 §1.2).
+pub(super) fn error_text(e: &Error) -> String {
     let plain = match e.kind() {
         ErrorKind::NotFound if e.message().is_empty() => "dataset does not exist",
         ErrorKind::Permission => "permission denied",
@@ -61,7 +61,7 @@ pub(super) fn why(e: &Error) -> String {
 
 /// `ACTION 'NAME': why`.
 pub(super) fn cannot(action: &str, name: &str, e: &Error) -> Error {
-    Error::new(e.kind(), format!("{action} '{name}': {}", why(e)))
+    Error::new(e.kind(), format!("{action} '{name}': {}", error_text(e)))
 }
 
 pub(super) fn command(text: &str) -> Option<&str> {
@@ -72,13 +72,13 @@ fn too_many() -> Error {
     Error::limit("argument list too long")
 }
 
-/// The pool that a name begins with.
-fn pool_of(state: &State, name: &str) -> Option<Arc<Pool>> {
+/// The pool that a dataset's name begins with.
+fn pool_of(state: &DaemonState, name: &str) -> Option<Arc<Pool>> {
     let end = name.find(['/', '@', '#']).unwrap_or(name.len());
     state.pool(name.get(..end).unwrap_or(name))
 }
 
-/// Whether it is there; other errors are errors.
+/// Whether the dataset exists; an error other than `NotFound` is returned.
 fn exists(pool: &Pool, name: &str) -> Result<bool> {
     match pool.dataset(name) {
         Ok(_) => Ok(true),
@@ -99,7 +99,7 @@ fn check_new_name(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Sizes of a new volume: bytes, bytes of a block.
+/// Sizes of a new volume: bytes in all, bytes of a block.
 fn sizes(volume: &VolumeArgs, props: &[(String, PropData)]) -> Result<(u64, u32)> {
     let bad = |why: String| Error::invalid(why);
     let size = parse_size(&volume.size)
@@ -120,9 +120,9 @@ fn sizes(volume: &VolumeArgs, props: &[(String, PropData)]) -> Result<(u64, u32)
     Ok((size, u32::try_from(block).unwrap_or(u32::MAX)))
 }
 
-/// Bytes that a volume takes when it is full: its data, and the metadata above, as the
-/// golden pool of volumes has it: 128 KiB for each block of 1,024 pointers and seven
-/// more, in one copy more than the data.
+/// Bytes that a full volume takes: its data, and the metadata above it. The formula is that of
+/// the golden pool of volumes: 128 KiB for each block of 1,024 pointers and seven more, in one
+/// copy more than the data.
 fn full_size(size: u64, block: u64, copies: u64) -> u64 {
     let (mut level, mut metadata) = (size / block.max(1), 7);
     while level > 1 {
@@ -133,7 +133,7 @@ fn full_size(size: u64, block: u64, copies: u64) -> u64 {
     size.saturating_mul(copies).saturating_add(metadata)
 }
 
-fn create(state: &State, args: &NewDatasetArgs, to: &mut dyn Listener) -> Result<Reply> {
+fn create(state: &DaemonState, args: &NewDatasetArgs, to: &mut dyn Listener) -> Result<Reply> {
     let name = args.name.as_str();
     let fail = |e: Error| cannot("cannot create", name, &e);
     check_new_name(name).map_err(fail)?;
@@ -196,8 +196,8 @@ fn create(state: &State, args: &NewDatasetArgs, to: &mut dyn Listener) -> Result
     Ok(Reply::Done)
 }
 
-/// Mounts what was just made; it exists even if that fails.
-fn mount_new(state: &State, made: &Dataset, to: &mut dyn Listener) {
+/// Mounts a dataset that was just created; the dataset stays if the mount fails.
+fn mount_new(state: &DaemonState, made: &Dataset, to: &mut dyn Listener) {
     let planned = super::mounts::plan(made, false);
     let done = match planned {
         Ok(Ok(plan)) => state.mount_one(&plan, &[], true),
@@ -229,7 +229,7 @@ pub(super) fn subtree(root: &Dataset) -> Result<Vec<Dataset>> {
     Ok(out)
 }
 
-fn snapshot(state: &State, args: &SnapshotArgs) -> Result<Reply> {
+fn snapshot(state: &DaemonState, args: &SnapshotArgs) -> Result<Reply> {
     if args.names.len() > TARGETS_MAX || args.props.len() > PROPS_MAX {
         return Err(too_many());
     }
@@ -263,7 +263,7 @@ fn snapshot(state: &State, args: &SnapshotArgs) -> Result<Reply> {
         }
         pool = Some(in_pool);
         let below = match args.recursive {
-            // What a receive left incomplete has no snapshot to be taken of (chapter 09 §3).
+            // A dataset whose receive was interrupted cannot be snapshotted (chapter 09 §3).
             true => subtree(&dataset)
                 .map_err(fail)?
                 .into_iter()
@@ -289,11 +289,11 @@ fn snapshot(state: &State, args: &SnapshotArgs) -> Result<Reply> {
     Ok(Reply::Done)
 }
 
-fn props(state: &State, args: &PropsArgs, to: &mut dyn Listener) -> Result<Reply> {
+fn props(state: &DaemonState, args: &PropsArgs, to: &mut dyn Listener) -> Result<Reply> {
     if args.names.len() > TARGETS_MAX {
         return Err(too_many());
     }
-    // The pool's history has a command once, however many datasets it changes.
+    // The pool's history gets a command once, however many datasets the command changes.
     let mut line = command(&args.command);
     for name in &args.names {
         let opened = state.open(name);
@@ -305,7 +305,7 @@ fn props(state: &State, args: &PropsArgs, to: &mut dyn Listener) -> Result<Reply
             all.iter().try_for_each(|d| assign(state, (&pool, d), args, &mut line, to))
         });
         match done {
-            // Each that failed is told; the others go on.
+            // Each failure was reported; the other datasets are still changed.
             Err(e) if e.message().is_empty() => {}
             Err(e) => to.problem(e.message().to_owned()),
             Ok(()) => {}
@@ -322,10 +322,10 @@ fn kind(dataset: &Dataset) -> Of {
     }
 }
 
-/// Changes the properties of one dataset, and its mounts accordingly. The first that
-/// succeeds takes the `line` for the pool's history.
+/// Changes the properties of one dataset, and its mounts accordingly. The first success takes
+/// the `line` for the pool's history.
 fn assign(
-    state: &State,
+    state: &DaemonState,
     (pool, dataset): (&Arc<Pool>, &Dataset),
     args: &PropsArgs,
     line: &mut Option<&str>,
@@ -360,7 +360,7 @@ fn assign(
         Assign::Inherit(prop) => pool.inherit(name, &[prop], log),
         Assign::Revert(prop) => pool.revert(name, &[prop], log),
     };
-    // What was unmounted comes back, where it belongs now.
+    // Datasets that were unmounted are mounted again, at their new mountpoints.
     mounts.after(state, pool, to);
     if done.is_ok() {
         *line = None;
@@ -368,7 +368,8 @@ fn assign(
     done.map_err(fail)
 }
 
-/// What a dataset has for life can be "set" to what it is.
+/// Refuses to change a property that a dataset has for life; setting it to its present value is
+/// allowed.
 fn refuse_for_life(dataset: &Dataset, (name, value): &(String, PropData)) -> Result<(), String> {
     match name.as_str() {
         "volsize" => Err(ui::not_yet("resizing volumes")),

@@ -1,4 +1,4 @@
-//! Requests to replies.
+//! Dispatch of requests: from a request to its reply.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,33 +9,37 @@ use base::{Error, ErrorKind, Result};
 use cenote::tune;
 use cenote::{DataError, Dataset, Pool};
 use proto::{
-    BATCH_MAX, Change, DaemonStatus, Data, Kind, ListArgs, ROWS_MAX, Reply, Request, Row, Stat,
-    TunableInfo, Value, WhatIf,
+    BATCH_MAX, Change, DaemonStatus, DatasetRow, DatasetType, ListArgs, PropertyEntry,
+    PropertyValue, ROWS_MAX, Reply, Request, Stat, TunableInfo, WhatIf,
 };
 
-use super::beside::Relay;
-use super::looking::{BRIEF, PATIENT};
-use super::state::{Listener, State, pool_name};
-use super::{change, convert, datasets as changes, past};
+use super::inspect::{LISTING_TIMEOUT, NAMED_POOL_TIMEOUT};
+use super::state::{DaemonState, Listener, pool_name};
+use super::watched::Relay;
+use super::{change, convert, datasets as changes, vdev_history};
 
-/// Who hears rows as well.
+/// Receives rows as well.
 pub(crate) trait RowListener: Listener {
     /// Some rows are ready.
-    fn rows(&mut self, rows: Vec<Row>);
+    fn rows(&mut self, rows: Vec<DatasetRow>);
 }
 
-/// Serves one request; the reply is the last thing the client gets.
-pub(crate) fn handle(state: &Arc<State>, request: &Request, to: &mut dyn RowListener) -> Reply {
+/// Serves one request; the reply is the last message to the client.
+pub(crate) fn handle(
+    state: &Arc<DaemonState>,
+    request: &Request,
+    to: &mut dyn RowListener,
+) -> Reply {
     match serve(state, request, to) {
         Ok(reply) => reply,
         Err(e) => Reply::Failed(e.message().to_owned()),
     }
 }
 
-/// How long a request waits for pools that the daemon is importing again.
-fn patience(request: &Request) -> Duration {
+/// How long a request waits for pools that the daemon is importing at its start.
+fn startup_wait(request: &Request) -> Duration {
     match request {
-        // These ask of the daemon itself, or must end whatever there is.
+        // These concern the daemon itself, or must end it in any state.
         Request::Status
         | Request::Stop { .. }
         | Request::Export { force: true, .. }
@@ -54,8 +58,8 @@ fn patience(request: &Request) -> Duration {
     }
 }
 
-fn serve(state: &Arc<State>, request: &Request, to: &mut dyn RowListener) -> Result<Reply> {
-    state.await_start(patience(request), to);
+fn serve(state: &Arc<DaemonState>, request: &Request, to: &mut dyn RowListener) -> Result<Reply> {
+    state.await_start(startup_wait(request), to);
     match request {
         Request::Status => Ok(Reply::Status(DaemonStatus {
             pid: std::process::id(),
@@ -71,12 +75,12 @@ fn serve(state: &Arc<State>, request: &Request, to: &mut dyn RowListener) -> Res
             Ok(Reply::Done)
         }
         Request::Discover(search) => {
-            let (pools, problems) = state.discover(search).map_err(whole)?;
+            let (pools, problems) = state.discover(search).map_err(one_line)?;
             Ok(Reply::Found(pools, problems))
         }
         Request::Import(args) => {
-            let (name, told) = state.import(args, to)?;
-            Ok(Reply::Imported(name, told))
+            let (name, lines) = state.import(args, to)?;
+            Ok(Reply::Imported(name, lines))
         }
         Request::Export { name, force } => state.export(name, *force, to).map(|()| Reply::Done),
         Request::PoolNames => Ok(Reply::Names(state.names())),
@@ -106,23 +110,24 @@ fn serve(state: &Arc<State>, request: &Request, to: &mut dyn RowListener) -> Res
         Request::Change { pool, change, command } => {
             change::change(state, pool, change, command, to)
         }
-        Request::ChangeDatasets(asked) => match changes::change(state, asked, to) {
-            // Each that failed was told already.
+        Request::ChangeDatasets(change_args) => match changes::change(state, change_args, to) {
+            // Each failure was reported already.
             Err(e) if e.message().is_empty() => Ok(Reply::Done),
             other => other,
         },
         Request::LabelClear { path, force } => change::label_clear(state, path, *force),
         Request::History { name, from } => {
             let (slot, from) = (state.registry().find(name)?, *from);
-            let looked =
-                state.look(&slot, PATIENT, to, move |_, pool, _| change::history(pool, from));
-            looked?.map_err(whole)
+            let looked = state.inspect(&slot, NAMED_POOL_TIMEOUT, to, move |_, pool, _| {
+                change::history(pool, from)
+            });
+            looked?.map_err(one_line)
         }
         Request::Mounts => Ok(Reply::Mounts(state.mounts())),
         Request::Mount(args) => state.mount(args, to).map(|()| Reply::Done),
         Request::Unmount(a) => {
             match state.unmount(a.target.as_deref(), a.force, to) {
-                // Each mount that stayed was told already.
+                // Each mount that stayed was reported already.
                 Err(e) if e.message().is_empty() => Ok(Reply::Done),
                 other => other.map(|()| Reply::Done),
             }
@@ -130,7 +135,7 @@ fn serve(state: &Arc<State>, request: &Request, to: &mut dyn RowListener) -> Res
     }
 }
 
-fn kstats(state: &State, paths: &[String]) -> Result<Reply> {
+fn kstats(state: &DaemonState, paths: &[String]) -> Result<Reply> {
     if paths.len() > BATCH_MAX {
         return Err(Error::limit(format!("more than {BATCH_MAX} kstats in one request")));
     }
@@ -139,7 +144,7 @@ fn kstats(state: &State, paths: &[String]) -> Result<Reply> {
     Ok(Reply::Kstats(read.collect()))
 }
 
-fn tunables(state: &State, names: &[String]) -> Result<Reply> {
+fn tunables(state: &DaemonState, names: &[String]) -> Result<Reply> {
     let info = |t| TunableInfo::new(t, state.engine());
     if names.is_empty() {
         return Ok(Reply::Tunables(tune::TUNABLES.iter().map(info).collect()));
@@ -148,30 +153,34 @@ fn tunables(state: &State, names: &[String]) -> Result<Reply> {
     Ok(Reply::Tunables(found.collect::<Result<_>>()?))
 }
 
-/// The error as one line, place and cause included.
-fn whole(e: Error) -> Error {
+/// The error as one line, with location and cause.
+fn one_line(e: Error) -> Error {
     Error::new(e.kind(), e.to_string())
 }
 
-/// All of a pool's state; with `verbose` its damaged files, too.
+/// A pool's whole state; with `verbose` its damaged files, too.
 ///
 /// # Errors
 /// Those of reading it.
-pub(super) fn full_status(state: &State, pool: &Arc<Pool>, verbose: bool) -> Result<proto::Pool> {
-    let status = pool.status().map_err(whole)?;
+pub(super) fn full_status(
+    state: &DaemonState,
+    pool: &Arc<Pool>,
+    verbose: bool,
+) -> Result<proto::Pool> {
+    let status = pool.status().map_err(one_line)?;
     let mut reply = convert::pool(&status);
     if verbose && status.error_count > 0 {
         reply.errors = damaged(state, pool)?;
     }
-    reply.removal = past::removal(pool, &status.root).map_err(whole)?;
-    reply.expand = past::expansion(pool, &status.root).map_err(whole)?;
+    reply.removal = vdev_history::removal(pool, &status.root).map_err(one_line)?;
+    reply.expand = vdev_history::expansion(pool, &status.root).map_err(one_line)?;
     Ok(reply)
 }
 
 /// The lines of `zpool status -v` about damaged files (chapter 09 §4.3).
-fn damaged(state: &State, pool: &Pool) -> Result<Vec<String>> {
+fn damaged(state: &DaemonState, pool: &Pool) -> Result<Vec<String>> {
     let mounts = state.mounts();
-    let errors = pool.data_errors().map_err(whole)?;
+    let errors = pool.data_errors().map_err(one_line)?;
     let mountpoint = |e: &DataError| {
         let name = e.dataset.as_deref().filter(|_| e.mountable)?;
         let mount = mounts.iter().find(|m| m.dataset == name)?;
@@ -184,13 +193,16 @@ fn damaged(state: &State, pool: &Pool) -> Result<Vec<String>> {
 ///
 /// # Errors
 /// Those of reading them.
-pub(super) fn pool_props(pool: &Pool, props: Option<&[String]>) -> Result<Vec<(String, Value)>> {
+pub(super) fn pool_props(
+    pool: &Pool,
+    props: Option<&[String]>,
+) -> Result<Vec<(String, PropertyEntry)>> {
     let all = match props {
-        None => pool.props().map_err(whole)?,
+        None => pool.props().map_err(one_line)?,
         Some(names) => {
             let mut out = Vec::new();
             for name in names {
-                if let Some(value) = pool.prop(name).map_err(whole)? {
+                if let Some(value) = pool.prop(name).map_err(one_line)? {
                     out.push((name.clone(), value));
                 }
             }
@@ -200,22 +212,22 @@ pub(super) fn pool_props(pool: &Pool, props: Option<&[String]>) -> Result<Vec<(S
     Ok(all.iter().map(|(n, v)| (n.clone(), v.into())).collect())
 }
 
-/// What one listing shows; it outlives the request where a pool's part is left behind.
+/// One listing. It outlives the request if the part of one pool is abandoned.
 struct Lister {
-    state: Arc<State>,
+    state: Arc<DaemonState>,
     args: ListArgs,
-    /// Names that were shown.
+    /// Names that were listed.
     seen: Arc<Mutex<BTreeSet<String>>>,
-    rows: Vec<Row>,
+    rows: Vec<DatasetRow>,
 }
 
-/// Lists pool by pool: one that does not answer keeps nothing back of the others.
-fn datasets(state: &Arc<State>, args: &ListArgs, to: &mut dyn RowListener) -> Result<()> {
+/// Lists pool by pool: a pool that does not answer does not delay the others.
+fn datasets(state: &Arc<DaemonState>, args: &ListArgs, to: &mut dyn RowListener) -> Result<()> {
     let seen = Arc::default();
     let part = |root: Option<&str>| {
         let root = root.map(str::to_owned);
         let (args, seen) = (args.clone(), Arc::clone(&seen));
-        move |state: &Arc<State>, pool: &Arc<Pool>, to: &mut Relay| {
+        move |state: &Arc<DaemonState>, pool: &Arc<Pool>, to: &mut Relay| {
             let mut lister = Lister { state: Arc::clone(state), args, seen, rows: Vec::new() };
             match &root {
                 None => match pool.root() {
@@ -232,20 +244,20 @@ fn datasets(state: &Arc<State>, args: &ListArgs, to: &mut dyn RowListener) -> Re
     };
     let all = state.registry().all();
     if args.roots.is_empty() {
-        let patience = if all.len() > 1 { BRIEF } else { PATIENT };
+        let timeout = if all.len() > 1 { LISTING_TIMEOUT } else { NAMED_POOL_TIMEOUT };
         for slot in all {
-            // Datasets of a pool that is on its way are not there yet.
+            // A pool that is being opened has no datasets yet.
             if slot.pool().is_none() {
                 continue;
             }
-            if let Err(e) = state.look(&slot, patience, to, part(None)) {
+            if let Err(e) = state.inspect(&slot, timeout, to, part(None)) {
                 to.problem(e.message().to_owned());
             }
         }
     }
     for root in &args.roots {
         let looked = match state.registry().get(pool_name(root)) {
-            Some(slot) => state.look(&slot, PATIENT, to, part(Some(root))),
+            Some(slot) => state.inspect(&slot, NAMED_POOL_TIMEOUT, to, part(Some(root))),
             None => {
                 let text = format!("cannot open '{root}': dataset does not exist");
                 Err(Error::not_found(text))
@@ -259,7 +271,7 @@ fn datasets(state: &Arc<State>, args: &ListArgs, to: &mut dyn RowListener) -> Re
 }
 
 impl Lister {
-    fn wants(&self, kind: Kind) -> bool {
+    fn wants(&self, kind: DatasetType) -> bool {
         self.args.types.contains(&kind)
     }
 
@@ -278,7 +290,7 @@ impl Lister {
                 self.add(&dataset, to);
             }
             let deeper = self.args.depth.is_none_or(|max| depth < max);
-            if !deeper || matches!(kind, Kind::Snapshot | Kind::Bookmark) {
+            if !deeper || matches!(kind, DatasetType::Snapshot | DatasetType::Bookmark) {
                 continue;
             }
             let mut below =
@@ -289,10 +301,10 @@ impl Lister {
                     }
                 };
             below(dataset.children(), "file systems", to);
-            if self.wants(Kind::Snapshot) {
+            if self.wants(DatasetType::Snapshot) {
                 below(dataset.snapshots(), "snapshots", to);
             }
-            if self.wants(Kind::Bookmark) {
+            if self.wants(DatasetType::Bookmark) {
                 below(dataset.bookmarks(), "bookmarks", to);
             }
         }
@@ -312,8 +324,8 @@ impl Lister {
         }
     }
 
-    fn row(&self, dataset: &Dataset) -> Result<Row> {
-        let mut props: Vec<(String, Value)> = match &self.args.props {
+    fn row(&self, dataset: &Dataset) -> Result<DatasetRow> {
+        let mut props: Vec<(String, PropertyEntry)> = match &self.args.props {
             None => dataset.props()?.iter().map(|(n, v)| (n.clone(), v.into())).collect(),
             Some(names) => {
                 let mut out = Vec::new();
@@ -325,13 +337,13 @@ impl Lister {
                 out
             }
         };
-        // Only the daemon knows what is mounted.
+        // Only the daemon knows which datasets are mounted.
         if let Some((_, value)) = props.iter_mut().find(|(n, _)| n == "mounted") {
             let mounted = self.state.is_mounted(dataset.name());
-            *value = Value::fact(Data::Num(mounted.into()));
+            *value = PropertyEntry::fact(PropertyValue::Num(mounted.into()));
         }
         let createtxg = dataset.createtxg();
         let kind = convert::kind(dataset.kind());
-        Ok(Row { name: dataset.name().to_owned(), kind, createtxg, props })
+        Ok(DatasetRow { name: dataset.name().to_owned(), kind, createtxg, props })
     }
 }

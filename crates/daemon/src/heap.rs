@@ -1,12 +1,12 @@
-//! What the allocator keeps of memory that is free. The binary chooses the allocator; with
-//! another one than mimalloc this policy has no effect.
+//! Policy for the allocator's free memory. The binary chooses the allocator; the policy has an
+//! effect with mimalloc alone.
 //!
 //! # Theory
-//! What one group's changes took of the heap, the next one's will take again, and a page that
-//! went back to the system meanwhile has to be made and cleared anew: in a virtual machine
-//! that gives free memory back to its host that costs more than all the rest of making a
-//! small file. So a daemon's free pages stay for [`KEPT`], as the arenas of `base::buf` keep
-//! theirs, and go at once when the machine lacks memory.
+//! The heap that one txg's changes used will be used again by the next one's. A page that was
+//! returned to the system meanwhile has to be mapped and cleared again. In a virtual machine
+//! that returns free memory to its host, that costs more than all other work of making a small
+//! file. So a daemon's free pages are kept for [`KEPT`], as the arenas of `base::buf` keep
+//! theirs, and are returned at once when the machine lacks memory.
 
 #[cfg(feature = "mimalloc")]
 use libmimalloc_sys as ffi;
@@ -14,11 +14,12 @@ use libmimalloc_sys as ffi;
 /// How long a daemon keeps free pages, milliseconds.
 #[cfg(feature = "mimalloc")]
 const KEPT: core::ffi::c_long = 60_000;
-/// The option `purge_delay`, for which the crate has no name, by its neighbour's.
+/// The option `purge_delay`. The crate has no name for it, so its number is derived from its
+/// neighbour's.
 #[cfg(feature = "mimalloc")]
 const PURGE_DELAY: ffi::mi_option_t = ffi::mi_option_use_numa_nodes - 1;
 
-/// From now on free pages are kept a while, unless `MIMALLOC_PURGE_DELAY` says how long.
+/// From now on free pages are kept for a while, unless `MIMALLOC_PURGE_DELAY` sets the time.
 pub(crate) fn keep() {
     #[cfg(feature = "mimalloc")]
     // SAFETY: sets a number that the allocator reads whenever it frees pages.
@@ -27,11 +28,11 @@ pub(crate) fn keep() {
     }
 }
 
-/// Gives free pages back to the system, `all` or those whose time is over: an idle daemon
-/// frees nothing, and the allocator looks for them then alone.
+/// Returns free pages to the system: `all`, or those kept long enough. The allocator checks the
+/// time only when memory is freed, and an idle daemon frees none.
 pub(crate) fn give_back(all: bool) {
     #[cfg(feature = "mimalloc")]
-    // SAFETY: touches what nobody has allocated, alone.
+    // SAFETY: touches only memory that is not allocated.
     unsafe {
         ffi::mi_collect(all);
     }
@@ -52,12 +53,12 @@ mod tests {
         text.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
     }
 
-    /// Freed pages go at once when they are wanted, however long they would be kept.
+    /// Freed pages are returned at once when memory is needed, however long they would be kept.
     #[test]
-    fn what_is_kept_goes_when_it_is_wanted() {
+    fn kept_pages_are_returned_on_demand() {
         // SAFETY: reads a number.
         let delay = || unsafe { ffi::mi_option_get(PURGE_DELAY) };
-        // Of this version: it is the option that is meant.
+        // Checks that the derived number is that option's in this version.
         assert!(delay() == 1000 || std::env::var_os("MIMALLOC_PURGE_DELAY").is_some());
         keep();
         assert!(delay() == KEPT || std::env::var_os("MIMALLOC_PURGE_DELAY").is_some());

@@ -1,11 +1,11 @@
-//! Pools that come: imported, imported again at the start, created.
+//! How pools become available: imports, imports at the daemon's start, creation.
 //!
 //! # Theory
-//! See [`super::registry`] for the states. The engine's work is done beside the thread that
-//! was asked for it ([`super::beside`]). That one leaves when the first group cannot be
-//! written: the pool is in the list then, suspended; the work goes on, and mounts what
-//! belongs mounted, once `zpool clear` resumes the pool. It also leaves when the client is
-//! gone; a pool that nothing was written of is given up then.
+//! The states are described in [`super::registry`]. The engine's work runs on a watched thread
+//! ([`super::watched`]). The watcher leaves when the first txg cannot be written: then the pool
+//! is in the list, suspended. The work continues, and mounts the pool's datasets once `zpool
+//! clear` resumes the pool. The watcher also leaves when the client disconnects; a pool of
+//! which nothing was written is given up then.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,23 +18,23 @@ use cenote::{ImportOptions, Pool, Search};
 use proto::runtime;
 use proto::{ImportArgs, SearchArgs};
 
-use super::beside::{Relay, beside};
 use super::handle::RowListener;
-use super::lost;
+use super::recovery;
 use super::registry::{Phase, Slot};
-use super::state::{Listener, Log, Saved, State, cannot};
-use super::{mounts, places};
+use super::state::{DaemonState, Listener, Log, SavedPool, cannot};
+use super::watched::{Relay, run_watched};
+use super::{mount_dirs, mounts};
 
-/// How often it is looked whether pools are there.
-const LOOK: Duration = Duration::from_millis(20);
-/// How long the service manager waits for pools of an earlier daemon.
+/// Time between two checks whether the pools are available.
+const READY_POLL: Duration = Duration::from_millis(20);
+/// How long the service manager waits for the pools of an earlier daemon.
 const READY_MAX: Duration = Duration::from_secs(15);
 
-/// A pool's name, and lines for the client's standard output.
-type Told = (String, Vec<String>);
+/// The result of an import: the pool's name, and lines for the client's standard output.
+type ImportOutcome = (String, Vec<String>);
 
-/// A pool that lacks devices is refused in OpenZFS's words; what could not be read
-/// for it goes to the log.
+/// The error for a pool that lacks devices, in OpenZFS's words. Read errors of its devices go
+/// to the log.
 fn refused(name: &str, e: &Error) -> Error {
     if e.kind() != ErrorKind::DevicesMissing {
         return cannot("import", name, e);
@@ -51,15 +51,15 @@ fn exists(name: &str) -> Error {
     Error::new(ErrorKind::Exists, text)
 }
 
-/// What the work says, to a client that may be told to come back later: the work goes on then
-/// as if somebody listened.
-struct Onward {
+/// Forwards the work's messages to a client that may stop waiting; then the work continues as
+/// if a client still listened.
+struct DetachableListener {
     relay: Relay,
-    /// The client was told that the pool waits.
+    /// The client got the answer that the pool is suspended.
     waits: Arc<AtomicBool>,
 }
 
-impl Listener for Onward {
+impl Listener for DetachableListener {
     fn progress(&mut self, what: &str, done: u64, total: u64) {
         self.relay.progress(what, done, total);
     }
@@ -74,7 +74,7 @@ impl Listener for Onward {
     }
 }
 
-/// The line about a pool whose first group waits.
+/// The message about a pool whose first txg cannot be written.
 fn suspended(action: &str, slot: &Slot) -> Error {
     let name = slot.name();
     let why =
@@ -86,17 +86,17 @@ fn suspended(action: &str, slot: &Slot) -> Error {
     Error::new(ErrorKind::Io, text)
 }
 
-impl State {
-    /// Imports a pool and mounts what belongs mounted; its name, and what there is to tell
-    /// of a rewind and of space maps that were made anew.
+impl DaemonState {
+    /// Imports a pool and mounts its datasets. Returns its name, and a report if it was rewound
+    /// or its space maps were rebuilt.
     ///
     /// # Errors
-    /// The whole message for the user. That of a suspension leaves the pool in the list.
+    /// The whole message for the user. If the pool was suspended, it stays in the list.
     pub(crate) fn import(
         self: &Arc<Self>,
         args: &ImportArgs,
         to: &mut dyn RowListener,
-    ) -> Result<Told> {
+    ) -> Result<ImportOutcome> {
         let shown = args.new_name.as_deref().unwrap_or(&args.name);
         let slot = Slot::new(shown, args.clone(), Phase::Importing, false);
         match self.insert(&slot) {
@@ -124,23 +124,27 @@ impl State {
         self.registry().insert(slot)
     }
 
-    fn import_into(self: &Arc<Self>, slot: &Arc<Slot>, to: &mut dyn RowListener) -> Result<Told> {
+    fn import_into(
+        self: &Arc<Self>,
+        slot: &Arc<Slot>,
+        to: &mut dyn RowListener,
+    ) -> Result<ImportOutcome> {
         let (state, own) = (Arc::clone(self), Arc::clone(slot));
-        self.bring(slot, "import", to, move |to| state.import_steps(&own, to))
+        self.run_import(slot, "import", to, move |to| state.import_steps(&own, to))
     }
 
-    /// Does the work for a new slot, which goes with a failure.
-    fn bring(
+    /// Runs the import of a new slot; a failure removes the slot.
+    fn run_import(
         self: &Arc<Self>,
         slot: &Arc<Slot>,
         action: &'static str,
         to: &mut dyn RowListener,
-        steps: impl FnOnce(&mut dyn Listener) -> Result<Told> + Send + 'static,
-    ) -> Result<Told> {
-        let turn = slot.turn(&format!("{action} is under way"), to)?;
+        steps: impl FnOnce(&mut dyn Listener) -> Result<ImportOutcome> + Send + 'static,
+    ) -> Result<ImportOutcome> {
+        let lock = slot.lock_pool(&format!("{action} is under way"), to)?;
         let (state, own) = (Arc::clone(self), Arc::clone(slot));
         let (waits, mut cancelled) = (Arc::new(AtomicBool::new(false)), false);
-        let told = Arc::clone(&waits);
+        let client_waits = Arc::clone(&waits);
         let leave = &mut |to: &mut dyn RowListener, _| {
             let suspended = slot.is_suspended();
             waits.store(suspended, SeqCst);
@@ -157,17 +161,17 @@ impl State {
             }
             suspended || to.is_gone() || slot.is_gone()
         };
-        let done = beside(to, leave, move |relay| {
-            let _turn = turn;
-            let done = steps(&mut Onward { relay: relay.clone(), waits: told });
+        let done = run_watched(to, leave, move |relay| {
+            let _turn = lock;
+            let done = steps(&mut DetachableListener { relay: relay.clone(), waits: client_waits });
             if done.is_err() {
-                state.let_go(&own);
+                state.release_pool(&own);
             }
             done
         });
         if cancelled {
             slot.give_up();
-            self.let_go(slot);
+            self.release_pool(slot);
         }
         match done {
             Some(done) => done,
@@ -179,7 +183,11 @@ impl State {
         }
     }
 
-    fn import_steps(self: &Arc<Self>, slot: &Arc<Slot>, to: &mut dyn Listener) -> Result<Told> {
+    fn import_steps(
+        self: &Arc<Self>,
+        slot: &Arc<Slot>,
+        to: &mut dyn Listener,
+    ) -> Result<ImportOutcome> {
         let args = slot.args();
         if self.is_ending() {
             return Err(Error::busy(format!("cannot import '{}': the daemon ends", args.name)));
@@ -212,21 +220,21 @@ impl State {
             Some(why) => Error::busy(format!("cannot import '{}': {why}", args.name)),
             None => refused(&args.name, &e),
         })?;
-        let told = lost::tell(&pool, args.dry_run);
+        let lines = recovery::report(&pool, args.dry_run);
         if args.dry_run {
             drop(pool);
-            self.let_go(slot);
-            return Ok((slot.name().to_owned(), told));
+            self.release_pool(slot);
+            return Ok((slot.name().to_owned(), lines));
         }
-        slot.change_args(|args| *args = lost::later(args, pool.is_readonly()));
+        slot.change_args(|args| *args = recovery::later(args, pool.is_readonly()));
         if let Some(why) = pool.read_only_because() {
             to.remark(format!("'{}' is imported read-only: {why}", slot.name()));
         }
         let name = self.settle(slot, &pool, !args.no_mount, &args.mount_options, to)?;
-        Ok((name, told))
+        Ok((name, lines))
     }
 
-    /// A pool is open: it is remembered and mounted.
+    /// Records and mounts a pool that is open.
     fn settle(
         &self,
         slot: &Arc<Slot>,
@@ -251,7 +259,7 @@ impl State {
         Ok(name)
     }
 
-    /// Creates a pool, remembers it, and mounts it. `paths` are its devices.
+    /// Creates a pool, records it, and mounts it. `paths` are its devices.
     ///
     /// # Errors
     /// The engine's.
@@ -261,8 +269,8 @@ impl State {
         paths: Vec<PathBuf>,
         to: &mut dyn RowListener,
     ) -> Result<()> {
-        if let Some(at) = mounts::place_of_new(&request) {
-            places::check(&at).map_err(|why| {
+        if let Some(at) = mounts::mountpoint_of_new(&request) {
+            mount_dirs::check(&at).map_err(|why| {
                 let text = format!(
                     "mountpoint '{}' : {why}\nuse '-m' option to provide a different default",
                     at.display()
@@ -294,26 +302,27 @@ impl State {
                     Ok((name, Vec::new()))
                 }
                 None => {
-                    state.let_go(&own);
+                    state.release_pool(&own);
                     Ok((own.name().to_owned(), Vec::new()))
                 }
             }
         };
-        self.bring(&slot, "create", to, steps).map(drop)
+        self.run_import(&slot, "create", to, steps).map(drop)
     }
 
-    /// Imports again what the list names, each pool on a thread of its own, and tells the
-    /// service manager when they are there. The pools are in the list when this returns.
+    /// Imports the pools of the stored list, each on a thread of its own, and notifies the
+    /// service manager when they are available. The pools are in the registry when this
+    /// returns.
     pub(crate) fn import_saved(self: &Arc<Self>) {
-        let saved: Vec<Saved> = match runtime::load(&self.runtime().pools()) {
+        let saved: Vec<SavedPool> = match runtime::load(&self.runtime().pools()) {
             Ok(saved) => saved,
             Err(e) => {
                 ui::err(&format!("no pool is imported again: {e}"));
                 Vec::new()
             }
         };
-        for Saved(mut args) in saved {
-            // It was ours a moment ago.
+        for SavedPool(mut args) in saved {
+            // This host had the pool a moment ago.
             args.force = true;
             let shown = args.new_name.as_deref().unwrap_or(&args.name).to_owned();
             let slot = Slot::new(&shown, args, Phase::Importing, true);
@@ -328,7 +337,7 @@ impl State {
             };
             if let Err(e) = rt::spawn("import", again) {
                 ui::err(&format!("'{shown}' is not imported again: {e}"));
-                self.let_go(&slot);
+                self.release_pool(&slot);
             }
         }
         let state = Arc::clone(self);
@@ -341,8 +350,8 @@ impl State {
         }
     }
 
-    /// Waits for the pools of an earlier daemon, as long as they are on their way: not for
-    /// those that are suspended, or whose devices do not answer.
+    /// Waits for the pools of an earlier daemon while they are being imported, but not for
+    /// those that are suspended or whose devices do not answer.
     pub(super) fn await_start(&self, limit: Duration, to: &mut dyn RowListener) {
         let begin = rt::now();
         loop {
@@ -358,7 +367,7 @@ impl State {
                 return;
             }
             to.progress(&format!("importing {} again", slot.name()), 0, 0);
-            rt::sleep(LOOK);
+            rt::sleep(READY_POLL);
         }
     }
 }

@@ -1,54 +1,54 @@
 //! The daemon: one process that holds the imported pools and serves their mounts.
 //!
 //! # Theory
-//! Commands talk to it over a Unix socket ([`proto`]); each connection has a
-//! thread. Pools are remembered in a list and imported again at the next start,
-//! unless they were exported: `daemon stop` exports, a signal (the system going
-//! down) only closes. A killed daemon leaves mounts behind that answer nothing;
-//! the next start removes them before anything else.
+//! Commands connect to it over a Unix socket ([`proto`]); each connection has a thread. A
+//! stored list has the imported pools, which the next start imports again. `daemon stop`
+//! exports the pools; a signal (the system shuts down) only closes them. A killed daemon leaves
+//! mounts behind that answer no request; the next start removes them first.
 //!
 //! # Invariants
-//! * Only root and the daemon's own user are served, by the socket's peer
-//!   credentials, not only by the directory's mode.
-//! * One daemon a runtime directory, by a lock on a file.
+//! * Only root and the daemon's own user are served, by the socket's peer credentials, not only
+//!   by the directory's mode.
+//! * One daemon for each runtime directory, by a lock on a file.
 //! * A request whose client is gone stops at the next pool, dataset or mount.
 //!
-//! # Nothing waits for a pool but what asked for it
-//! Each pool has a slot with a state machine and a turn of its own (`registry`); work on it
-//! runs beside the thread that was asked (`beside`), which can be interrupted, tells what
-//! it waits for, and leaves work behind that hangs. Pools come in `importing`, go in
-//! `closing`, are looked at in `looking`. A pool that is suspended, silent or on its way
-//! is in the way of no other pool, no listing, and not of the daemon's end: force gives it
-//! up, and the process ends by `_exit`, whatever threads the kernel holds.
+//! # A pool blocks only the requests that need it
+//! Each pool has a slot with a state machine and a lock of its own (`registry`). Work on it
+//! runs on a thread watched by the one that serves the client (`watched`). The watcher can be
+//! interrupted, reports what it waits for, and abandons work that hangs. `importing` has how
+//! pools become available, `closing` how they are exported and destroyed, `inspect` how their
+//! state is read. A pool that is suspended, silent or being imported blocks no other pool, no
+//! listing, and not the daemon's end: force gives it up, and the process ends by `_exit`,
+//! whatever threads the kernel blocks.
 //!
 //! # What it must not know
-//! What the commands that ask it print. How a mount is made is behind [`mount::Mounter`], so
+//! The output of the commands that send requests. Mounts are made behind [`mount::Mounter`], so
 //! the table of mounts is tested without FUSE.
 //!
-//! Lock order: turns of pools → the registry → a slot, `State::mounts`, `State::saving`. The
-//! engine is called under turns alone.
+//! Lock order: pool locks → the registry → a slot, `DaemonState::mounts`,
+//! `DaemonState::saving`. Of these, only pool locks may be held in a call of the engine.
 
-mod beside;
 mod change;
 mod clients;
 mod closing;
 mod convert;
 mod datasets;
-mod doomed;
+mod destroy;
 mod handle;
 mod heap;
 mod importing;
-mod looking;
-mod lost;
+mod inspect;
 mod metrics;
+mod mount_dirs;
 mod mounts;
 mod notify;
-mod past;
-mod places;
+mod recovery;
 mod registry;
 mod remount;
 mod server;
 mod state;
+mod vdev_history;
+mod watched;
 
 use std::ffi::OsString;
 
@@ -126,8 +126,8 @@ fn stop(runtime: &Runtime, force: bool) -> Result<Exit> {
         ui::err("no daemon is running");
         return Ok(Exit::OK);
     };
-    client.ask(&Request::Stop { force })?;
-    // The lock tells when it is gone for good.
+    client.request(&Request::Stop { force })?;
+    // Only the lock file shows when the process has ended.
     let begin = base::rt::now();
     while runtime.lock().is_err() {
         if begin.elapsed().as_secs() > 60 {
@@ -144,7 +144,7 @@ fn status(runtime: &Runtime) -> Result<Exit> {
         ui::out(&format!("no daemon is running in {}\n", runtime.dir().display()));
         return Ok(Exit::FAILURE);
     };
-    let Reply::Status(s) = client.ask(&Request::Status)? else {
+    let Reply::Status(s) = client.request(&Request::Status)? else {
         return Err(base::Error::corrupt("the daemon answered something else"));
     };
     let pools = if s.pools.is_empty() { "none".to_owned() } else { s.pools.join(" ") };

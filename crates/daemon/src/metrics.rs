@@ -1,14 +1,14 @@
 //! `/metrics`: the kstats as Prometheus's text, over HTTP/1.1.
 //!
 //! # Theory
-//! One thread answers one request after the other: a scrape every few seconds is
-//! all there is to do. Off by default; anyone who can reach the address can read
-//! names of pools and datasets, so it should be a loopback address.
+//! One thread answers one request after the other, because a scrape every few seconds is the
+//! whole load. The page is off by default. Any client that reaches the address can read names
+//! of pools and datasets, so it should be a loopback address.
 //!
 //! # Invariants
-//! * A request has at most [`REQUEST_MAX`] bytes and [`PATIENCE`] to arrive in
-//!   all, however slowly its bytes come; an answer has as long to leave.
-//! * Nothing of a request but its first line means anything.
+//! * A request has at most [`REQUEST_MAX`] bytes and must arrive completely within
+//!   [`REQUEST_TIMEOUT`], however slowly its bytes come; an answer has the same time to be sent.
+//! * Only the first line of a request is interpreted.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -25,7 +25,7 @@ const REQUEST_MAX: usize = 8192;
 /// Most header lines.
 const HEADERS_MAX: usize = 64;
 /// Time for a request, and for an answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An address and a port.
 ///
@@ -38,10 +38,10 @@ pub(crate) fn parse(text: &str) -> Result<SocketAddr> {
     })
 }
 
-/// Listens at `address`, or else where the environment says, if it does.
+/// Listens at `address`, or at the address in the environment, if one is set.
 ///
 /// # Errors
-/// It says nonsense, or the address cannot be had.
+/// The text is not an address, or the address cannot be used.
 pub(crate) fn start(
     registry: &Arc<Registry>,
     address: Option<String>,
@@ -60,7 +60,7 @@ pub(crate) fn start(
 fn serve(listener: &TcpListener, registry: &Registry) {
     for stream in listener.incoming() {
         match stream {
-            // A client that breaks off is its own business.
+            // A client that disconnects early is no error of the daemon's.
             Ok(stream) => drop(answer(stream, registry)),
             // Out of descriptors: do not spin.
             Err(_) => rt::sleep(Duration::from_millis(50)),
@@ -68,9 +68,9 @@ fn serve(listener: &TcpListener, registry: &Registry) {
     }
 }
 
-/// Time left, at least a moment: zero would mean for ever.
+/// Time left, at least a moment: zero would mean no limit.
 fn left(begin: Instant) -> std::io::Result<Duration> {
-    match PATIENCE.checked_sub(begin.elapsed()) {
+    match REQUEST_TIMEOUT.checked_sub(begin.elapsed()) {
         Some(left) if !left.is_zero() => Ok(left),
         _ => Err(std::io::ErrorKind::TimedOut.into()),
     }
@@ -91,7 +91,7 @@ fn receive(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Status, kind and body.
+/// Status, content type and body.
 fn respond(request: &[u8], registry: &Registry) -> (&'static str, &'static str, String) {
     const PLAIN: &str = "text/plain; charset=utf-8";
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
@@ -105,7 +105,7 @@ fn respond(request: &[u8], registry: &Registry) -> (&'static str, &'static str, 
     let path = parsed.path.unwrap_or("").split('?').next().unwrap_or("");
     match path {
         "/metrics" => {
-            // Benchmarks have no samples, and take a moment.
+            // Benchmark kstats have no samples, and reading them takes time.
             let kstats = registry.all(|path| !path.ends_with("_bench"));
             let page = prometheus::render(&kstats);
             ("200 OK", "text/plain; version=0.0.4; charset=utf-8", page)
@@ -136,7 +136,7 @@ fn answer(mut stream: TcpStream, registry: &Registry) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Says where it listens, or why not.
+/// Reports the address, or why there is none.
 pub(crate) fn announce(result: Result<Option<SocketAddr>>) {
     match result {
         Ok(None) => {}

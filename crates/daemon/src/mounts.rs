@@ -1,20 +1,20 @@
-//! What gets mounted where: the plan of `zfs mount -a`, and the table of mounts.
+//! Mountpoints: the plan of `zfs mount -a`, and the table of mounts.
 //!
 //! # Theory
-//! A file system mounts at its property `mountpoint` below the pool's altroot,
-//! unless that is `none` or `legacy`, `canmount` forbids it, its key is not loaded, or a
-//! receive that was interrupted left it incomplete. Parents come before children: by path,
-//! component by component.
+//! A file system mounts at its property `mountpoint` below the pool's altroot. It is not
+//! mounted if that property is `none` or `legacy`, if `canmount` forbids it, if its key is not
+//! loaded, or if an interrupted receive left it incomplete. Parents come before children: by
+//! path, component by component.
 //!
-//! What is unmounted may still show in another mount namespace, which has a copy of the
-//! mount. It is unmounted all the same: its directory is free, and the table has it among
-//! those that are *held*. A held file system is served on. Mounting the dataset again shows
-//! the same file system, so that both namespaces have the same content; where that cannot be
-//! done, it is refused. A command that takes the dataset away (export, destruction) waits a
-//! moment for the holders to end, names them, and ends the file system by force alone.
+//! A file system that was unmounted may still be visible in another mount namespace, which has
+//! a copy of the mount. It counts as unmounted: its directory is free, and the table lists the
+//! file system as *held*. A held file system is still served. Mounting the dataset again shows
+//! the same file system, so that both namespaces see the same content; if that is impossible,
+//! the mount is refused. A command that removes the dataset (export, destruction) waits briefly
+//! for the holders to end, then names them; it ends the file system only by force.
 //!
 //! # Invariants
-//! * A dataset is mounted or held by one file system at most.
+//! * At most one file system mounts or holds a dataset.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Component, Path, PathBuf};
@@ -26,60 +26,60 @@ use cenote::create::CreateRequest;
 use cenote::files::Atime;
 use cenote::props::{PropData, dataset_prop};
 use cenote::{Dataset, DatasetKind};
-use mount::{Left, MountOptions, MountedFs};
+use mount::{MountOptions, MountedFs, UnmountOutcome};
 use proto::Mounted;
 
-/// Why something is unmounted.
+/// The reason for an unmount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Why {
-    /// A command asked for it.
-    Asked,
+pub(crate) enum UnmountReason {
+    /// A command unmounts it.
+    Requested,
     /// It gets another mountpoint.
     Moved,
-    /// Its pool goes.
+    /// Its pool is exported.
     Exported,
-    /// Its dataset goes.
+    /// Its dataset is destroyed.
     Destroyed,
 }
 
-impl Why {
-    /// Nothing of the dataset can be served any more, wherever it shows.
+impl UnmountReason {
+    /// Whether the dataset must not be served any more, in any namespace.
     pub(crate) fn takes_away(self) -> bool {
-        matches!(self, Why::Exported | Why::Destroyed)
+        matches!(self, UnmountReason::Exported | UnmountReason::Destroyed)
     }
 
-    /// Nothing will be mounted there again.
+    /// Whether nothing will be mounted there again.
     pub(crate) fn is_for_good(self) -> bool {
-        matches!(self, Why::Moved | Why::Destroyed)
+        matches!(self, UnmountReason::Moved | UnmountReason::Destroyed)
     }
 }
 
-/// How long holders that can be seen are waited for by what takes a dataset away.
-pub(crate) const HELD: Duration = Duration::from_secs(1);
-/// How long the kernel may take to let go of what nobody is seen to hold.
-pub(crate) const ENDS: Duration = Duration::from_secs(10);
-/// Between two looks meanwhile.
-pub(crate) const LOOK: Duration = Duration::from_millis(20);
+/// How long a command that removes a dataset waits for holders that are known.
+pub(crate) const HOLDERS_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long it waits for the kernel if no holder can be found.
+pub(crate) const END_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time between two checks meanwhile.
+pub(crate) const END_POLL: Duration = Duration::from_millis(20);
 
-/// Where something is held that nothing is seen to hold: files of a mount that was undone
-/// lazily, or another user's namespace.
+/// The holder's description if no process can be found: files of a lazily undone mount, or
+/// another user's namespace.
 pub(crate) const UNSEEN: &str = "by a process that cannot be seen from here";
 
-/// Whether a file system that is held is let go of within a time.
+/// Whether a held file system is released within a time.
 pub(crate) fn ends_within(fs: &dyn MountedFs, time: Duration) -> bool {
     let begin = base::rt::now();
     while !fs.settle() {
         if begin.elapsed() > time {
             return false;
         }
-        base::rt::sleep(LOOK);
+        base::rt::sleep(END_POLL);
     }
     true
 }
 
-/// Where a dataset belongs.
+/// The mountpoint of a dataset.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Target {
+pub(crate) enum MountTarget {
     /// At this path.
     At(PathBuf),
     /// `mountpoint=legacy`.
@@ -88,18 +88,18 @@ pub(crate) enum Target {
     Nowhere,
 }
 
-/// Where a mountpoint property says; the altroot is part of it already.
-pub(crate) fn target(property: &str) -> Target {
+/// Parses a mountpoint property, which includes the altroot.
+pub(crate) fn target(property: &str) -> MountTarget {
     if property == "legacy" {
-        return Target::Legacy;
+        return MountTarget::Legacy;
     }
     if !property.starts_with('/') {
-        return Target::Nowhere;
+        return MountTarget::Nowhere;
     }
     // No `..` may lead out of the altroot: the value comes from a disk.
     let normal = |c: &Component<'_>| matches!(c, Component::Normal(_));
     let path: PathBuf = Path::new(property).components().filter(normal).collect();
-    Target::At(Path::new("/").join(path))
+    MountTarget::At(Path::new("/").join(path))
 }
 
 fn text(dataset: &Dataset, name: &str) -> Result<Option<String>> {
@@ -109,23 +109,23 @@ fn text(dataset: &Dataset, name: &str) -> Result<Option<String>> {
     })
 }
 
-/// The word of an index property, whether the engine tells number or word.
+/// The word of an index property, whether the engine returns its number or its word.
 fn word(dataset: &Dataset, name: &str) -> Result<String> {
     let prop = dataset_prop(name).ok_or_else(|| Error::bug("unknown property"))?;
     let value = dataset.prop(name)?.map_or_else(|| prop.default_value(), |v| v.value);
     Ok(cenote::props::format(prop, &value, true))
 }
 
-/// One dataset of a plan.
+/// A dataset that will be mounted.
 #[derive(Clone)]
-pub(crate) struct Plan {
+pub(crate) struct MountPlan {
     /// The file system.
     pub(crate) dataset: Dataset,
-    /// Where.
+    /// Its mountpoint.
     pub(crate) at: PathBuf,
 }
 
-/// Why a dataset is not mounted by `-a`; its text is that of `zfs mount DATASET`.
+/// The reason why `-a` does not mount a dataset; its text is that of `zfs mount DATASET`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     /// Not a file system.
@@ -136,11 +136,11 @@ pub(crate) enum Refusal {
     Nowhere,
     /// `canmount=off`.
     CanmountOff,
-    /// `canmount=noauto`, and it was not named outright.
+    /// `canmount=noauto`, and the dataset was not named.
     Noauto,
     /// Its key is not loaded.
     Locked,
-    /// A receive that was interrupted left it as it is.
+    /// An interrupted receive left it incomplete.
     Incomplete,
 }
 
@@ -163,30 +163,33 @@ impl Refusal {
     }
 }
 
-/// Where to mount a dataset, or why not.
+/// The mountpoint of a dataset, or the reason why it has none.
 ///
 /// # Errors
 /// Its properties cannot be read.
-pub(crate) fn plan(dataset: &Dataset, named: bool) -> Result<std::result::Result<Plan, Refusal>> {
+pub(crate) fn plan(
+    dataset: &Dataset,
+    named: bool,
+) -> Result<std::result::Result<MountPlan, Refusal>> {
     if dataset.kind() != DatasetKind::Filesystem {
         return Ok(Err(Refusal::Kind));
     }
     let at = match target(text(dataset, "mountpoint")?.as_deref().unwrap_or("none")) {
-        Target::At(at) => at,
-        Target::Legacy => return Ok(Err(Refusal::Legacy)),
-        Target::Nowhere => return Ok(Err(Refusal::Nowhere)),
+        MountTarget::At(at) => at,
+        MountTarget::Legacy => return Ok(Err(Refusal::Legacy)),
+        MountTarget::Nowhere => return Ok(Err(Refusal::Nowhere)),
     };
     Ok(match word(dataset, "canmount")?.as_str() {
         "off" => Err(Refusal::CanmountOff),
         "noauto" if !named => Err(Refusal::Noauto),
         _ if dataset.is_incomplete() => Err(Refusal::Incomplete),
         _ if dataset.is_locked() => Err(Refusal::Locked),
-        _ => Ok(Plan { dataset: dataset.clone(), at }),
+        _ => Ok(MountPlan { dataset: dataset.clone(), at }),
     })
 }
 
-/// Where the root of a new pool would be mounted, if it would.
-pub(crate) fn place_of_new(request: &CreateRequest) -> Option<PathBuf> {
+/// The mountpoint of a new pool's root, if it would be mounted.
+pub(crate) fn mountpoint_of_new(request: &CreateRequest) -> Option<PathBuf> {
     let setting = |name: &str| request.fs_settings.iter().find(|s| s.0 == name).map(|s| &s.1);
     let canmount = setting("canmount").zip(dataset_prop("canmount"));
     if canmount.is_some_and(|(value, prop)| cenote::props::format(prop, value, true) != "on") {
@@ -197,7 +200,7 @@ pub(crate) fn place_of_new(request: &CreateRequest) -> Option<PathBuf> {
         _ => format!("/{}", request.temporary_name.as_ref().unwrap_or(&request.name)),
     };
     match target(&path) {
-        Target::At(at) => match &request.altroot {
+        MountTarget::At(at) => match &request.altroot {
             Some(root) => Some(root.join(at.strip_prefix("/").unwrap_or(&at))),
             None => Some(at),
         },
@@ -205,14 +208,14 @@ pub(crate) fn place_of_new(request: &CreateRequest) -> Option<PathBuf> {
     }
 }
 
-/// As [`plan`], of a dataset with `mountpoint=legacy` that mount(8) mounts at a directory.
+/// As [`plan`], for a dataset with `mountpoint=legacy` that mount(8) mounts at a directory.
 ///
 /// # Errors
 /// As there.
 pub(crate) fn plan_legacy(
     dataset: &Dataset,
     at: &Path,
-) -> Result<std::result::Result<Plan, String>> {
+) -> Result<std::result::Result<MountPlan, String>> {
     let name = dataset.name();
     Ok(match plan(dataset, true)? {
         Err(Refusal::Legacy) if word(dataset, "canmount")? == "off" => {
@@ -220,7 +223,7 @@ pub(crate) fn plan_legacy(
         }
         Err(Refusal::Legacy) if dataset.is_incomplete() => Err(Refusal::Incomplete.message(name)),
         Err(Refusal::Legacy) if dataset.is_locked() => Err(Refusal::Locked.message(name)),
-        Err(Refusal::Legacy) => Ok(Plan { dataset: dataset.clone(), at: at.to_owned() }),
+        Err(Refusal::Legacy) => Ok(MountPlan { dataset: dataset.clone(), at: at.to_owned() }),
         Ok(_) | Err(Refusal::Nowhere) => Err(format!(
             "filesystem '{name}' cannot be mounted using 'mount'.\nUse 'zfs set \
              mountpoint=legacy' or 'zfs mount {name}'.\nSee zfs(8) for more information."
@@ -229,7 +232,7 @@ pub(crate) fn plan_legacy(
     })
 }
 
-/// The mount options that a dataset's properties ask for.
+/// The mount options that a dataset's properties determine.
 ///
 /// # Errors
 /// Its properties cannot be read.
@@ -253,7 +256,7 @@ pub(crate) fn options(dataset: &Dataset) -> Result<MountOptions> {
     })
 }
 
-/// Of mount options those that [`override_with`] knows.
+/// The mount options that [`override_with`] knows.
 pub(crate) fn known(given: &[String]) -> Vec<String> {
     let words = given.iter().flat_map(|list| list.split(','));
     let knows = |w: &&str| {
@@ -264,11 +267,11 @@ pub(crate) fn known(given: &[String]) -> Vec<String> {
     words.filter(knows).map(str::to_owned).collect()
 }
 
-/// Mount options given by hand, over those of the properties.
+/// Applies mount options given by the user on top of those of the properties.
 ///
 /// # Errors
-/// `Invalid` for an option that is unknown or cannot be granted, such as `rw` where
-/// nothing is `writable`.
+/// `Invalid` for an option that is unknown or cannot be granted, such as `rw` if the pool is
+/// not `writable`.
 pub(crate) fn override_with(
     options: &mut MountOptions,
     given: &[String],
@@ -308,34 +311,34 @@ pub(crate) fn override_with(
     Ok(())
 }
 
-/// What is mounted, and what is held.
+/// The mounted and the held file systems.
 #[derive(Default)]
-pub(crate) struct Table {
-    entries: BTreeMap<String, Entry>,
-    /// With where they were.
-    held: BTreeMap<String, Entry>,
+pub(crate) struct MountTable {
+    entries: BTreeMap<String, MountRecord>,
+    /// With their last mountpoints.
+    held: BTreeMap<String, MountRecord>,
 }
 
 /// One mount.
-struct Entry {
+struct MountRecord {
     at: PathBuf,
     fs: Arc<dyn MountedFs>,
 }
 
-/// A dataset, where it is mounted, and its file system.
+/// A dataset, its mountpoint, and its file system.
 pub(crate) type Mount = (String, PathBuf, Arc<dyn MountedFs>);
 
-impl Table {
+impl MountTable {
     /// Adds a mount.
     pub(crate) fn insert(&mut self, dataset: &str, at: PathBuf, fs: Arc<dyn MountedFs>) {
         self.held.remove(dataset);
-        self.entries.insert(dataset.to_owned(), Entry { at, fs });
+        self.entries.insert(dataset.to_owned(), MountRecord { at, fs });
     }
 
-    /// Drops mounts that were undone by others (`umount`), `present` being the device numbers
-    /// of what the kernel's table shows; what is still served is held.
+    /// Drops mounts that were undone by other programs (`umount`). `present` are the device
+    /// numbers in the kernel's mount table; a file system that is still served becomes held.
     pub(crate) fn forget_dead(&mut self, present: Option<&HashSet<String>>) {
-        let shows = |e: &Entry| present.is_none_or(|p| e.fs.is_present(p));
+        let shows = |e: &MountRecord| present.is_none_or(|p| e.fs.is_present(p));
         let gone = self.entries.extract_if(.., |_, e| !e.fs.is_alive() || !shows(e));
         for (name, entry) in gone.collect::<Vec<_>>() {
             self.held.insert(name, entry);
@@ -362,18 +365,18 @@ impl Table {
             .collect()
     }
 
-    /// Whether a path lies inside a mounted dataset.
+    /// Whether a path is inside a mounted dataset.
     pub(crate) fn is_inside(&self, path: &Path) -> bool {
         self.entries.values().any(|e| path != e.at && path.starts_with(&e.at))
     }
 
-    /// Whether a path lies inside a mounted dataset of a pool.
+    /// Whether a path is inside a mounted dataset of a pool.
     pub(crate) fn is_inside_pool(&self, path: &Path, pool: &str) -> bool {
         let of_pool = |name: &str| name.split('/').next() == Some(pool);
         self.entries.iter().any(|(n, e)| of_pool(n) && path != e.at && path.starts_with(&e.at))
     }
 
-    /// Where the kernel has mounts of ours.
+    /// Mountpoints of the kernel's mounts of our file systems.
     pub(crate) fn own_mounts(&self) -> Vec<PathBuf> {
         self.entries.values().filter(|e| e.fs.is_own_mount()).map(|e| e.at.clone()).collect()
     }
@@ -390,14 +393,13 @@ impl Table {
         all
     }
 
-    /// File systems of datasets that `wanted` accepts that are not mounted, but held, and
-    /// where they were mounted.
+    /// Held file systems of datasets that `wanted` accepts, with their last mountpoints.
     pub(crate) fn held(&self, wanted: impl Fn(&str) -> bool) -> Vec<Mount> {
         let wanted = self.held.iter().filter(|(n, _)| wanted(n));
         wanted.map(|(n, e)| (n.clone(), e.at.clone(), Arc::clone(&e.fs))).collect()
     }
 
-    /// Takes out what is mounted or held of datasets that `wanted` accepts, children first.
+    /// Removes mounted and held file systems of datasets that `wanted` accepts, children first.
     pub(crate) fn take(&mut self, wanted: impl Fn(&str) -> bool) -> Vec<Arc<dyn MountedFs>> {
         let mut all = self.deepest_first(&wanted);
         all.extend(self.held(wanted));
@@ -408,14 +410,14 @@ impl Table {
         all.into_iter().map(|m| m.2).collect()
     }
 
-    /// A mount was undone.
-    pub(crate) fn unmounted(&mut self, dataset: &str, left: Left) {
-        if let (Some(entry), Left::Held) = (self.entries.remove(dataset), left) {
+    /// Records that a mount was undone.
+    pub(crate) fn unmounted(&mut self, dataset: &str, left: UnmountOutcome) {
+        if let (Some(entry), UnmountOutcome::Held) = (self.entries.remove(dataset), left) {
             self.held.insert(dataset.to_owned(), entry);
         }
     }
 
-    /// What was held is no more.
+    /// Removes a held file system that has ended.
     pub(crate) fn settled(&mut self, dataset: &str) {
         self.held.remove(dataset);
     }
@@ -427,10 +429,10 @@ mod tests {
     use proptest::prelude::*;
 
     /// Alive or not, with a device number.
-    struct Fake(bool, &'static str);
-    impl MountedFs for Fake {
-        fn unmount(&self, _: bool) -> Result<Left> {
-            Ok(Left::Nothing)
+    struct FakeFs(bool, &'static str);
+    impl MountedFs for FakeFs {
+        fn unmount(&self, _: bool) -> Result<UnmountOutcome> {
+            Ok(UnmountOutcome::Ended)
         }
         fn is_present(&self, present: &HashSet<String>) -> bool {
             present.contains(self.1)
@@ -447,7 +449,7 @@ mod tests {
         fn is_own_mount(&self) -> bool {
             true
         }
-        fn cut(&self) {}
+        fn abort(&self) {}
         fn is_alive(&self) -> bool {
             self.0
         }
@@ -459,19 +461,19 @@ mod tests {
 
     #[test]
     fn targets() {
-        assert_eq!(target("/mnt/tank/a"), Target::At("/mnt/tank/a".into()));
-        assert_eq!(target("legacy"), Target::Legacy);
-        assert_eq!(target("none"), Target::Nowhere);
-        assert_eq!(target("-"), Target::Nowhere);
-        assert_eq!(target("/mnt/../../etc"), Target::At("/mnt/etc".into()));
+        assert_eq!(target("/mnt/tank/a"), MountTarget::At("/mnt/tank/a".into()));
+        assert_eq!(target("legacy"), MountTarget::Legacy);
+        assert_eq!(target("none"), MountTarget::Nowhere);
+        assert_eq!(target("-"), MountTarget::Nowhere);
+        assert_eq!(target("/mnt/../../etc"), MountTarget::At("/mnt/etc".into()));
     }
 
     #[test]
     fn the_table_lists_parents_first_and_unmounts_children_first() {
-        let mut t = Table::default();
-        t.insert("p/z", "/a/b".into(), Arc::new(Fake(true, "0:1")));
-        t.insert("p", "/a".into(), Arc::new(Fake(true, "0:2")));
-        t.insert("q", "/b".into(), Arc::new(Fake(false, "0:3")));
+        let mut t = MountTable::default();
+        t.insert("p/z", "/a/b".into(), Arc::new(FakeFs(true, "0:1")));
+        t.insert("p", "/a".into(), Arc::new(FakeFs(true, "0:2")));
+        t.insert("q", "/b".into(), Arc::new(FakeFs(false, "0:3")));
         t.forget_dead(None);
         let names: Vec<String> = t.list().into_iter().map(|m| m.dataset).collect();
         assert_eq!(names, ["p", "p/z"]);
@@ -483,19 +485,19 @@ mod tests {
 
     #[test]
     fn what_others_unmounted_is_held_while_it_is_served() {
-        let mut t = Table::default();
-        let all = |t: &Table| t.held(|_| true).into_iter().map(|h| h.0).collect::<Vec<_>>();
-        t.insert("p", "/a".into(), Arc::new(Fake(true, "0:1")));
-        t.insert("q", "/b".into(), Arc::new(Fake(true, "0:2")));
-        t.insert("r", "/c".into(), Arc::new(Fake(false, "0:3")));
+        let mut t = MountTable::default();
+        let all = |t: &MountTable| t.held(|_| true).into_iter().map(|h| h.0).collect::<Vec<_>>();
+        t.insert("p", "/a".into(), Arc::new(FakeFs(true, "0:1")));
+        t.insert("q", "/b".into(), Arc::new(FakeFs(true, "0:2")));
+        t.insert("r", "/c".into(), Arc::new(FakeFs(false, "0:3")));
         t.forget_dead(Some(&HashSet::from(["0:2".to_owned()])));
         assert!(!t.is_mounted("p") && t.is_mounted("q") && !t.is_mounted("r"));
-        // The last one has ended: whoever looks settles that.
+        // The last one has ended: the next check removes it.
         assert_eq!(all(&t), ["p", "r"]);
         t.settled("r");
-        t.unmounted("q", Left::Held);
+        t.unmounted("q", UnmountOutcome::Held);
         assert_eq!(all(&t), ["p", "q"]);
-        t.insert("p", "/a".into(), Arc::new(Fake(true, "0:1")));
+        t.insert("p", "/a".into(), Arc::new(FakeFs(true, "0:1")));
         t.settled("q");
         assert!(t.is_mounted("p") && all(&t).is_empty());
     }
@@ -525,7 +527,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_mountpoint_escapes(path in "/alt/(/|\\.\\.|\\.|a|b){0,12}") {
-            if let Target::At(at) = target(&path) {
+            if let MountTarget::At(at) = target(&path) {
                 prop_assert!(at.starts_with("/alt") && !at.components().any(|c| c == Component::ParentDir));
             }
         }

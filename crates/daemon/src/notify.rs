@@ -1,5 +1,5 @@
-//! A word to the service manager that started the daemon (systemd's protocol: a datagram
-//! to the socket that `NOTIFY_SOCKET` names, by path or, after an `@`, abstract).
+//! Readiness notification to the service manager that started the daemon (systemd's protocol: a
+//! datagram to the socket that `NOTIFY_SOCKET` names, by path or, after an `@`, abstract).
 
 use std::ffi::OsStr;
 use std::io;
@@ -7,7 +7,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// The pools are there. Without a manager, nothing happens.
+/// Reports that the pools are available. Without a manager, nothing happens.
 pub(super) fn ready() {
     let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return };
     if let Err(e) = send(&name, b"READY=1") {

@@ -1,8 +1,8 @@
-//! The pools that the daemon has, and what happens to each.
+//! The pools that the daemon has, with the state of each.
 //!
 //! # Theory
-//! A [`Slot`] is a pool's place in the list from the moment its name is taken. It is a state
-//! machine:
+//! A [`Slot`] is a pool's entry in the list, from the moment its name is reserved. It is a
+//! state machine:
 //!
 //! ```text
 //!   (none) -- import --> Importing --+--> Open <--> Closing -- exported, destroyed --> (none)
@@ -10,25 +10,25 @@
 //!   any of them -- given up by force --> (none)
 //! ```
 //!
-//! A name (and a guid) is taken, and a phase changed, under the registry's lock, for an
-//! instant. The slow part of each arrow happens outside of it, by whoever has the slot's
-//! turn ([`Turn`]): of those who change one pool one is at work, and those who change other
-//! pools never meet it. Looking needs no turn. A suspended pool is `Open`, or still
-//! `Importing` where its first group could not be written: it can be looked at, cleared and
+//! Reserving a name (and a guid) and changing a phase take the registry's lock for an instant.
+//! The slow part of each transition runs outside of it, under the slot's own lock
+//! ([`PoolLock`]): one thread at a time changes a pool, and threads that change other pools are
+//! never blocked. Reading a pool's state needs no pool lock. A suspended pool is `Open`, or
+//! still `Importing` if its first txg could not be written. It can be inspected, cleared and
 //! given up in any phase ([`Slot::pool`]).
 //!
-//! Force does not wait for a turn whose holder hangs. It gives the pool up
-//! ([`cenote::Pool::give_up`]), which ends the holder's waits with errors, and takes the
-//! slot out of the list. The holder finds its slot gone and changes nothing any more.
+//! Force does not wait for a pool lock whose holder hangs. It gives the pool up
+//! ([`cenote::Pool::give_up`]), which ends the holder's waits with errors, and removes the slot
+//! from the list. The holder finds its slot gone and changes nothing more.
 //!
 //! # Invariants
-//! * Names in the list differ, and so do guids as far as they are known.
-//! * A phase changes only by the holder of the slot's turn, or to "gone" by force.
-//! * Under the registry's lock and under a turn's own lock nothing blocks: no engine, no
-//!   file but the list of pools ([`super::state`]), no drop of a pool.
+//! * Names in the list are unique, and so are the guids that are known.
+//! * Only the holder of the slot's pool lock changes its phase; force may also remove the slot.
+//! * Nothing blocks under the registry's lock or under `PoolLock::holder`: no call of the
+//!   engine, no file but the list of pools ([`super::state`]), no drop of a pool.
 //!
-//! Lock order: turns, by name where several are taken → registry → a slot's `inner`. A
-//! turn's own lock is a leaf.
+//! Lock order: pool locks, by name where several are taken → registry → a slot's `inner`.
+//! `PoolLock::holder` is a leaf.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -41,26 +41,26 @@ use proto::ImportArgs;
 
 use super::state::Listener;
 
-/// How often a waiting request looks whether its client is there.
-const LOOK: Duration = Duration::from_millis(250);
-/// A device that keeps an operation so long is said to be silent.
+/// How often a waiting request checks that its client is still connected.
+const CLIENT_CHECK: Duration = Duration::from_millis(250);
+/// A device that keeps an operation for this long is reported as silent.
 pub(super) const SILENT: Duration = Duration::from_secs(2);
 
-/// What happens to a pool.
+/// The phase of a pool's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Its devices are opened, or its first group written.
+    /// Its devices are being opened, or its first txg is being written.
     Importing,
-    /// It is made.
+    /// It is being created.
     Creating,
     /// It can be used.
     Open,
-    /// It is exported or destroyed.
+    /// It is being exported or destroyed.
     Closing,
 }
 
 impl Phase {
-    /// The word in lists, but for pools in use.
+    /// The word that lists show instead of a state; none for a pool in use.
     pub(super) fn word(self) -> Option<&'static str> {
         match self {
             Phase::Importing => Some("IMPORTING"),
@@ -71,29 +71,29 @@ impl Phase {
     }
 }
 
-struct Inner {
+struct SlotState {
     args: ImportArgs,
-    /// Not known yet of a pool that is made.
+    /// Not yet known of a pool that is being created.
     guid: Option<u64>,
     phase: Phase,
     pool: Option<Arc<Pool>>,
-    /// Out of the list.
+    /// Removed from the list.
     gone: bool,
 }
 
-/// A pool's place in the list.
+/// A pool's entry in the list.
 pub(super) struct Slot {
     name: String,
     opening: Arc<Opening>,
-    turn: Turn,
-    inner: Mutex<Inner>,
-    /// It was in the list of an earlier daemon.
+    lock: PoolLock,
+    inner: Mutex<SlotState>,
+    /// An earlier daemon had it imported.
     again: bool,
-    /// Looks that were left behind, and have not come back.
+    /// Inspections that were abandoned and have not returned.
     stuck: Mutex<usize>,
 }
 
-/// Looks at one pool that may be stuck before the next one is refused.
+/// Abandoned inspections of one pool at which further ones are refused.
 const STUCK_MAX: usize = 4;
 
 impl Slot {
@@ -102,8 +102,8 @@ impl Slot {
         Arc::new(Slot {
             name: name.to_owned(),
             opening: Opening::new(),
-            turn: Turn::default(),
-            inner: Mutex::new(Inner { args, guid, phase, pool: None, gone: false }),
+            lock: PoolLock::default(),
+            inner: Mutex::new(SlotState { args, guid, phase, pool: None, gone: false }),
             again,
             stuck: Mutex::new(0),
         })
@@ -117,7 +117,7 @@ impl Slot {
         &self.opening
     }
 
-    /// Whether an earlier daemon had it.
+    /// Whether an earlier daemon had it imported.
     pub(super) fn is_again(&self) -> bool {
         self.again
     }
@@ -138,7 +138,7 @@ impl Slot {
         f(&mut self.inner.lock().args);
     }
 
-    /// Its guid, as far as it is known.
+    /// Its guid, if it is known.
     pub(super) fn guid(&self) -> Option<u64> {
         match self.pool() {
             Some(pool) => Some(pool.guid().0),
@@ -146,18 +146,18 @@ impl Slot {
         }
     }
 
-    /// The pool, once there is one; its first group need not be on disk.
+    /// The pool, once it exists; its first txg may not be on disk yet.
     pub(super) fn pool(&self) -> Option<Arc<Pool>> {
         let pool = self.inner.lock().pool.clone();
         pool.or_else(|| self.opening.pool())
     }
 
-    /// The pool is there to be used. False if the slot is gone meanwhile.
+    /// Makes the pool usable. False if the slot was removed meanwhile.
     pub(super) fn open(&self, pool: Arc<Pool>) -> bool {
         let mut inner = self.inner.lock();
         if inner.gone {
             drop(inner);
-            super::beside::bury(pool);
+            super::watched::drop_in_background(pool);
             return false;
         }
         inner.args.guid = pool.guid().0;
@@ -165,18 +165,18 @@ impl Slot {
         true
     }
 
-    /// Whether force took it out of the list, or it was closed.
+    /// Whether the slot was removed from the list, by force or because the pool was closed.
     pub(super) fn is_gone(&self) -> bool {
         self.inner.lock().gone
     }
 
-    fn leave(&self) -> Option<Arc<Pool>> {
+    fn mark_gone(&self) -> Option<Arc<Pool>> {
         let mut inner = self.inner.lock();
         inner.gone = true;
         inner.pool.take()
     }
 
-    /// The device that has been silent for long, and how long.
+    /// The device that has been silent for [`SILENT`] or longer, and since when.
     pub(super) fn silence(&self) -> Option<(String, Duration)> {
         self.opening.silence().filter(|s| s.1 >= SILENT)
     }
@@ -193,47 +193,48 @@ impl Slot {
         self.opening.give_up();
     }
 
-    /// Leave to look at the pool on a thread that may have to be left behind.
-    pub(super) fn look(self: &Arc<Self>) -> Option<Look> {
+    /// Permission to inspect the pool on a thread that may have to be abandoned; none while too
+    /// many such threads hang.
+    pub(super) fn inspection_permit(self: &Arc<Self>) -> Option<InspectionPermit> {
         let mut stuck = self.stuck.lock();
         if *stuck >= STUCK_MAX {
             return None;
         }
         *stuck += 1;
-        Some(Look(Arc::clone(self)))
+        Some(InspectionPermit(Arc::clone(self)))
     }
 }
 
-/// A look at a pool.
-pub(super) struct Look(Arc<Slot>);
+/// An inspection of a pool; dropping it ends its count.
+pub(super) struct InspectionPermit(Arc<Slot>);
 
-impl Drop for Look {
+impl Drop for InspectionPermit {
     fn drop(&mut self) {
         *self.0.stuck.lock() -= 1;
     }
 }
 
-/// Who changes a pool.
+/// Gives one thread at a time the right to change a pool.
 #[derive(Default)]
-struct Turn {
+struct PoolLock {
     holder: Mutex<Option<(String, Instant)>>,
     free: Condvar,
 }
 
-/// A pool's turn; drop gives it back.
-pub(super) struct TurnGuard(Arc<Slot>);
+/// Holds a pool's lock until it is dropped.
+pub(super) struct PoolLockGuard(Arc<Slot>);
 
-impl TurnGuard {
-    /// The pool's place.
+impl PoolLockGuard {
+    /// The pool's slot.
     pub(super) fn slot(&self) -> &Arc<Slot> {
         &self.0
     }
 }
 
-impl Drop for TurnGuard {
+impl Drop for PoolLockGuard {
     fn drop(&mut self) {
-        *self.0.turn.holder.lock() = None;
-        self.0.turn.free.notify_one();
+        *self.0.lock.holder.lock() = None;
+        self.0.lock.free.notify_one();
     }
 }
 
@@ -242,41 +243,45 @@ fn no_such_pool(name: &str) -> Error {
 }
 
 impl Slot {
-    /// Takes the pool's turn for `what`, if it is free or gets free in `time`.
-    pub(super) fn turn_within(self: &Arc<Self>, what: &str, time: Duration) -> Option<TurnGuard> {
+    /// Takes the pool's lock for the operation `what`, waiting for at most `time`.
+    pub(super) fn try_lock_within(
+        self: &Arc<Self>,
+        what: &str,
+        time: Duration,
+    ) -> Option<PoolLockGuard> {
         let begin = rt::now();
-        let mut holder = self.turn.holder.lock();
+        let mut holder = self.lock.holder.lock();
         while holder.is_some() {
             let left = time.saturating_sub(begin.elapsed());
             if left.is_zero() {
                 return None;
             }
-            self.turn.free.wait_timeout(&mut holder, left);
+            self.lock.free.wait_timeout(&mut holder, left);
         }
         *holder = Some((what.to_owned(), rt::now()));
-        Some(TurnGuard(Arc::clone(self)))
+        Some(PoolLockGuard(Arc::clone(self)))
     }
 
-    /// What the pool's turn is held for, and how long.
-    pub(super) fn held_for(&self) -> Option<(String, Duration)> {
-        let holder = self.turn.holder.lock();
+    /// The operation that holds the pool's lock, and for how long it has held it.
+    pub(super) fn lock_holder(&self) -> Option<(String, Duration)> {
+        let holder = self.lock.holder.lock();
         holder.as_ref().map(|(what, since)| (what.clone(), since.elapsed()))
     }
 
-    /// Takes the pool's turn; tells the client meanwhile what it waits for.
+    /// Takes the pool's lock; reports the operation that holds it to the client meanwhile.
     ///
     /// # Errors
-    /// `NotFound` when the pool is gone, `Interrupted` when the client is.
-    pub(super) fn turn(
+    /// `NotFound` if the pool is gone, `Interrupted` if the client is.
+    pub(super) fn lock_pool(
         self: &Arc<Self>,
         what: &str,
         to: &mut (impl Listener + ?Sized),
-    ) -> Result<TurnGuard> {
+    ) -> Result<PoolLockGuard> {
         loop {
-            if let Some(turn) = self.turn_within(what, LOOK) {
+            if let Some(lock) = self.try_lock_within(what, CLIENT_CHECK) {
                 return match self.is_gone() {
                     true => Err(no_such_pool(&self.name)),
-                    false => Ok(turn),
+                    false => Ok(lock),
                 };
             }
             if to.is_gone() {
@@ -285,7 +290,7 @@ impl Slot {
             if self.is_gone() {
                 return Err(no_such_pool(&self.name));
             }
-            if let Some((held, time)) = self.held_for() {
+            if let Some((held, time)) = self.lock_holder() {
                 let line = format!("'{}': {held}, for {} s", self.name, time.as_secs());
                 to.progress(&line, 0, 0);
             }
@@ -300,14 +305,15 @@ pub(super) struct Registry {
 }
 
 impl Registry {
-    /// Takes the slot's name and guid.
+    /// Reserves the slot's name and guid.
     ///
     /// # Errors
     /// The slot that has one of them.
     pub(super) fn insert(&self, slot: &Arc<Slot>) -> std::result::Result<(), Arc<Slot>> {
         let guid = slot.guid();
         let others = self.all();
-        // Guids are asked for outside of the lock; a name that comes meanwhile is seen under it.
+        // Guids are read outside of the lock; a name that is inserted meanwhile is found under
+        // it.
         if let Some(other) = others.iter().find(|o| guid.is_some() && o.guid() == guid) {
             return Err(Arc::clone(other));
         }
@@ -319,14 +325,14 @@ impl Registry {
         Ok(())
     }
 
-    /// Takes a slot out, unless another one has its name by now; what it held.
+    /// Removes a slot and returns its pool. Another slot that has its name by now stays.
     pub(super) fn remove(&self, slot: &Arc<Slot>) -> Option<Arc<Pool>> {
         let mut slots = self.slots.write();
         if slots.get(slot.name()).is_some_and(|s| Arc::ptr_eq(s, slot)) {
             slots.remove(slot.name());
         }
         drop(slots);
-        slot.leave()
+        slot.mark_gone()
     }
 
     pub(super) fn get(&self, name: &str) -> Option<Arc<Slot>> {
@@ -336,12 +342,12 @@ impl Registry {
     /// A slot by name.
     ///
     /// # Errors
-    /// `NotFound`, the whole message.
+    /// `NotFound`, with the user's whole message.
     pub(super) fn find(&self, name: &str) -> Result<Arc<Slot>> {
         self.get(name).ok_or_else(|| no_such_pool(name))
     }
 
-    /// All of them, by name.
+    /// All slots, by name.
     pub(super) fn all(&self) -> Vec<Arc<Slot>> {
         self.slots.read().values().cloned().collect()
     }
@@ -350,20 +356,20 @@ impl Registry {
         self.slots.read().keys().cloned().collect()
     }
 
-    /// The turns of several pools, in the order of their names. Names that there are not
-    /// are left out: whoever opens them says so.
+    /// Locks several pools, in the order of their names. Names that do not exist are left out;
+    /// opening them later fails with the right message.
     ///
     /// # Errors
-    /// As [`Slot::turn`].
-    pub(super) fn turns<'a>(
+    /// As [`Slot::lock_pool`].
+    pub(super) fn lock_pools<'a>(
         &self,
         names: impl Iterator<Item = &'a str>,
         what: &str,
         to: &mut (impl Listener + ?Sized),
-    ) -> Result<Vec<TurnGuard>> {
+    ) -> Result<Vec<PoolLockGuard>> {
         let names: BTreeSet<&str> = names.collect();
         let slots = names.into_iter().filter_map(|name| self.get(name));
-        slots.map(|slot| slot.turn(what, to)).collect()
+        slots.map(|slot| slot.lock_pool(what, to)).collect()
     }
 }
 
@@ -392,25 +398,27 @@ mod tests {
         assert_eq!(registry.find("d").err().unwrap().message(), "cannot open 'd': no such pool");
     }
 
-    /// An import that could not write its first group held what every other command needed.
+    /// An import that could not write its first txg held a lock that every other command
+    /// needed.
     #[test]
-    fn a_turn_that_hangs_is_in_nobody_elses_way() {
+    fn a_lock_that_hangs_does_not_block_other_pools() {
         let registry = Registry::default();
         let (a, b) = (slot("a", 1), slot("b", 2));
         assert!(registry.insert(&a).is_ok() && registry.insert(&b).is_ok());
-        let held = a.turn("importing", &mut Log).unwrap();
-        assert!(a.turn_within("x", Duration::ZERO).is_none());
-        assert_eq!(a.held_for().unwrap().0, "importing");
-        let turns = registry.turns(["b", "nope", "b"].into_iter(), "y", &mut Log).unwrap();
-        assert_eq!((turns.len(), turns[0].slot().name()), (1, "b"));
-        // Taken away by force: whoever waits for the turn is told, and the holder sees it.
+        let held = a.lock_pool("importing", &mut Log).unwrap();
+        assert!(a.try_lock_within("x", Duration::ZERO).is_none());
+        assert_eq!(a.lock_holder().unwrap().0, "importing");
+        let locks = registry.lock_pools(["b", "nope", "b"].into_iter(), "y", &mut Log).unwrap();
+        assert_eq!((locks.len(), locks[0].slot().name()), (1, "b"));
+        // Removed by force: a thread that waits for the lock gets an error, and the holder
+        // notices.
         let waiting = Arc::clone(&a);
-        let waiting = rt::spawn("waits", move || waiting.turn("z", &mut Log).err().unwrap());
+        let waiting = rt::spawn("waits", move || waiting.lock_pool("z", &mut Log).err().unwrap());
         registry.remove(&a);
         assert_eq!(waiting.unwrap().join().unwrap().kind(), ErrorKind::NotFound);
         assert!(held.slot().is_gone());
         drop(held);
-        assert!(a.turn_within("x", Duration::ZERO).is_some());
+        assert!(a.try_lock_within("x", Duration::ZERO).is_some());
         assert!(a.give_up_is_seen());
     }
 
@@ -422,11 +430,11 @@ mod tests {
     }
 
     #[test]
-    fn looks_are_counted() {
+    fn inspections_are_counted() {
         let a = slot("a", 1);
-        let looks: Vec<_> = (0..STUCK_MAX).map(|_| a.look().unwrap()).collect();
-        assert!(a.look().is_none());
-        drop(looks);
-        assert!(a.look().is_some());
+        let permits: Vec<_> = (0..STUCK_MAX).map(|_| a.inspection_permit().unwrap()).collect();
+        assert!(a.inspection_permit().is_none());
+        drop(permits);
+        assert!(a.inspection_permit().is_some());
     }
 }

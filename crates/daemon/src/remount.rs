@@ -1,12 +1,12 @@
-//! Mounts that follow their datasets: properties that say where and how something is
-//! mounted, and snapshots that come and go beneath `.zfs`.
+//! Updates of mounts when their datasets change: properties that decide where and how a dataset
+//! is mounted, and snapshots shown beneath `.zfs`.
 //!
 //! # Theory
-//! Where the place changes, what is mounted there is unmounted first, in use or not
-//! decides; afterwards everything that belongs mounted is. Where only the manner
-//! changes, the mount stays: the kernel's flags change by a remount, the file system
-//! itself hears of the rest. What the kernel settles for the life of a mount (POSIX
-//! ACLs) is changed by a new mount if nobody uses the old one.
+//! If the mountpoint changes, the dataset is unmounted first, which fails if it is in use.
+//! After the change everything that should be mounted is mounted. If only options change, the
+//! mount stays: a remount changes the kernel's flags, and the file system itself takes the
+//! other options. Options that the kernel fixes for the life of a mount (POSIX ACLs) need a new
+//! mount, which is made if the old one is not in use.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,18 +15,18 @@ use std::sync::Arc;
 use base::{Error, Result};
 use cenote::{Dataset, DatasetKind, Pool};
 
-use super::mounts::{self, Plan, Why};
-use super::state::{Listener, State};
+use super::mounts::{self, MountPlan, UnmountReason};
+use super::state::{DaemonState, Listener};
 
-/// Properties that say where and whether.
+/// Properties that decide where and whether a dataset is mounted.
 const PLACE: [&str; 2] = ["mountpoint", "canmount"];
-/// Properties that say how.
+/// Properties that decide how it is mounted.
 const MANNER: [&str; 7] = ["readonly", "setuid", "devices", "exec", "snapdir", "acltype", "atime"];
 
-/// Hears nothing: what fails is told in other words.
-struct Silence;
+/// Discards messages: the caller reports failures in its own words.
+struct NullListener;
 
-impl Listener for Silence {
+impl Listener for NullListener {
     fn progress(&mut self, _: &str, _: u64, _: u64) {}
     fn problem(&mut self, _: String) {}
     fn remark(&mut self, _: String) {}
@@ -35,14 +35,14 @@ impl Listener for Silence {
     }
 }
 
-/// What a change of properties does to mounts.
+/// The effects of a change of properties on mounts.
 pub(super) struct Remount {
     root: String,
     place: bool,
     manner: bool,
     canmount: bool,
-    /// What was unmounted.
-    gone: Vec<String>,
+    /// Datasets that were unmounted.
+    unmounted: Vec<String>,
 }
 
 fn inside(name: &str, root: &str) -> bool {
@@ -50,7 +50,7 @@ fn inside(name: &str, root: &str) -> bool {
 }
 
 impl Remount {
-    /// Of a change of the properties named; with `leave` mounts stay where they are.
+    /// The effects of changing the named properties; with `leave` mounts stay where they are.
     ///
     /// # Errors
     /// None yet.
@@ -62,36 +62,36 @@ impl Remount {
             place: fs && !leave && any(&PLACE),
             manner: fs && any(&MANNER),
             canmount: any(&["canmount"]) && !any(&["mountpoint"]),
-            gone: Vec::new(),
+            unmounted: Vec::new(),
         })
     }
 
-    /// Unmounts what moves.
+    /// Unmounts the datasets whose mountpoint changes.
     ///
     /// # Errors
-    /// Something is in use: an empty message, for it was told.
-    pub(super) fn before(&mut self, state: &State, to: &mut dyn Listener) -> Result<()> {
-        // `canmount` concerns the dataset alone, and undoes no mount by itself.
+    /// A mount is in use; the message is empty, because the failure was reported.
+    pub(super) fn before(&mut self, state: &DaemonState, to: &mut dyn Listener) -> Result<()> {
+        // `canmount` concerns the dataset alone, and changing it unmounts nothing here.
         if !self.place || self.canmount {
             return Ok(());
         }
         let root = self.root.clone();
         let moving = |name: &str| inside(name, &root);
-        self.gone = state.mounted_below(moving).into_iter().map(|m| m.0).collect();
-        if state.unmount_where(moving, Why::Moved, false, to) {
+        self.unmounted = state.mounted_below(moving).into_iter().map(|m| m.0).collect();
+        if state.unmount_where(moving, UnmountReason::Moved, false, to) {
             return Ok(());
         }
         Err(Error::busy(String::new()))
     }
 
-    /// Mounts what belongs mounted now, and tells the rest how.
-    pub(super) fn after(&mut self, state: &State, pool: &Arc<Pool>, to: &mut dyn Listener) {
+    /// Mounts what should be mounted now, and updates the options of the other mounts.
+    pub(super) fn after(&mut self, state: &DaemonState, pool: &Arc<Pool>, to: &mut dyn Listener) {
         let Ok(dataset) = pool.dataset(&self.root) else { return };
         if self.place && self.canmount {
             self.after_canmount(state, &dataset, to);
         } else if self.place {
-            // Those that were mounted by hand (`noauto`) come back, too.
-            for name in self.gone.iter().rev() {
+            // Datasets that were mounted by hand (`noauto`) are mounted again, too.
+            for name in self.unmounted.iter().rev() {
                 mount_again(state, pool, name, to);
             }
             if dataset.kind() == DatasetKind::Filesystem {
@@ -103,13 +103,13 @@ impl Remount {
         }
     }
 
-    /// `on` mounts, `off` unmounts, `noauto` leaves everything as it is.
-    fn after_canmount(&self, state: &State, dataset: &Dataset, to: &mut dyn Listener) {
+    /// `on` mounts, `off` unmounts, `noauto` changes nothing.
+    fn after_canmount(&self, state: &DaemonState, dataset: &Dataset, to: &mut dyn Listener) {
         match mounts::plan(dataset, false) {
             Ok(Ok(plan)) if !state.is_mounted(dataset.name()) => mount(state, &plan, to),
             Ok(Err(mounts::Refusal::CanmountOff)) => {
                 let root = dataset.name().to_owned();
-                state.unmount_where(|name| name == root, Why::Moved, false, to);
+                state.unmount_where(|name| name == root, UnmountReason::Moved, false, to);
             }
             Ok(_) => {}
             Err(e) => to.problem(format!("cannot mount '{}': {e}", dataset.name())),
@@ -117,13 +117,13 @@ impl Remount {
     }
 }
 
-fn mount(state: &State, plan: &Plan, to: &mut dyn Listener) {
+fn mount(state: &DaemonState, plan: &MountPlan, to: &mut dyn Listener) {
     if let Err(e) = state.mount_one(plan, &[], true) {
         to.problem(e.message().to_owned());
     }
 }
 
-fn mount_again(state: &State, pool: &Pool, name: &str, to: &mut dyn Listener) {
+fn mount_again(state: &DaemonState, pool: &Pool, name: &str, to: &mut dyn Listener) {
     let Ok(dataset) = pool.dataset(name) else { return };
     match mounts::plan(&dataset, true) {
         Ok(Ok(plan)) if !state.is_mounted(name) => mount(state, &plan, to),
@@ -132,24 +132,31 @@ fn mount_again(state: &State, pool: &Pool, name: &str, to: &mut dyn Listener) {
     }
 }
 
-/// Tells the mounts of a dataset and what is below it how they are now.
-fn follow(state: &State, pool: &Arc<Pool>, root: &str, to: &mut dyn Listener) {
+/// Updates the mounts of a dataset and its descendants to the present properties.
+fn follow(state: &DaemonState, pool: &Arc<Pool>, root: &str, to: &mut dyn Listener) {
     for (name, at, fs) in state.mounted_below(|n| inside(n, root)) {
         let options = pool.dataset(&name).and_then(|d| mounts::options(&d));
         let done = options.and_then(|options| fs.remount(&options));
         match done {
             Ok(true) => {}
-            // What only a new mount can do, is done if nobody uses the old one.
+            // Needs a new mount; it is made if the old one is not in use.
             Ok(false) => remount_fully(state, pool, &name, at, to),
             Err(e) => to.problem(format!("cannot remount '{}': {e}", at.display())),
         }
     }
 }
 
-fn remount_fully(state: &State, pool: &Arc<Pool>, name: &str, at: PathBuf, to: &mut dyn Listener) {
+fn remount_fully(
+    state: &DaemonState,
+    pool: &Arc<Pool>,
+    name: &str,
+    at: PathBuf,
+    to: &mut dyn Listener,
+) {
     let below = state.mounted_below(|n| inside(n, name) && n != name);
     let mine = |n: &str| n == name;
-    let unused = below.is_empty() && state.unmount_where(mine, Why::Asked, false, &mut Silence);
+    let unused = below.is_empty()
+        && state.unmount_where(mine, UnmountReason::Requested, false, &mut NullListener);
     if !unused {
         let text = format!("'{}' is in use: the change shows at its next mount", at.display());
         to.remark(text);
@@ -158,8 +165,8 @@ fn remount_fully(state: &State, pool: &Arc<Pool>, name: &str, at: PathBuf, to: &
     mount_again(state, pool, name, to);
 }
 
-/// Tells the mounts that snapshots of theirs came or went.
-pub(super) fn snapshots_changed(state: &State, names: &[String]) {
+/// Notifies the mounts that their datasets' snapshots changed.
+pub(super) fn snapshots_changed(state: &DaemonState, names: &[String]) {
     let mut by_dataset: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (fs, snap) in names.iter().filter_map(|n| n.split_once('@')) {
         by_dataset.entry(fs).or_default().push(snap);

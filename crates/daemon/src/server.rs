@@ -9,27 +9,27 @@ use std::time::Duration;
 
 use base::{Error, ErrorKind, Result, rt};
 use mount::FuseMounter;
-use proto::client::{Client, LAST_BREATH, PAUSE};
+use proto::client::{Client, PAUSE, SHUTDOWN_GRACE};
 use proto::runtime::{self, Runtime};
-use proto::{Hello, Reply, Request, Row};
+use proto::{DatasetRow, Hello, Reply, Request};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::geteuid;
 use ui::Exit;
 use ui::signals::Signals;
 
-use super::beside::beside;
-use super::clients::{Client as Connected, Clients, Inbox};
+use super::clients::{Clients, Connection, Inbox};
 use super::handle::{RowListener, handle};
-use super::state::{Listener, Log, State};
+use super::state::{DaemonState, Listener, Log};
+use super::watched::run_watched;
 
-/// How long a connected client may take to say hello.
+/// How long a connected client may take to send its hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Runs a daemon until it is told to stop. `metrics` is the address to serve them
-/// at, else the environment's.
+/// Runs a daemon until it is stopped. `metrics` is the address to serve metrics at; without it
+/// the environment decides.
 ///
 /// # Errors
-/// Another one runs, or it cannot start.
+/// Another daemon runs, or this one cannot start.
 pub(crate) fn run(runtime: &Runtime, detached: bool, metrics: Option<String>) -> Result<Exit> {
     if detached {
         close_inherited();
@@ -38,12 +38,12 @@ pub(crate) fn run(runtime: &Runtime, detached: bool, metrics: Option<String>) ->
     runtime.create()?;
     let lock = lock(runtime)?;
     if detached {
-        // Out of the terminal's session; failing means we lead one already.
+        // Leaves the terminal's session; the call fails if this process leads one already.
         let _leader = rustix::process::setsid();
     }
     let signals = Signals::block()?;
     clean(runtime);
-    let state = Arc::new(State::new(runtime, Box::new(FuseMounter::default()))?);
+    let state = Arc::new(DaemonState::new(runtime, Box::new(FuseMounter::default()))?);
     let listener = listen(runtime)?;
     ui::err(&format!(
         "cenote daemon {} started, pid {}",
@@ -52,7 +52,7 @@ pub(crate) fn run(runtime: &Runtime, detached: bool, metrics: Option<String>) ->
     ));
     let waiting = Arc::clone(&state);
     let socket = runtime.socket();
-    // A signal means that the system goes down: pools are imported again later.
+    // A signal means that the system shuts down: the pools are imported again later.
     rt::spawn("signals", move || signals.wait_and(|| end(&waiting, &socket)))?;
     state.show_kstats();
     super::metrics::announce(super::metrics::start(state.engine().kstats(), metrics));
@@ -61,25 +61,25 @@ pub(crate) fn run(runtime: &Runtime, detached: bool, metrics: Option<String>) ->
     accept(&state, &listener);
     let _gone = std::fs::remove_file(runtime.socket());
     ui::err("cenote daemon ended");
-    leave(&lock)
+    exit_now(&lock)
 }
 
-/// Ends the process now. Threads that the kernel holds for a device that does not answer
-/// may outlive this: the kernel keeps the process's files open for them, the lock too. So
-/// the lock is given back, and nobody is waited for.
-fn leave(lock: &File) -> ! {
+/// Ends the process now. Threads that the kernel blocks on a silent device may outlive this
+/// call: the kernel keeps the process's files open for them, the lock file too. So the lock is
+/// released first, and no thread is waited for.
+fn exit_now(lock: &File) -> ! {
     let _held_until_the_end = rustix::fs::flock(lock, rustix::fs::FlockOperation::Unlock);
-    // SAFETY: ends the process. What would run at an exit is of no use: all files that
-    // matter were written and synced.
+    // SAFETY: ends the process. Exit handlers are not needed: all important files were written
+    // and synced.
     unsafe { libc::_exit(0) }
 }
 
-/// Takes the daemon's lock, that of one that dies as soon as it is dead.
+/// Takes the daemon's lock; waits for a daemon that is just ending.
 fn lock(runtime: &Runtime) -> Result<File> {
     let begin = rt::now();
     loop {
         match runtime.lock() {
-            Err(e) if e.kind() == ErrorKind::Busy && begin.elapsed() < LAST_BREATH => {
+            Err(e) if e.kind() == ErrorKind::Busy && begin.elapsed() < SHUTDOWN_GRACE => {
                 if !matches!(Client::running(runtime), Ok(None)) {
                     return Err(e);
                 }
@@ -90,7 +90,7 @@ fn lock(runtime: &Runtime) -> Result<File> {
     }
 }
 
-/// Closes what whoever started the daemon had open: a lock or a pipe of theirs would be
+/// Closes the files that this process inherited: a lock or pipe of the parent process would be
 /// held as long as the daemon lives.
 fn close_inherited() {
     // SAFETY: nothing of this process is open yet but its standard streams. Where the
@@ -101,7 +101,7 @@ fn close_inherited() {
 fn listen(runtime: &Runtime) -> Result<UnixListener> {
     let path = runtime.socket();
     let io = |e| Error::io("cannot listen", e).on_path(path.display().to_string());
-    // We hold the lock: what lies here is a dead daemon's.
+    // We hold the lock, so this socket is a dead daemon's.
     match std::fs::remove_file(&path) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(io(e)),
         _ => {}
@@ -111,8 +111,8 @@ fn listen(runtime: &Runtime) -> Result<UnixListener> {
     Ok(listener)
 }
 
-/// Removes the mounts that a killed daemon left: those of its list that nobody
-/// serves any more.
+/// Removes the mounts that a killed daemon left: those of its list that no process serves any
+/// more.
 fn clean(runtime: &Runtime) {
     let mut paths: Vec<PathBuf> = runtime::load(&runtime.mounts()).unwrap_or_default();
     paths.push(runtime.volumes());
@@ -129,8 +129,8 @@ fn clean(runtime: &Runtime) {
     }
 }
 
-/// Closes all pools but remembers them, then lets the accept loop end.
-fn end(state: &Arc<State>, socket: &std::path::Path) {
+/// Closes all pools but keeps them in the list, then ends the accept loop.
+fn end(state: &Arc<DaemonState>, socket: &std::path::Path) {
     state.set_ending();
     if let Err(e) = state.close_all(true, false, &mut Log) {
         ui::err(e.message());
@@ -139,7 +139,7 @@ fn end(state: &Arc<State>, socket: &std::path::Path) {
     let _wake = UnixStream::connect(socket);
 }
 
-fn accept(state: &Arc<State>, listener: &UnixListener) {
+fn accept(state: &Arc<DaemonState>, listener: &UnixListener) {
     let clients = Arc::new(Clients::default());
     for stream in listener.incoming() {
         if state.is_stopping() {
@@ -183,7 +183,7 @@ fn check_peer(stream: &UnixStream) -> Result<()> {
     Err(Error::permission(format!("user {} is not served", peer.uid.as_raw())))
 }
 
-fn connection(state: &Arc<State>, stream: &UnixStream, client: &Connected) -> Result<()> {
+fn connection(state: &Arc<DaemonState>, stream: &UnixStream, client: &Connection) -> Result<()> {
     check_peer(stream)?;
     let mut inbox = Inbox::new(stream, client);
     let Some(hello) = inbox.receive::<Hello>(Some(HELLO_TIMEOUT))? else { return Ok(()) };
@@ -202,23 +202,23 @@ fn connection(state: &Arc<State>, stream: &UnixStream, client: &Connected) -> Re
     Ok(())
 }
 
-/// Has a request served beside this thread, which sees whether the client is there and tells
-/// it which device is waited for.
-fn respond(state: &Arc<State>, request: Request, to: &mut Wire<'_>) -> Reply {
+/// Serves a request on a watched thread. This thread notices when the client disconnects, and
+/// tells it which device is waited for.
+fn respond(state: &Arc<DaemonState>, request: Request, to: &mut Wire<'_>) -> Reply {
     let serving = Arc::clone(state);
-    // Whatever ends pools is not left behind.
+    // A request that ends pools is never abandoned.
     let to_the_end = matches!(request, Request::Stop { force: true });
     let leave = &mut |to: &mut dyn RowListener, quiet: Duration| {
         if quiet > Duration::from_secs(1) {
-            state.tell_silence(to);
+            state.report_silence(to);
         }
         to.is_gone() && !to_the_end
     };
-    let reply = beside(to, leave, move |relay| handle(&serving, &request, relay));
+    let reply = run_watched(to, leave, move |relay| handle(&serving, &request, relay));
     reply.unwrap_or_else(|| Reply::Failed("the request broke off".to_owned()))
 }
 
-/// A client that hears how its request goes.
+/// Forwards messages to the client.
 struct Wire<'a> {
     stream: &'a UnixStream,
     broken: bool,
@@ -252,7 +252,7 @@ impl Listener for Wire<'_> {
 }
 
 impl RowListener for Wire<'_> {
-    fn rows(&mut self, rows: Vec<Row>) {
+    fn rows(&mut self, rows: Vec<DatasetRow>) {
         if !rows.is_empty() {
             self.send(&Reply::Rows(rows));
         }

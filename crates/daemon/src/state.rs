@@ -1,5 +1,5 @@
-//! What the daemon holds: the engine, the pools ([`super::registry`]), the mounts; and how
-//! datasets are mounted.
+//! The daemon's state: the engine, the pools ([`super::registry`]) and the mounts; and mounting
+//! of datasets.
 
 mod mounting;
 
@@ -20,27 +20,27 @@ use proto::{ImportArgs, MountArgs, SearchArgs};
 use serde::{Deserialize, Serialize};
 
 use super::handle::RowListener;
-use super::mounts::{self, Refusal, Table, Why};
-use super::places::Places;
-use super::registry::{Phase, Registry, Slot, TurnGuard};
+use super::mount_dirs::MountDirs;
+use super::mounts::{self, MountTable, Refusal, UnmountReason};
+use super::registry::{Phase, PoolLockGuard, Registry, Slot};
 
-/// Who hears how a request goes on, and whether anyone still listens.
+/// Receives the progress of a request, and knows whether its client is still connected.
 pub(crate) trait Listener {
-    /// Long work goes on.
+    /// Long work makes progress.
     fn progress(&mut self, what: &str, done: u64, total: u64);
-    /// Something failed; the request goes on.
+    /// Something failed; the request continues.
     fn problem(&mut self, line: String);
-    /// Something to know; nothing failed.
+    /// Information; nothing failed.
     fn remark(&mut self, line: String);
-    /// Whether the client has gone away.
+    /// Whether the client has disconnected.
     fn is_gone(&self) -> bool;
 }
 
-/// Writes to the log what nobody listens to.
+/// Writes messages to the log when no client listens.
 pub(crate) struct Log;
 
 impl RowListener for Log {
-    fn rows(&mut self, _: Vec<proto::Row>) {}
+    fn rows(&mut self, _: Vec<proto::DatasetRow>) {}
 }
 
 impl Listener for Log {
@@ -56,12 +56,12 @@ impl Listener for Log {
     }
 }
 
-/// What is written about a pool in the list of imported pools.
+/// A pool's entry in the stored list of imported pools.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Saved(pub(super) ImportArgs);
+pub(super) struct SavedPool(pub(super) ImportArgs);
 
-/// Everything the daemon holds.
-pub(crate) struct State {
+/// The daemon's whole state.
+pub(crate) struct DaemonState {
     engine: Arc<Engine>,
     runtime: Runtime,
     mounter: Box<dyn Mounter>,
@@ -69,12 +69,13 @@ pub(crate) struct State {
     registry: Registry,
     /// Held while a list is written.
     saving: Mutex<()>,
-    mounts: Mutex<Table>,
-    places: Places,
+    mounts: Mutex<MountTable>,
+    mount_dirs: MountDirs,
     volumes: Volumes,
     kstats: Mutex<Option<KstatMount>>,
     stopping: AtomicBool,
-    /// Pools are closed, to be imported again: the list of them stays as it is.
+    /// Pools are being closed to be imported again by the next daemon: the list of them must
+    /// not change.
     ending: AtomicBool,
 }
 
@@ -82,7 +83,7 @@ pub(super) fn cannot(action: &str, name: &str, e: &Error) -> Error {
     Error::new(e.kind(), format!("cannot {action} '{name}': {e}"))
 }
 
-/// The pool that a dataset is of.
+/// The name of the pool that a dataset belongs to.
 pub(super) fn pool_name(dataset: &str) -> &str {
     dataset.split(['/', '@', '#']).next().unwrap_or(dataset)
 }
@@ -96,14 +97,14 @@ fn arc_max() -> Result<Option<u64>> {
     size.map(Some).map_err(|e| Error::invalid(format!("CENOTE_ARC_MAX: {e}")))
 }
 
-impl State {
+impl DaemonState {
     /// Starts the engine; no pool is imported yet.
     ///
     /// # Errors
     /// The engine cannot start, or `CENOTE_ARC_MAX` is no size.
-    pub(crate) fn new(runtime: &Runtime, mounter: Box<dyn Mounter>) -> Result<State> {
+    pub(crate) fn new(runtime: &Runtime, mounter: Box<dyn Mounter>) -> Result<DaemonState> {
         crate::heap::keep();
-        Ok(State {
+        Ok(DaemonState {
             engine: Engine::new(EngineConfig {
                 cache_bytes: arc_max()?,
                 give_back: Some(crate::heap::give_back),
@@ -114,8 +115,8 @@ impl State {
             started: rt::now(),
             registry: Registry::default(),
             saving: Mutex::new(()),
-            mounts: Mutex::new(Table::default()),
-            places: Places::new(runtime.places()),
+            mounts: Mutex::new(MountTable::default()),
+            mount_dirs: MountDirs::new(runtime.made_dirs()),
             volumes: Volumes::new(runtime.volumes()),
             kstats: Mutex::new(None),
             stopping: AtomicBool::new(false),
@@ -133,17 +134,17 @@ impl State {
         &self.runtime
     }
 
-    /// Keeps the pools of these datasets as they are for everybody else.
+    /// Locks the pools of these datasets against other changes.
     ///
     /// # Errors
-    /// `NotFound` when a pool went meanwhile, `Interrupted` when the client did.
+    /// `NotFound` if a pool was removed meanwhile, `Interrupted` if the client disconnected.
     pub(super) fn changing<'a>(
         &self,
         datasets: impl Iterator<Item = &'a str>,
         what: &str,
         to: &mut (impl Listener + ?Sized),
-    ) -> Result<Vec<TurnGuard>> {
-        self.registry.turns(datasets.map(pool_name), what, to)
+    ) -> Result<Vec<PoolLockGuard>> {
+        self.registry.lock_pools(datasets.map(pool_name), what, to)
     }
 
     /// The mounts of datasets that `wanted` accepts, children first.
@@ -151,7 +152,7 @@ impl State {
         self.mounts_now().deepest_first(wanted)
     }
 
-    /// Takes mounts, and what is held, out of the table.
+    /// Removes mounts, and held file systems, from the table.
     pub(super) fn take_mounts(&self, wanted: impl Fn(&str) -> bool) -> Vec<Arc<dyn MountedFs>> {
         self.mounts.lock().take(wanted)
     }
@@ -164,12 +165,12 @@ impl State {
         self.volumes.add(pool)
     }
 
-    /// Removes them.
+    /// Removes a pool's volumes from the directory.
     pub(super) fn forget_volumes(&self, pool: &str) {
         self.volumes.remove(pool);
     }
 
-    /// Ends the daemon's own mounts.
+    /// Ends the daemon's own mounts: volumes and kstats.
     pub(super) fn end_own(&self) {
         self.volumes.end();
         let mount = self.kstats.lock().take();
@@ -178,7 +179,7 @@ impl State {
         }
     }
 
-    /// Shows a pool's volumes anew.
+    /// Shows a pool's volumes again after a change.
     pub(super) fn show_volumes(&self, pool: &Arc<Pool>, to: &mut dyn Listener) {
         self.volumes.remove(pool.name());
         if let Err(e) = self.volumes.add(pool) {
@@ -196,42 +197,42 @@ impl State {
         self.started.elapsed().as_secs()
     }
 
-    /// Whether the daemon is about to end.
+    /// Whether the daemon was told to stop.
     pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
     }
 
-    /// From now on the daemon ends.
+    /// From now on the daemon is stopping.
     pub(crate) fn set_stopping(&self) {
         self.stopping.store(true, Ordering::Release);
     }
 
-    /// The daemon ends, and its pools are to be imported again by the next one.
+    /// The daemon ends, and the next one imports its pools again.
     pub(crate) fn set_ending(&self) {
         self.ending.store(true, Ordering::Release);
     }
 
-    /// Whether the daemon ends.
+    /// Whether the daemon is ending with its list of pools kept.
     pub(crate) fn is_ending(&self) -> bool {
         self.ending.load(Ordering::Acquire) || self.is_stopping()
     }
 
-    /// Names of the pools, sorted, those that are imported or exported just now too.
+    /// Names of the pools, sorted, including those that are being imported or exported.
     pub(crate) fn names(&self) -> Vec<String> {
         self.registry.names()
     }
 
-    /// A pool by name, once it is there.
+    /// A pool by name, once it is open.
     pub(crate) fn pool(&self, name: &str) -> Option<Arc<Pool>> {
         self.registry.get(name)?.pool()
     }
 
-    /// The table of mounts; mounts that were undone behind its back are dropped.
+    /// The table of mounts, without mounts that were undone by others.
     pub(crate) fn mounts(&self) -> Vec<proto::Mounted> {
         self.mounts_now().list()
     }
 
-    /// Mounts the directory of kstats. Without it everything else works.
+    /// Mounts the directory of kstats. A failure affects nothing else.
     pub(crate) fn show_kstats(&self) {
         let (registry, dir) = (self.engine.kstats(), self.runtime.kstats());
         match KstatMount::make(registry, self.runtime.dir(), dir) {
@@ -240,12 +241,12 @@ impl State {
         }
     }
 
-    /// Where kstats appear, if they do.
+    /// The directory of kstats, if it is mounted.
     pub(crate) fn kstat_dir(&self) -> Option<PathBuf> {
         self.kstats.lock().as_ref().map(|m| m.dir().to_owned())
     }
 
-    /// Where volumes appear, if any do.
+    /// The directory of volumes, if there are volumes.
     pub(crate) fn volumes(&self) -> Option<PathBuf> {
         self.volumes.path()
     }
@@ -270,8 +271,8 @@ impl State {
             Phase::Creating => false,
         };
         let all = self.registry.all();
-        let saved: Vec<Saved> =
-            all.iter().filter(|s| is_ours(s)).map(|s| Saved(s.args())).collect();
+        let saved: Vec<SavedPool> =
+            all.iter().filter(|s| is_ours(s)).map(|s| SavedPool(s.args())).collect();
         runtime::store(&self.runtime.pools(), &saved)
     }
 
@@ -283,7 +284,7 @@ impl State {
         }
     }
 
-    /// Adds vdevs to a pool and remembers where they are.
+    /// Adds vdevs to a pool and records their paths.
     ///
     /// # Errors
     /// The engine's.
@@ -295,7 +296,7 @@ impl State {
         to: &mut dyn Listener,
     ) -> Result<()> {
         let slot = self.registry.find(name)?;
-        let _turn = slot.turn("vdevs are added", to)?;
+        let _turn = slot.lock_pool("vdevs are added", to)?;
         let missing = || Error::not_found(format!("cannot open '{name}': no such pool"));
         let pool = slot.pool().ok_or_else(missing)?;
         self.engine.add_vdevs(&pool, request)?;
@@ -320,15 +321,14 @@ impl State {
         }
     }
 
-    /// Mounts a dataset and what is below it, as far as `-a` would. The caller has the
-    /// pool's turn.
+    /// Mounts a dataset and its descendants, as `-a` would. The caller holds the pool's lock.
     pub(super) fn mount_below(&self, root: &Dataset, given: &[String], to: &mut dyn Listener) {
         let mut plans = Vec::new();
         let mut todo = vec![root.clone()];
         while let Some(dataset) = todo.pop() {
             match mounts::plan(&dataset, false) {
                 Ok(Ok(plan)) => plans.push(plan),
-                // Locked ones too stay away without a word, as without `-l`.
+                // Datasets whose key is not loaded are skipped silently, too, as without `-l`.
                 Ok(Err(_)) => {}
                 Err(e) => to.problem(format!("cannot mount '{}': {e}", dataset.name())),
             }
@@ -347,7 +347,7 @@ impl State {
             to.progress(&format!("mounting {}", plan.dataset.name()), done as u64, total);
             match self.mount_one(plan, given, true) {
                 Ok(()) => {}
-                // A directory is missing in this pool, which is imported read-only.
+                // A mountpoint is missing inside this pool, which is imported read-only.
                 Err(e) if e.kind() == ErrorKind::ReadOnly && self.is_in_read_only(plan) => {
                     to.remark(e.message().to_owned());
                 }
@@ -356,15 +356,16 @@ impl State {
         }
     }
 
-    /// Whether the mountpoint lies in the dataset's own pool, in which nothing can be made.
-    fn is_in_read_only(&self, plan: &mounts::Plan) -> bool {
+    /// Whether the mountpoint is inside the dataset's own pool, in which no directory can be
+    /// made.
+    fn is_in_read_only(&self, plan: &mounts::MountPlan) -> bool {
         let pool = plan.dataset.name().split('/').next().unwrap_or_default();
         plan.dataset.check_writable().is_err() && self.mounts.lock().is_inside_pool(&plan.at, pool)
     }
 
     pub(super) fn mount_one(
         &self,
-        plan: &mounts::Plan,
+        plan: &mounts::MountPlan,
         given: &[String],
         overlay: bool,
     ) -> Result<()> {
@@ -380,7 +381,7 @@ impl State {
         let mut options = mounts::options(&plan.dataset).map_err(fail)?;
         let writable = plan.dataset.check_writable().is_ok();
         mounts::override_with(&mut options, given, writable).map_err(fail)?;
-        self.places.prepare(&plan.at, overlay).map_err(place)?;
+        self.mount_dirs.prepare(&plan.at, overlay).map_err(place)?;
         let fs = match self.put_back(name, &plan.at, &options).map_err(fail)? {
             Some(fs) => fs,
             None => self.mounter.mount(&plan.dataset, &plan.at, &options).map_err(fail)?,
@@ -450,7 +451,7 @@ impl State {
             self.each_pool("unmount", to, move |state, pool, to| {
                 let below = format!("{}/", pool.name());
                 let of_pool = |n: &str| n == pool.name() || n.starts_with(&below);
-                state.unmount_where(of_pool, Why::Asked, force, to);
+                state.unmount_where(of_pool, UnmountReason::Requested, force, to);
             });
             return Ok(());
         };
@@ -474,7 +475,7 @@ impl State {
         let _turn = self.changing(std::iter::once(&*dataset), "a dataset is unmounted", to)?;
         let under = format!("{dataset}/");
         let wanted = |n: &str| n == dataset || n.starts_with(&under);
-        if self.unmount_where(wanted, Why::Asked, force, to) {
+        if self.unmount_where(wanted, UnmountReason::Requested, force, to) {
             return Ok(());
         }
         Err(Error::busy(String::new()))
@@ -495,16 +496,19 @@ impl State {
         }
     }
 
-    /// Pools that could be imported.
+    /// Pools that can be imported.
     ///
     /// # Errors
     /// The engine's.
-    pub(crate) fn discover(&self, search: &SearchArgs) -> Result<(Vec<proto::Found>, Vec<String>)> {
+    pub(crate) fn discover(
+        &self,
+        search: &SearchArgs,
+    ) -> Result<(Vec<proto::ImportCandidate>, Vec<String>)> {
         let found = self
             .engine
             .discover(&Search { paths: search.paths.clone(), destroyed: search.destroyed })?;
-        // Those that this daemon has are not to be had; of those that it imported by itself
-        // when it started the client may not know.
+        // Pools that this daemon has are not importable. The client may not know of those that
+        // the daemon imported by itself at its start.
         let all = self.registry.all();
         let ours: BTreeMap<u64, &Arc<Slot>> =
             all.iter().filter_map(|s| Some((s.guid()?, s))).collect();
@@ -515,7 +519,7 @@ impl State {
                 Some(_) => return None,
                 None => None,
             };
-            Some(proto::Found { imported: as_name, ..super::convert::found(p) })
+            Some(proto::ImportCandidate { imported: as_name, ..super::convert::found(p) })
         };
         let problems = found.problems.iter().map(|(p, e)| ui::problem(p, e));
         Ok((found.pools.iter().filter_map(shown).collect(), problems.collect()))

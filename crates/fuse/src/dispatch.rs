@@ -20,7 +20,7 @@ use crate::abi::request::{Opcode, RequestBody};
 use crate::abi::structs::*;
 use crate::abi::{Sink, Wire, consts};
 use crate::errno::{Errno, Result};
-use crate::fs::{DirSink, Filesystem, Mode, Request};
+use crate::fs::{BlockingMode, DirSink, Filesystem, Request};
 use crate::transport::Channel;
 use crate::types::*;
 
@@ -89,7 +89,7 @@ impl Reply {
         Reply { data, ..Reply::none() }
     }
 
-    fn entry(entry: Entry) -> Reply {
+    fn entry(entry: LookupEntry) -> Reply {
         let undo = if entry.node == 0 { Undo::Nothing } else { Undo::Lookup(entry.node) };
         Reply { undo, ..Reply::value(&entry.to_wire()) }
     }
@@ -108,7 +108,7 @@ impl Reply {
         Reply { undo: Undo::Open { dir, args }, ..Reply::value(&open_out(opened)) }
     }
 
-    fn created(flags: u32, (entry, opened): (Entry, Opened)) -> Reply {
+    fn created(flags: u32, (entry, opened): (LookupEntry, Opened)) -> Reply {
         let node = entry.node;
         let args = ReleaseArgs { node, handle: opened.handle, flags, flock_unlock: None };
         let mut head = ReplyHead::with(&entry.to_wire());
@@ -175,12 +175,22 @@ impl<C: Deref<Target = dyn Channel>> Drop for Unanswered<C> {
 }
 
 /// Runs a request. A panic of the file system becomes `EIO`.
-pub(crate) fn run(fs: &dyn Filesystem, req: &Request, call: Call<'_>, mode: Mode) -> Result<Reply> {
+pub(crate) fn run(
+    fs: &dyn Filesystem,
+    req: &Request,
+    call: Call<'_>,
+    mode: BlockingMode,
+) -> Result<Reply> {
     catch_unwind(AssertUnwindSafe(|| reading(fs, req, call, mode))).unwrap_or(Err(Errno::EIO))
 }
 
 /// The operations that take a mode; [`naming`] does the others.
-fn reading(fs: &dyn Filesystem, req: &Request, call: Call<'_>, mode: Mode) -> Result<Reply> {
+fn reading(
+    fs: &dyn Filesystem,
+    req: &Request,
+    call: Call<'_>,
+    mode: BlockingMode,
+) -> Result<Reply> {
     let node = call.header.nodeid;
     match call.body {
         RequestBody::Lookup(name) => fs.lookup(req, mode, node, name).map(Reply::entry),
@@ -322,7 +332,7 @@ fn handling(fs: &dyn Filesystem, req: &Request, call: Call<'_>) -> Result<Reply>
 fn listing(
     fs: &dyn Filesystem,
     req: &Request,
-    mode: Mode,
+    mode: BlockingMode,
     node: u64,
     a: &ReadIn,
     plus: bool,
@@ -575,9 +585,9 @@ mod tests {
 
     /// Keeps the error and the id of each reply.
     #[derive(Default)]
-    struct Recorder(Mutex<Vec<(i32, u64)>>);
+    struct ReplyRecorder(Mutex<Vec<(i32, u64)>>);
 
-    impl Channel for Recorder {
+    impl Channel for ReplyRecorder {
         fn reply(&self, message: &[IoSlice<'_>]) -> std::io::Result<()> {
             let head = &message[0];
             let error = i32::from_ne_bytes(head[4..8].try_into().unwrap());
@@ -591,7 +601,7 @@ mod tests {
     /// without a header, and a wait for a lock that its own thread could not parse.
     #[test]
     fn a_request_is_answered_once_whatever_happens_to_it() {
-        let recorder = Recorder::default();
+        let recorder = ReplyRecorder::default();
         let new = |unique| Unanswered::new(&recorder as &dyn Channel, unique);
         let fs = NullFs::new(1 << 20);
         drop(new(1));

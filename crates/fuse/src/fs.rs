@@ -14,7 +14,7 @@ use crate::types::*;
 
 /// Whether an operation may sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub enum BlockingMode {
     /// Answer from memory or return [`Errno::WOULD_BLOCK`].
     NonBlocking,
     /// Wait for devices as needed: the thread is replaced while it sleeps.
@@ -67,7 +67,7 @@ pub trait Outward: Send + Sync {
     /// The node's number; `None` if the kernel cannot have it.
     fn node(&self, node: u64) -> Option<u64>;
     /// The entry shown in listings; `None`: the name alone.
-    fn entry(&self, entry: &Entry) -> Option<Entry>;
+    fn entry(&self, entry: &LookupEntry) -> Option<LookupEntry>;
     /// An entry of [`Outward::entry`] is in a listing: a lookup of its node counts.
     fn granted(&self, node: u64);
 }
@@ -158,7 +158,11 @@ impl DirSink {
         if self.plus {
             // No lookup: the kernel takes the name and type alone.
             let attr = Attr { ino, mode, ..Attr::default() };
-            return self.put_plus(&Entry { attr, ..Entry::negative(Duration::ZERO) }, next, name);
+            return self.put_plus(
+                &LookupEntry { attr, ..LookupEntry::negative(Duration::ZERO) },
+                next,
+                name,
+            );
         }
         if !self.fits(name) {
             return false;
@@ -170,7 +174,7 @@ impl DirSink {
     /// Adds a name with its entry to a listing with attributes; it counts as a
     /// lookup of `entry.node` when true is returned. `.` and `..` go through
     /// [`DirSink::add`].
-    pub fn add_plus(&mut self, entry: &Entry, next: u64, name: &[u8]) -> bool {
+    pub fn add_plus(&mut self, entry: &LookupEntry, next: u64, name: &[u8]) -> bool {
         if name.is_empty() || name.len() > Self::NAME_MAX {
             return true;
         }
@@ -197,7 +201,7 @@ impl DirSink {
         true
     }
 
-    fn put_plus(&mut self, entry: &Entry, next: u64, name: &[u8]) -> bool {
+    fn put_plus(&mut self, entry: &LookupEntry, next: u64, name: &[u8]) -> bool {
         if !self.fits(name) {
             return false;
         }
@@ -210,9 +214,9 @@ impl DirSink {
 /// A file system, called by a [`Session`](crate::Session) from many threads at once.
 ///
 /// Nodes are known by numbers of the file system's choice, given out by lookup
-/// and creation; the root is [`ROOT_ID`]. Operations with a [`Mode`] are called
-/// with [`Mode::NonBlocking`] first and must not sleep then. The others may sleep, as may
-/// those called again with [`Mode::Blocking`].
+/// and creation; the root is [`ROOT_ID`]. Operations with a [`BlockingMode`] are called
+/// with [`BlockingMode::NonBlocking`] first and must not sleep then. The others may sleep, as may
+/// those called again with [`BlockingMode::Blocking`].
 ///
 /// Names are bytes, checked to hold neither NUL nor `/`. Defaults answer `ENOSYS`
 /// where the kernel then does without the operation, and `EROFS` where it would
@@ -231,7 +235,13 @@ pub trait Filesystem: Send + Sync + 'static {
     fn interrupt(&self, unique: u64) {}
 
     /// Finds `name` in a directory.
-    fn lookup(&self, req: &Request, mode: Mode, parent: u64, name: &[u8]) -> Result<Entry> {
+    fn lookup(
+        &self,
+        req: &Request,
+        mode: BlockingMode,
+        parent: u64,
+        name: &[u8],
+    ) -> Result<LookupEntry> {
         Err(Errno::ENOENT)
     }
 
@@ -242,7 +252,7 @@ pub trait Filesystem: Send + Sync + 'static {
     fn getattr(
         &self,
         req: &Request,
-        mode: Mode,
+        mode: BlockingMode,
         node: u64,
         handle: Option<u64>,
     ) -> Result<(Attr, Duration)> {
@@ -250,7 +260,7 @@ pub trait Filesystem: Send + Sync + 'static {
     }
 
     /// As `getattr`, for `statx(2)`; `ENOSYS` makes the kernel use `getattr`.
-    fn statx(&self, req: &Request, mode: Mode, node: u64, mask: u32) -> Result<Statx> {
+    fn statx(&self, req: &Request, mode: BlockingMode, node: u64, mask: u32) -> Result<Statx> {
         Err(Errno::ENOSYS)
     }
 
@@ -260,22 +270,28 @@ pub trait Filesystem: Send + Sync + 'static {
     }
 
     /// A symbolic link's target.
-    fn readlink(&self, req: &Request, mode: Mode, node: u64) -> Result<Data> {
+    fn readlink(&self, req: &Request, mode: BlockingMode, node: u64) -> Result<Data> {
         Err(Errno::EINVAL)
     }
 
     /// Makes a symbolic link.
-    fn symlink(&self, req: &Request, parent: u64, name: &[u8], target: &[u8]) -> Result<Entry> {
+    fn symlink(
+        &self,
+        req: &Request,
+        parent: u64,
+        name: &[u8],
+        target: &[u8],
+    ) -> Result<LookupEntry> {
         Err(Errno::EROFS)
     }
 
     /// Makes a file that is neither directory nor link.
-    fn mknod(&self, req: &Request, parent: u64, name: &[u8], new: &NewNode) -> Result<Entry> {
+    fn mknod(&self, req: &Request, parent: u64, name: &[u8], new: &NewNode) -> Result<LookupEntry> {
         Err(Errno::EROFS)
     }
 
     /// Makes a directory.
-    fn mkdir(&self, req: &Request, parent: u64, name: &[u8], new: &NewNode) -> Result<Entry> {
+    fn mkdir(&self, req: &Request, parent: u64, name: &[u8], new: &NewNode) -> Result<LookupEntry> {
         Err(Errno::EROFS)
     }
 
@@ -303,13 +319,13 @@ pub trait Filesystem: Send + Sync + 'static {
     }
 
     /// Gives a node another name.
-    fn link(&self, req: &Request, node: u64, parent: u64, name: &[u8]) -> Result<Entry> {
+    fn link(&self, req: &Request, node: u64, parent: u64, name: &[u8]) -> Result<LookupEntry> {
         Err(Errno::EROFS)
     }
 
     /// Opens a file; `flags` are those of `open(2)`. `ENOSYS` makes the kernel
     /// open files by itself, keeping their cache, and never ask again.
-    fn open(&self, req: &Request, mode: Mode, node: u64, flags: u32) -> Result<Opened> {
+    fn open(&self, req: &Request, mode: BlockingMode, node: u64, flags: u32) -> Result<Opened> {
         Err(Errno::ENOSYS)
     }
 
@@ -321,7 +337,7 @@ pub trait Filesystem: Send + Sync + 'static {
         name: &[u8],
         new: &NewNode,
         flags: u32,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(LookupEntry, Opened)> {
         Err(Errno::EROFS)
     }
 
@@ -332,12 +348,12 @@ pub trait Filesystem: Send + Sync + 'static {
         parent: u64,
         new: &NewNode,
         flags: u32,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(LookupEntry, Opened)> {
         Err(Errno::EOPNOTSUPP)
     }
 
     /// Reads. Fewer bytes than asked for mean the end of the file.
-    fn read(&self, req: &Request, mode: Mode, args: &ReadArgs) -> Result<Data> {
+    fn read(&self, req: &Request, mode: BlockingMode, args: &ReadArgs) -> Result<Data> {
         Err(Errno::EIO)
     }
 
@@ -362,7 +378,7 @@ pub trait Filesystem: Send + Sync + 'static {
     }
 
     /// Opens a directory; `ENOSYS` as for [`Filesystem::open`].
-    fn opendir(&self, req: &Request, mode: Mode, node: u64, flags: u32) -> Result<Opened> {
+    fn opendir(&self, req: &Request, mode: BlockingMode, node: u64, flags: u32) -> Result<Opened> {
         Err(Errno::ENOSYS)
     }
 
@@ -371,7 +387,7 @@ pub trait Filesystem: Send + Sync + 'static {
     fn readdir(
         &self,
         req: &Request,
-        mode: Mode,
+        mode: BlockingMode,
         node: u64,
         handle: u64,
         offset: u64,
@@ -384,7 +400,7 @@ pub trait Filesystem: Send + Sync + 'static {
     fn readdirplus(
         &self,
         req: &Request,
-        mode: Mode,
+        mode: BlockingMode,
         node: u64,
         handle: u64,
         offset: u64,
@@ -409,7 +425,7 @@ pub trait Filesystem: Send + Sync + 'static {
     }
 
     /// File system totals.
-    fn statfs(&self, req: &Request, mode: Mode, node: u64) -> Result<Statfs> {
+    fn statfs(&self, req: &Request, mode: BlockingMode, node: u64) -> Result<Statfs> {
         Err(Errno::ENOSYS)
     }
 
@@ -419,7 +435,7 @@ pub trait Filesystem: Send + Sync + 'static {
     fn getxattr(
         &self,
         req: &Request,
-        mode: Mode,
+        mode: BlockingMode,
         node: u64,
         name: &[u8],
         size: u32,
@@ -428,7 +444,7 @@ pub trait Filesystem: Send + Sync + 'static {
     }
 
     /// Names of extended attributes, each followed by a NUL; `size` as in `getxattr`.
-    fn listxattr(&self, req: &Request, mode: Mode, node: u64, size: u32) -> Result<Data> {
+    fn listxattr(&self, req: &Request, mode: BlockingMode, node: u64, size: u32) -> Result<Data> {
         Err(Errno::ENOSYS)
     }
 
@@ -452,7 +468,7 @@ pub trait Filesystem: Send + Sync + 'static {
     }
 
     /// Checks access; not called under `default_permissions`.
-    fn access(&self, req: &Request, mode: Mode, node: u64, mask: u32) -> Result<()> {
+    fn access(&self, req: &Request, mode: BlockingMode, node: u64, mask: u32) -> Result<()> {
         Err(Errno::ENOSYS)
     }
 
@@ -493,7 +509,7 @@ pub trait Filesystem: Send + Sync + 'static {
     fn lseek(
         &self,
         req: &Request,
-        mode: Mode,
+        mode: BlockingMode,
         node: u64,
         handle: u64,
         offset: u64,
@@ -513,7 +529,7 @@ pub trait Filesystem: Send + Sync + 'static {
     }
 }
 
-/// Whether an operation takes a [`Mode`].
+/// Whether an operation takes a [`BlockingMode`].
 pub(crate) fn has_mode(op: Opcode) -> bool {
     use Opcode::*;
     matches!(
@@ -557,7 +573,7 @@ mod tests {
     #[test]
     fn lookups_are_counted_only_for_nodes_delivered() {
         let mut sink = DirSink::new(2 * 160, true);
-        let entry = |node| Entry { node, ..Entry::negative(Duration::ZERO) };
+        let entry = |node| LookupEntry { node, ..LookupEntry::negative(Duration::ZERO) };
         assert!(sink.add(1, 1, 0o040_755, b"."));
         assert!(sink.add_plus(&entry(7), 2, b"seven"));
         assert!(!sink.add_plus(&entry(8), 3, b"eight"));

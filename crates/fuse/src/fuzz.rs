@@ -6,7 +6,7 @@ use base::Buf;
 
 use crate::abi::request::{Malformed, Proto, RequestBody, parse, write_data};
 use crate::dispatch::{Call, Unanswered, run};
-use crate::fs::{Mode, Request};
+use crate::fs::{BlockingMode, Request};
 use crate::null::NullFs;
 use crate::transport::Channel;
 
@@ -48,7 +48,8 @@ pub fn fuzz_request(data: &[u8]) {
         };
         let req = Request { unique: header.unique, ..Request::default() };
         let unanswered = Unanswered::new(&Checker as &dyn Channel, req.unique);
-        let outcome = run(&fs, &req, Call { header, opcode, body, payload }, Mode::Blocking);
+        let outcome =
+            run(&fs, &req, Call { header, opcode, body, payload }, BlockingMode::Blocking);
         unanswered.answer(&fs, &req, outcome);
     }
 }

@@ -47,7 +47,7 @@ mod uring;
 pub use config::{Config, DataInvalidation};
 pub use descriptors::{RESERVE, raise_limit};
 pub use errno::{Errno, Result};
-pub use fs::{DirSink, Filesystem, Mode, Negotiated, Opcode, Outward, Request};
+pub use fs::{BlockingMode, DirSink, Filesystem, Negotiated, Opcode, Outward, Request};
 pub use fuzz::fuzz_request;
 pub use holders::Holder;
 pub use latency::CpuLatencyQos;

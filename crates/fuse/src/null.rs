@@ -13,7 +13,7 @@ use base::Buf;
 use base::limits::BUF_SIZE_MAX;
 
 use crate::errno::{Errno, Result};
-use crate::fs::{DirSink, Filesystem, Mode, Request};
+use crate::fs::{BlockingMode, DirSink, Filesystem, Request};
 use crate::types::*;
 
 /// The file's name.
@@ -55,14 +55,20 @@ impl NullFs {
         }
     }
 
-    fn entry(&self, node: u64) -> Result<Entry> {
+    fn entry(&self, node: u64) -> Result<LookupEntry> {
         let attr = self.attr(node)?;
-        Ok(Entry { node, generation: 0, attr, entry_ttl: self.ttl, attr_ttl: self.ttl })
+        Ok(LookupEntry { node, generation: 0, attr, entry_ttl: self.ttl, attr_ttl: self.ttl })
     }
 }
 
 impl Filesystem for NullFs {
-    fn lookup(&self, _: &Request, _: Mode, parent: u64, name: &[u8]) -> Result<Entry> {
+    fn lookup(
+        &self,
+        _: &Request,
+        _: BlockingMode,
+        parent: u64,
+        name: &[u8],
+    ) -> Result<LookupEntry> {
         match (parent, name) {
             (ROOT_ID, n) if n == FILE_NAME.as_bytes() => self.entry(FILE_ID),
             (_, b"." | b"..") => self.entry(ROOT_ID),
@@ -70,7 +76,13 @@ impl Filesystem for NullFs {
         }
     }
 
-    fn getattr(&self, _: &Request, _: Mode, node: u64, _: Option<u64>) -> Result<(Attr, Duration)> {
+    fn getattr(
+        &self,
+        _: &Request,
+        _: BlockingMode,
+        node: u64,
+        _: Option<u64>,
+    ) -> Result<(Attr, Duration)> {
         Ok((self.attr(node)?, self.ttl))
     }
 
@@ -78,7 +90,7 @@ impl Filesystem for NullFs {
         Ok((self.attr(node)?, self.ttl))
     }
 
-    fn open(&self, _: &Request, _: Mode, node: u64, _: u32) -> Result<Opened> {
+    fn open(&self, _: &Request, _: BlockingMode, node: u64, _: u32) -> Result<Opened> {
         self.attr(node)?;
         Ok(Opened { keep_cache: true, parallel_direct_writes: true, ..Opened::default() })
     }
@@ -90,9 +102,9 @@ impl Filesystem for NullFs {
         _: &[u8],
         _: &NewNode,
         _: u32,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(LookupEntry, Opened)> {
         let node = self.last.fetch_add(1, Relaxed) + 1;
-        let entry = Entry { entry_ttl: FOREVER, attr_ttl: FOREVER, ..self.entry(node)? };
+        let entry = LookupEntry { entry_ttl: FOREVER, attr_ttl: FOREVER, ..self.entry(node)? };
         // What suits a writer of small files: no page cache, no FLUSH at close.
         Ok((entry, Opened { direct_io: true, no_flush: true, ..Opened::default() }))
     }
@@ -101,7 +113,7 @@ impl Filesystem for NullFs {
         Ok(())
     }
 
-    fn read(&self, _: &Request, _: Mode, args: &ReadArgs) -> Result<Data> {
+    fn read(&self, _: &Request, _: BlockingMode, args: &ReadArgs) -> Result<Data> {
         let left = self.attr(args.node)?.size.saturating_sub(args.offset);
         let len = usize::try_from(left.min(u64::from(args.size))).map_err(|_| Errno::EINVAL)?;
         Ok(Buf::zeros(len.min(BUF_SIZE_MAX)).into())
@@ -119,7 +131,7 @@ impl Filesystem for NullFs {
     fn readdir(
         &self,
         _: &Request,
-        _: Mode,
+        _: BlockingMode,
         _: u64,
         _: u64,
         offset: u64,
@@ -135,7 +147,7 @@ impl Filesystem for NullFs {
         Ok(())
     }
 
-    fn statfs(&self, _: &Request, _: Mode, _: u64) -> Result<Statfs> {
+    fn statfs(&self, _: &Request, _: BlockingMode, _: u64) -> Result<Statfs> {
         Ok(Statfs { files: 2, bsize: 128 << 10, frsize: 512, namelen: 255, ..Statfs::default() })
     }
 }

@@ -3,7 +3,7 @@
 //! # Theory
 //! The [receiving threads](crate::receivers) of the process, and the threads of the
 //! transport's own queues, take the session's requests and serve them in place. A message is
-//! parsed once. An operation that takes a [`Mode`] is first tried from memory, and called
+//! parsed once. An operation that takes a [`BlockingMode`] is first tried from memory, and called
 //! again when it would block; the thread that then sleeps is replaced. The inbox is laid out
 //! so that the data of a WRITE begin on a page: they are passed on without a copy, and the
 //! thread takes a new inbox if the file system keeps the data.
@@ -38,7 +38,7 @@ use crate::abi::{Wire, consts};
 use crate::config::{Config, max_pages_limit};
 use crate::dispatch::{Call, Unanswered, run};
 use crate::errno::Errno;
-use crate::fs::{Filesystem, Mode, Negotiated, Request, has_mode};
+use crate::fs::{BlockingMode, Filesystem, Negotiated, Request, has_mode};
 use crate::holders::Holder;
 use crate::inflight::Inflight;
 use crate::latency::CpuLatencyQos;
@@ -566,7 +566,7 @@ impl SessionCore {
     fn serve_call(&self, unanswered: Unanswered<&(dyn Channel + 'static)>, call: Call<'_>) {
         if has_mode(call.opcode) {
             let req = request_of(&call.header);
-            let outcome = run(&*self.fs, &req, call.clone(), Mode::NonBlocking);
+            let outcome = run(&*self.fs, &req, call.clone(), BlockingMode::NonBlocking);
             if !matches!(outcome, Err(Errno::WOULD_BLOCK)) {
                 return unanswered.answer(&*self.fs, &req, outcome);
             }
@@ -602,7 +602,7 @@ impl SessionCore {
     {
         let cancel = self.inflight.begin(call.header.unique);
         let req = Request { cancel: Some(cancel), ..request_of(&call.header) };
-        let outcome = run(&*self.fs, &req, call, Mode::Blocking);
+        let outcome = run(&*self.fs, &req, call, BlockingMode::Blocking);
         unanswered.answer(&*self.fs, &req, outcome);
         self.inflight.end(req.unique);
     }

@@ -86,7 +86,7 @@ impl Timestamp {
 /// Each entry given to the kernel counts one lookup of `node`, which a later
 /// forget takes back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct LookupEntry {
     /// The node's id; 0 says "no such name, and you may remember that".
     pub node: u64,
     /// Tells apart successive uses of one id.
@@ -99,11 +99,11 @@ pub struct Entry {
     pub attr_ttl: Duration,
 }
 
-impl Entry {
+impl LookupEntry {
     /// "No such name", to be remembered for `ttl`.
-    pub fn negative(ttl: Duration) -> Entry {
+    pub fn negative(ttl: Duration) -> LookupEntry {
         let attr = Attr::default();
-        Entry { node: 0, generation: 0, attr, entry_ttl: ttl, attr_ttl: Duration::ZERO }
+        LookupEntry { node: 0, generation: 0, attr, entry_ttl: ttl, attr_ttl: Duration::ZERO }
     }
 
     pub(crate) fn to_wire(self) -> EntryOut {

@@ -1,35 +1,36 @@
-//! A file's flags and project, as `lsattr`, `chattr` and `xfs_io` ask for them by ioctl.
+//! A file's flags and project for `lsattr`, `chattr` and `xfs_io`, by ioctl.
 //!
 //! # Theory
 //! The kernel turns `FS_IOC_GETFLAGS`, `FS_IOC_SETFLAGS`, `FS_IOC_FSGETXATTR` and
-//! `FS_IOC_FSSETXATTR` of a file or directory into ioctl requests of their fixed sizes. Four
-//! flags exist in ZFS (chapter 06 §5): immutable, append only, no dump, inherit the project. Others
-//! are refused, `noatime` among them, for which ZFS has a property only.
+//! `FS_IOC_FSSETXATTR` of a file or directory into ioctl requests of fixed sizes. Four flags
+//! exist in ZFS (chapter 06 §5): immutable, append only, no dump, inherit the project. Others
+//! are refused; one of them is `noatime`, which is a property in ZFS.
 //!
-//! # Who may
-//! Since Linux 5.13 the kernel checks before it asks: the caller owns the file or has
-//! `CAP_FOWNER`, and has `CAP_LINUX_IMMUTABLE` where the first two flags change. A kernel that
-//! cannot be told from an older one (protocol before 7.34) is not trusted with that: the
-//! owner or root alone may change flags and project, and root alone those two. Capabilities
-//! of the caller are not looked up: in `/proc` they may be another process's by then.
+//! # Permissions
+//! Since Linux 5.13 the kernel checks permissions before it sends the request: the caller owns
+//! the file or has `CAP_FOWNER`, and has `CAP_LINUX_IMMUTABLE` if one of the first two flags
+//! changes. A kernel that may be older (protocol before 7.34) is not trusted with that: only
+//! the owner or root may change flags and project, and only root the first two flags. The
+//! caller's capabilities are not read from `/proc`, because its process id may be another
+//! process's by then.
 
 use cenote::files::{Attrs, Caller, SetAttrs};
 use cenote::inspect::ondisk::znode::{ZFS_APPENDONLY, ZFS_IMMUTABLE, ZFS_NODUMP, ZFS_PROJINHERIT};
 use fuse::{Data, Errno, IoctlArgs, Request};
 
 use super::io;
-use super::node::Node;
+use super::node::NodeTarget;
 use super::write::stale;
-use super::zfs::{Answer, ZfsMount};
+use super::zfs::{FsResult, ZfsMount};
 
-/// The commands, of `linux/fs.h`.
+/// The ioctl commands, of `linux/fs.h`.
 const GET_FLAGS: u32 = 0x8008_6601;
 const SET_FLAGS: u32 = 0x4008_6602;
 const GET_FSX: u32 = 0x801c_581f;
 const SET_FSX: u32 = 0x401c_5820;
 /// Bytes of `struct fsxattr`.
 const FSX_SIZE: usize = 28;
-/// What is ZFS's, `FS_*_FL`'s and `FS_XFLAG_*`'s.
+/// Each flag in ZFS's, `FS_*_FL`'s and `FS_XFLAG_*`'s encoding.
 const FLAGS: [(u64, u32, u32); 4] = [
     (ZFS_IMMUTABLE, 0x10, 0x8),
     (ZFS_APPENDONLY, 0x20, 0x10),
@@ -37,37 +38,39 @@ const FLAGS: [(u64, u32, u32); 4] = [
     (ZFS_PROJINHERIT, 0x2000_0000, 0x200),
 ];
 
-/// One of the two sets of numbers that the kernel has for flags.
-type Form = fn(&(u64, u32, u32)) -> u32;
+/// Selects one of the kernel's two encodings of flags.
+type FlagEncoding = fn(&(u64, u32, u32)) -> u32;
 
-fn shown(pflags: u64, form: Form) -> u32 {
+fn shown(pflags: u64, form: FlagEncoding) -> u32 {
     FLAGS.iter().filter(|f| pflags & f.0 != 0).fold(0, |all, f| all | form(f))
 }
 
-/// ZFS's flags once those asked for are set, and the others of the four are not.
-fn wanted(old: u64, asked: u32, form: Form) -> Answer<u64> {
+/// ZFS's flags after a request that sets these of the four and clears the others.
+fn updated_flags(old: u64, requested: u32, form: FlagEncoding) -> FsResult<u64> {
     let known = FLAGS.iter().fold(0, |all, f| all | form(f));
-    if asked & !known != 0 {
+    if requested & !known != 0 {
         return Err(Errno::EOPNOTSUPP);
     }
     let ours = FLAGS.iter().fold(0, |all, f| all | f.0);
-    let on = FLAGS.iter().filter(|f| asked & form(f) != 0).fold(0, |all, f| all | f.0);
+    let on = FLAGS.iter().filter(|f| requested & form(f) != 0).fold(0, |all, f| all | f.0);
     Ok(old & !ours | on)
 }
 
-fn word(input: &[u8], at: usize) -> Answer<u32> {
+fn word(input: &[u8], at: usize) -> FsResult<u32> {
     let bytes = input.get(at..).and_then(|rest| rest.first_chunk::<4>());
     bytes.map(|b| u32::from_ne_bytes(*b)).ok_or(Errno::EINVAL)
 }
 
 impl ZfsMount {
     /// Serves an ioctl; `ENOTTY` for others than the four.
-    pub(super) fn control(&self, req: &Request, args: &IoctlArgs<'_>) -> Answer<(i32, Data)> {
+    pub(super) fn control(&self, req: &Request, args: &IoctlArgs<'_>) -> FsResult<(i32, Data)> {
         if ![GET_FLAGS, SET_FLAGS, GET_FSX, SET_FSX].contains(&args.cmd) {
             return Err(Errno::ENOTTY);
         }
-        let Node::Object(space, id) = self.node(args.node)? else { return Err(Errno::ENOTTY) };
-        let now = self.space(space)?.attrs(id, io(fuse::Mode::Blocking)).map_err(stale)?;
+        let NodeTarget::Object(space, id) = self.node(args.node)? else {
+            return Err(Errno::ENOTTY);
+        };
+        let now = self.space(space)?.attrs(id, io(fuse::BlockingMode::Blocking)).map_err(stale)?;
         match args.cmd {
             GET_FLAGS => {
                 let bytes = shown(now.pflags, |f| f.1).to_ne_bytes();
@@ -76,17 +79,17 @@ impl ZfsMount {
             GET_FSX => {
                 let mut out = [0; FSX_SIZE];
                 out[..4].copy_from_slice(&shown(now.pflags, |f| f.2).to_ne_bytes());
-                // Projects have 32 bits; a disk may say otherwise.
+                // Projects have 32 bits, but a damaged disk may have more.
                 let project = u32::try_from(now.project).unwrap_or(u32::MAX);
                 out[12..16].copy_from_slice(&project.to_ne_bytes());
                 Ok((0, Data::copy_of(&out)))
             }
             SET_FLAGS => {
-                let flags = wanted(now.pflags, word(args.input, 0)?, |f| f.1)?;
+                let flags = updated_flags(now.pflags, word(args.input, 0)?, |f| f.1)?;
                 self.set_flags(req, args.node, &now, flags, None)
             }
             _ => {
-                let flags = wanted(now.pflags, word(args.input, 0)?, |f| f.2)?;
+                let flags = updated_flags(now.pflags, word(args.input, 0)?, |f| f.2)?;
                 let (extent, cow) = (word(args.input, 4)?, word(args.input, 16)?);
                 if extent != 0 || cow != 0 {
                     return Err(Errno::EOPNOTSUPP);
@@ -105,7 +108,7 @@ impl ZfsMount {
         now: &Attrs,
         flags: u64,
         project: Option<u32>,
-    ) -> Answer<(i32, Data)> {
+    ) -> FsResult<(i32, Data)> {
         let id = self.changeable(node)?;
         if !self.kernel_checks_flags() && req.uid != 0 && req.uid != now.uid {
             return Err(Errno::EPERM);
@@ -126,18 +129,18 @@ mod tests {
     #[test]
     fn flags_are_mapped_both_ways_and_others_refused() {
         let other = 0x8_0000_0000;
-        for form in [(|f| f.1) as Form, |f| f.2] {
+        for form in [(|f| f.1) as FlagEncoding, |f| f.2] {
             for f in FLAGS {
-                let set = wanted(other, form(&f), form).unwrap();
+                let set = updated_flags(other, form(&f), form).unwrap();
                 assert_eq!(set, other | f.0);
                 assert_eq!(shown(set, form), form(&f));
-                assert_eq!(wanted(set, 0, form), Ok(other));
+                assert_eq!(updated_flags(set, 0, form), Ok(other));
             }
         }
         // FS_NOATIME_FL, FS_XFLAG_NOATIME, FS_COMPR_FL.
-        assert_eq!(wanted(0, 0x80, |f| f.1), Err(Errno::EOPNOTSUPP));
-        assert_eq!(wanted(0, 0x40, |f| f.2), Err(Errno::EOPNOTSUPP));
-        assert_eq!(wanted(0, 0x4, |f| f.1), Err(Errno::EOPNOTSUPP));
+        assert_eq!(updated_flags(0, 0x80, |f| f.1), Err(Errno::EOPNOTSUPP));
+        assert_eq!(updated_flags(0, 0x40, |f| f.2), Err(Errno::EOPNOTSUPP));
+        assert_eq!(updated_flags(0, 0x4, |f| f.1), Err(Errno::EOPNOTSUPP));
     }
 
     #[test]

@@ -1,14 +1,12 @@
-//! The kstats as a directory that looks like `/proc/spl/kstat/zfs`, mounted below
-//! the runtime directory, so that tools which read files find them there:
-//! `node_exporter --path.procfs=$RUNTIME/proc`.
+//! The kstats as a directory in the layout of `/proc/spl/kstat/zfs`, mounted below the runtime
+//! directory, for tools that read files: `node_exporter --path.procfs=$RUNTIME/proc`.
 //!
 //! # Theory
-//! As in procfs, a file seems empty until it is opened; the text is made then and
-//! stays that of the open file. Nothing is kept while nobody reads but the
-//! numbers of the nodes that the kernel knows.
+//! As in procfs, a file has size 0 until it is opened. Its text is made at the open and stays
+//! the same for that handle. While no file is open, only the ids of the nodes that the kernel
+//! knows are kept.
 //!
-//! Lock order: `Nodes` and `open` are leaf locks; the registry is not called under
-//! them.
+//! Lock order: `KstatNodes` and `open` are leaf locks; the registry is not called under them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -20,28 +18,28 @@ use base::rt::{Mutex, RwLock};
 use base::{Buf, BufMut, Error, Result};
 use cenote::kstat::{Node, Registry, text};
 use fuse::{
-    Attr, Config, Data, DirSink, Entry, Errno, Filesystem, Mode, Opened, ROOT_ID, ReadArgs,
-    ReleaseArgs, Request, Session, Statfs, Timestamp, UnmountOptions,
+    Attr, BlockingMode, Config, Data, DirSink, Errno, Filesystem, LookupEntry, Opened, ROOT_ID,
+    ReadArgs, ReleaseArgs, Request, Session, Statfs, Timestamp, UnmountOptions,
 };
 use rustix::process::{getegid, geteuid};
 
-/// Turns the directory off when it says `off`.
+use super::zfs::FsResult;
+
+/// Disables the directory if its value is `off`.
 const ENV: &str = "CENOTE_KSTAT";
-/// Files open at once.
+/// Files open at one time.
 const OPEN_MAX: usize = 4096;
-/// Names are asked for again each time: they come and go with pools.
+/// Names are not cached, because they change with the imported pools.
 const TTL: Duration = Duration::ZERO;
 
-type Answer<T> = std::result::Result<T, Errno>;
-
-/// Paths by number and back. A number is not used again.
-struct Nodes {
+/// Paths by node id and back. An id is not reused.
+struct KstatNodes {
     paths: HashMap<u64, String>,
     ids: HashMap<String, u64>,
     next: u64,
 }
 
-impl Nodes {
+impl KstatNodes {
     fn id(&mut self, path: &str) -> u64 {
         if path.is_empty() {
             return ROOT_ID;
@@ -63,7 +61,7 @@ impl Nodes {
 
 struct KstatFs {
     registry: Arc<Registry>,
-    nodes: RwLock<Nodes>,
+    nodes: RwLock<KstatNodes>,
     open: Mutex<BTreeMap<u64, Buf>>,
     handles: AtomicU64,
     since: Timestamp,
@@ -74,7 +72,7 @@ impl KstatFs {
         let now = base::rt::wall_clock();
         KstatFs {
             registry,
-            nodes: RwLock::new(Nodes {
+            nodes: RwLock::new(KstatNodes {
                 paths: HashMap::new(),
                 ids: HashMap::new(),
                 next: ROOT_ID + 1,
@@ -85,8 +83,8 @@ impl KstatFs {
         }
     }
 
-    /// The path of a node, if there still is something.
-    fn path(&self, id: u64) -> Answer<(String, Node)> {
+    /// The path of a node, if it still exists.
+    fn path(&self, id: u64) -> FsResult<(String, Node)> {
         let path = self.nodes.read().path(id).ok_or(Errno::ESTALE)?;
         let node = self.registry.node(&path).ok_or(Errno::ENOENT)?;
         Ok((path, node))
@@ -118,7 +116,7 @@ fn parent(path: &str) -> &str {
     path.rsplit_once('/').map_or("", |(dir, _)| dir)
 }
 
-/// The bytes as a buffer of the transport's.
+/// The bytes in a buffer of the transport.
 fn buffer(bytes: &[u8]) -> Buf {
     let mut buf = BufMut::alloc(bytes.len());
     buf.copy_from_slice(bytes);
@@ -126,7 +124,7 @@ fn buffer(bytes: &[u8]) -> Buf {
 }
 
 impl Filesystem for KstatFs {
-    fn lookup(&self, _: &Request, _: Mode, dir: u64, name: &[u8]) -> Answer<Entry> {
+    fn lookup(&self, _: &Request, _: BlockingMode, dir: u64, name: &[u8]) -> FsResult<LookupEntry> {
         let (path, node) = self.path(dir)?;
         if node != Node::Dir {
             return Err(Errno::ENOTDIR);
@@ -136,17 +134,17 @@ impl Filesystem for KstatFs {
             b".." => parent(&path).to_owned(),
             name => match std::str::from_utf8(name) {
                 Ok(name) => joined(&path, name),
-                Err(_) => return Ok(Entry::negative(TTL)),
+                Err(_) => return Ok(LookupEntry::negative(TTL)),
             },
         };
-        let Some(node) = self.registry.node(&found) else { return Ok(Entry::negative(TTL)) };
+        let Some(node) = self.registry.node(&found) else { return Ok(LookupEntry::negative(TTL)) };
         let id = self.nodes.write().id(&found);
         let attr = self.attr(id, node);
-        Ok(Entry { node: id, generation: 0, attr, entry_ttl: TTL, attr_ttl: TTL })
+        Ok(LookupEntry { node: id, generation: 0, attr, entry_ttl: TTL, attr_ttl: TTL })
     }
 
     fn forget(&self, id: u64, _: u64) {
-        // A path that is still there keeps its number.
+        // A path that still exists keeps its id.
         if matches!(self.path(id), Err(e) if e == Errno::ENOENT) {
             let mut nodes = self.nodes.write();
             if let Some(path) = nodes.paths.remove(&id) {
@@ -155,12 +153,18 @@ impl Filesystem for KstatFs {
         }
     }
 
-    fn getattr(&self, _: &Request, _: Mode, id: u64, _: Option<u64>) -> Answer<(Attr, Duration)> {
+    fn getattr(
+        &self,
+        _: &Request,
+        _: BlockingMode,
+        id: u64,
+        _: Option<u64>,
+    ) -> FsResult<(Attr, Duration)> {
         let (_, node) = self.path(id)?;
         Ok((self.attr(id, node), TTL))
     }
 
-    fn open(&self, _: &Request, _: Mode, id: u64, _: u32) -> Answer<Opened> {
+    fn open(&self, _: &Request, _: BlockingMode, id: u64, _: u32) -> FsResult<Opened> {
         let (path, node) = self.path(id)?;
         if node == Node::Dir {
             return Err(Errno::EISDIR);
@@ -176,7 +180,7 @@ impl Filesystem for KstatFs {
         Ok(Opened { direct_io: true, no_flush: true, ..Opened::new(handle) })
     }
 
-    fn read(&self, _: &Request, _: Mode, args: &ReadArgs) -> Answer<Data> {
+    fn read(&self, _: &Request, _: BlockingMode, args: &ReadArgs) -> FsResult<Data> {
         let open = self.open.lock();
         let bytes = open.get(&args.handle).ok_or(Errno::EBADF)?;
         let from = usize::try_from(args.offset).unwrap_or(usize::MAX).min(bytes.len());
@@ -185,7 +189,7 @@ impl Filesystem for KstatFs {
         Ok(bytes.slice(from..end).into())
     }
 
-    fn release(&self, _: &Request, args: &ReleaseArgs) -> Answer<()> {
+    fn release(&self, _: &Request, args: &ReleaseArgs) -> FsResult<()> {
         self.open.lock().remove(&args.handle);
         Ok(())
     }
@@ -193,12 +197,12 @@ impl Filesystem for KstatFs {
     fn readdir(
         &self,
         _: &Request,
-        _: Mode,
+        _: BlockingMode,
         id: u64,
         _: u64,
         offset: u64,
         sink: &mut DirSink,
-    ) -> Answer<()> {
+    ) -> FsResult<()> {
         let (path, node) = self.path(id)?;
         if node != Node::Dir {
             return Err(Errno::ENOTDIR);
@@ -218,11 +222,11 @@ impl Filesystem for KstatFs {
         Ok(())
     }
 
-    fn statfs(&self, _: &Request, _: Mode, _: u64) -> Answer<Statfs> {
+    fn statfs(&self, _: &Request, _: BlockingMode, _: u64) -> FsResult<Statfs> {
         Ok(Statfs { bsize: 4096, frsize: 4096, namelen: 255, ..Statfs::default() })
     }
 
-    fn listxattr(&self, _: &Request, _: Mode, _: u64, _: u32) -> Answer<Data> {
+    fn listxattr(&self, _: &Request, _: BlockingMode, _: u64, _: u32) -> FsResult<Data> {
         Ok(Data::empty())
     }
 }
@@ -234,9 +238,9 @@ pub struct KstatMount {
     runtime: PathBuf,
 }
 
-/// Others may pass through the directories that lead to the mount; what else lies
-/// in the runtime directory has its own mode.
-fn let_others_pass(runtime: &Path) -> std::io::Result<()> {
+/// Lets other users pass through the directories that lead to the mount; other files in the
+/// runtime directory have modes of their own.
+fn allow_traversal(runtime: &Path) -> std::io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
     let mode = std::fs::metadata(runtime)?.permissions().mode();
     std::fs::set_permissions(runtime, std::fs::Permissions::from_mode(mode & 0o7777 | 0o011))
@@ -263,18 +267,18 @@ impl KstatMount {
         let config = Config { export: false, ..Config::default() };
         let session = Session::mount(fs, &dir, &options, &config)?;
         if geteuid().is_root() {
-            let_others_pass(runtime)
+            allow_traversal(runtime)
                 .map_err(|e| Error::io("cannot open the runtime directory to others", e))?;
         }
         Ok(Some(KstatMount { session, dir, runtime: runtime.to_owned() }))
     }
 
-    /// Where it is.
+    /// The mountpoint.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Ends the mount; who has a file of it open keeps that.
+    /// Ends the mount; open files of it stay usable.
     pub fn end(self) {
         if self.session.unmount(UnmountOptions { lazy: true, force: false }).is_ok() {
             let ours = |d: &&Path| d.starts_with(&self.runtime) && **d != self.runtime;
@@ -300,37 +304,37 @@ mod tests {
 
     fn read(fs: &KstatFs, handle: u64, offset: u64, size: u32) -> Vec<u8> {
         let args = ReadArgs { node: 0, handle, offset, size, flags: 0, lock_owner: None };
-        let data = fs.read(&Request::default(), Mode::Blocking, &args).unwrap();
+        let data = fs.read(&Request::default(), BlockingMode::Blocking, &args).unwrap();
         data.bufs().iter().flat_map(|b| b.to_vec()).collect()
     }
 
     #[test]
-    fn an_open_file_keeps_its_text_and_a_pool_goes() {
+    fn an_open_file_keeps_its_text_and_a_pool_is_removed() {
         let (fs, owner) = fs();
         let req = Request::default();
-        let tank = fs.lookup(&req, Mode::Blocking, ROOT_ID, b"tank").unwrap();
+        let tank = fs.lookup(&req, BlockingMode::Blocking, ROOT_ID, b"tank").unwrap();
         assert_eq!(tank.attr.mode, 0o040_555);
-        let file = fs.lookup(&req, Mode::Blocking, tank.node, b"objset-0x1").unwrap();
+        let file = fs.lookup(&req, BlockingMode::Blocking, tank.node, b"objset-0x1").unwrap();
         assert_eq!((file.attr.mode, file.attr.size), (0o100_444, 0));
-        let up = fs.lookup(&req, Mode::Blocking, tank.node, b"..").unwrap();
+        let up = fs.lookup(&req, BlockingMode::Blocking, tank.node, b"..").unwrap();
         assert_eq!(up.node, ROOT_ID);
-        let opened = fs.open(&req, Mode::Blocking, file.node, 0).unwrap();
+        let opened = fs.open(&req, BlockingMode::Blocking, file.node, 0).unwrap();
         assert!(opened.direct_io);
         drop(owner);
         let text = String::from_utf8(read(&fs, opened.handle, 0, 4096)).unwrap();
         assert!(text.ends_with("reads                           4    7\n"), "{text}");
         assert_eq!(read(&fs, opened.handle, text.len() as u64 - 2, 4096), b"7\n");
         assert!(read(&fs, opened.handle, u64::MAX, 4096).is_empty());
-        let gone = fs.open(&req, Mode::Blocking, file.node, 0).unwrap_err();
+        let gone = fs.open(&req, BlockingMode::Blocking, file.node, 0).unwrap_err();
         assert_eq!(gone, Errno::ENOENT);
         let args = ReleaseArgs { node: 0, handle: opened.handle, flags: 0, flock_unlock: None };
         fs.release(&req, &args).unwrap();
         assert!(fs.open.lock().is_empty());
-        // What the kernel forgets and nobody has any more, we forget.
+        // A node that the kernel forgets and that is gone is forgotten here, too.
         fs.forget(file.node, 1);
         fs.forget(tank.node, 1);
         fs.forget(ROOT_ID, 1);
         assert!(fs.nodes.read().paths.is_empty() && fs.nodes.read().ids.is_empty());
-        assert_eq!(fs.lookup(&req, Mode::Blocking, ROOT_ID, b"\xff").unwrap().node, 0);
+        assert_eq!(fs.lookup(&req, BlockingMode::Blocking, ROOT_ID, b"\xff").unwrap().node, 0);
     }
 }

@@ -1,25 +1,24 @@
 //! File systems and volumes through FUSE.
 //!
-//! A dataset is one mount, served by `zfs::ZfsMount`; an ordinary user's datasets below
-//! each other are one mount together (`tree`, `member`). The volumes of all pools
-//! are files of one more mount below the runtime directory ([`volumes`]), and the
-//! kstats those of another ([`kstats`]).
+//! A dataset is one mount, served by `zfs::ZfsMount`; an ordinary user's nested datasets are
+//! one mount together (`tree`, `member`). The volumes of all pools are files of one more mount
+//! below the runtime directory ([`volumes`]), and the kstats those of another ([`kstats`]).
 //!
-//! The owner of mounts (the daemon, a bench) asks for one through [`Mounter`] and sees it
-//! as a [`MountedFs`].
+//! The owner of mounts (the daemon, a bench) makes them through [`Mounter`] and uses each as a
+//! [`MountedFs`].
 //!
 //! # What it must not know
-//! The protocol, the daemon, its table of mounts and the properties that say where a
-//! dataset belongs: what holds for a mount comes as [`MountOptions`].
+//! The protocol, the daemon, its table of mounts and the properties that determine a dataset's
+//! mountpoint: the options of a mount come as [`MountOptions`].
 
 mod flags;
-mod gone;
 pub mod kstats;
 mod member;
 mod mounted;
 mod node;
 mod ops;
 mod pages;
+mod removed_dirs;
 mod tree;
 mod tree_ops;
 pub mod volumes;
@@ -42,13 +41,13 @@ use fuse::{
 };
 use rustix::process::geteuid;
 
-pub use mounted::{Left, MountOptions, MountedFs, Mounter};
+pub use mounted::{MountOptions, MountedFs, Mounter, UnmountOutcome};
 
-/// The engine's word for a FUSE operation's mode.
-fn io(mode: fuse::Mode) -> Io {
+/// The engine's I/O mode for a FUSE operation's mode.
+fn io(mode: fuse::BlockingMode) -> Io {
     match mode {
-        fuse::Mode::NonBlocking => Io::MEMORY,
-        fuse::Mode::Blocking => Io::WAIT,
+        fuse::BlockingMode::NonBlocking => Io::MEMORY,
+        fuse::BlockingMode::Blocking => Io::WAIT,
     }
 }
 
@@ -57,18 +56,18 @@ fn io(mode: fuse::Mode) -> Io {
 pub struct FuseMounter {
     /// Made by the first mount with `keepawake`.
     latency_qos: Mutex<Option<Arc<CpuLatencyQos>>>,
-    /// Mounts that others can become members of.
+    /// Mounts that datasets can become members of.
     trees: Mutex<Vec<Weak<FuseMount>>>,
 }
 
 impl FuseMounter {
-    /// The mount that a directory lies inside of, if it is one of those.
-    fn around(&self, at: &Path) -> Option<Arc<FuseMount>> {
+    /// The mount that contains a directory, if it is one of ours.
+    fn mount_containing(&self, at: &Path) -> Option<Arc<FuseMount>> {
         let mut trees = self.trees.lock();
         trees.retain(|tree| tree.strong_count() > 0);
         let alive: Vec<_> = trees.iter().filter_map(Weak::upgrade).collect();
         drop(trees);
-        alive.into_iter().find(|tree| tree.is_around(at))
+        alive.into_iter().find(|tree| tree.contains(at))
     }
 
     /// The latency limit that all mounts with `keepawake` share.
@@ -88,10 +87,10 @@ impl Mounter for FuseMounter {
         mountpoint: &Path,
         options: &MountOptions,
     ) -> Result<Arc<dyn MountedFs>> {
-        // As an ordinary user `fusermount3` cannot enter a mount of ours.
+        // An ordinary user's `fusermount3` cannot enter a mount of ours.
         let nests = !geteuid().is_root();
         let real = std::fs::canonicalize(mountpoint).unwrap_or_else(|_| mountpoint.to_owned());
-        if nests && let Some(host) = self.around(&real) {
+        if nests && let Some(host) = self.mount_containing(&real) {
             return Ok(Arc::new(member::MemberMount::new(host, dataset, &real, options)?));
         }
         let fs = Arc::new(zfs::ZfsMount::new(dataset, options)?);
@@ -105,13 +104,13 @@ impl Mounter for FuseMounter {
             posix_acl: options.posix_acl,
             max_readahead: READ_AHEAD,
             killpriv_v2: fs.writable,
-            // The kernel truncates by itself once a file is open: only it knows whether the
-            // file is a program that runs (`ETXTBSY`).
+            // The kernel truncates by itself once a file is open: only the kernel knows whether
+            // the file is a running program (`ETXTBSY`).
             atomic_o_trunc: false,
-            // Below a default ACL no umask applies.
+            // The umask does not apply below a default ACL.
             dont_mask: fs.writable,
             latency_qos: options.keep_awake.then(|| self.latency_qos()).transpose()?,
-            // A caller that meets a suspended pool waits, whatever the call.
+            // Every call on a suspended pool waits.
             on_request: cenote::wait_for_resume,
             ..Config::default()
         };
@@ -119,7 +118,8 @@ impl Mounter for FuseMounter {
             true => &UringTransport::default(),
             false => &DevTransport,
         };
-        let tree = nests.then(|| Arc::new(tree::Tree::new(Arc::clone(&fs), options.posix_acl)));
+        let tree =
+            nests.then(|| Arc::new(tree::MountTree::new(Arc::clone(&fs), options.posix_acl)));
         let served: Arc<dyn Filesystem> = match &tree {
             Some(tree) => Arc::clone(tree) as _,
             None => Arc::clone(&fs) as _,
@@ -139,11 +139,11 @@ impl Mounter for FuseMounter {
     }
 }
 
-/// What the kernel reads ahead of a sequential reader, bytes: enough requests at
-/// once to keep the device's queue filled.
+/// The kernel's read-ahead for a sequential reader, bytes: enough concurrent requests to keep
+/// the device's queue filled.
 const READ_AHEAD: u32 = 4 << 20;
 
-/// A mount of files that nobody changes.
+/// Options of a mount whose files are read-only.
 fn shown_options(name: &str) -> fuse::MountOptions {
     fuse::MountOptions {
         fsname: name.to_owned(),
@@ -155,7 +155,7 @@ fn shown_options(name: &str) -> fuse::MountOptions {
     }
 }
 
-/// For all users if the daemon is root's.
+/// Options of a dataset's mount; all users may access it if the daemon is root's.
 fn mount_options(name: &str, options: &MountOptions, writable: bool) -> fuse::MountOptions {
     fuse::MountOptions {
         fsname: name.to_owned(),
@@ -170,42 +170,42 @@ fn mount_options(name: &str, options: &MountOptions, writable: bool) -> fuse::Mo
     }
 }
 
-/// How long the kernel may take to let go of what was unmounted.
-const LETS_GO: Duration = Duration::from_secs(10);
-/// The same, before it is made to, or where others may hold it that cannot be seen.
-const LETS_GO_SOON: Duration = Duration::from_millis(500);
+/// How long the kernel may take to release an unmounted file system.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
+/// The same before it is ended by force, or if holders may exist that cannot be found.
+const SHORT_RELEASE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A mount that a session serves.
 struct FuseMount {
     session: Session,
     fs: Arc<zfs::ZfsMount>,
-    /// With other datasets, of which `fs` is the topmost.
-    tree: Option<Arc<tree::Tree>>,
+    /// With the other datasets of the mount, of which `fs` is the topmost.
+    tree: Option<Arc<tree::MountTree>>,
     name: String,
-    /// The options that hold.
+    /// The options in effect.
     now: Mutex<MountOptions>,
-    /// What can be mounted again, of one that other namespaces hold.
+    /// What is needed to mount a held file system again.
     kept: Mutex<Option<Kept>>,
 }
 
-/// The pool that a dataset's name begins with.
+/// The pool of a dataset, by its name.
 fn pool_of(name: &str) -> &str {
     name.split('/').next().unwrap_or(name)
 }
 
 impl FuseMount {
-    /// Whether a directory, which exists, lies inside of this mount.
-    fn is_around(&self, at: &Path) -> bool {
+    /// Whether an existing directory is inside this mount.
+    fn contains(&self, at: &Path) -> bool {
         let device = |path: &Path| std::fs::symlink_metadata(path).ok().map(|m| m.dev());
         let inside = |own: &PathBuf| at.starts_with(own) && at != own;
         self.is_alive()
             && self.session.mount_point().filter(inside).is_some_and(|own| {
-                // Neither below another mount that covers this one, or a part of it.
+                // It must not be below another mount that covers this one or a part of it.
                 device(&own).is_some() && device(&own) == device(at)
             })
     }
 
-    /// Where it shows beside its own mount point, a line for each.
+    /// Where it is visible besides its own mountpoint, a line for each process.
     fn shown(&self) -> Vec<String> {
         let bound = self.session.elsewhere().into_iter().map(|at| format!("at {}", at.display()));
         let held = self.session.holders().into_iter().map(|h| {
@@ -215,39 +215,39 @@ impl FuseMount {
         bound.chain(held).collect()
     }
 
-    /// It was unmounted here.
-    fn left(&self, kept: Option<Kept>) -> Left {
+    /// The outcome after it was unmounted here.
+    fn left(&self, kept: Option<Kept>) -> UnmountOutcome {
         if !self.shown().is_empty() {
             *self.kept.lock() = kept;
-            return Left::Held;
+            return UnmountOutcome::Held;
         }
         drop(kept);
-        // Root would see whoever holds it.
-        let patience = if geteuid().is_root() { LETS_GO } else { LETS_GO_SOON };
-        if !self.session.ends_within(patience) {
-            return Left::Held;
+        // Root can find every holder.
+        let timeout = if geteuid().is_root() { RELEASE_TIMEOUT } else { SHORT_RELEASE_TIMEOUT };
+        if !self.session.ends_within(timeout) {
+            return UnmountOutcome::Held;
         }
         self.session.join();
-        Left::Nothing
+        UnmountOutcome::Ended
     }
 
-    /// Ends it, wherever it shows.
-    fn end(&self) -> Result<Left> {
+    /// Ends it in every namespace.
+    fn end(&self) -> Result<UnmountOutcome> {
         *self.kept.lock() = None;
-        if !self.session.ends_within(LETS_GO_SOON) {
+        if !self.session.ends_within(SHORT_RELEASE_TIMEOUT) {
             self.session.cut();
-            if !self.session.ends_within(LETS_GO) {
+            if !self.session.ends_within(RELEASE_TIMEOUT) {
                 let text = "its directory is free, but the kernel still holds on to it";
                 return Err(Error::invalid(text));
             }
         }
         self.session.join();
-        Ok(Left::Nothing)
+        Ok(UnmountOutcome::Ended)
     }
 }
 
 impl MountedFs for FuseMount {
-    fn unmount(&self, force: bool) -> Result<Left> {
+    fn unmount(&self, force: bool) -> Result<UnmountOutcome> {
         let root = geteuid().is_root();
         if !force && self.tree.as_ref().is_some_and(|tree| tree.has_members()) {
             return Err(Error::busy("other datasets are mounted in it"));
@@ -259,12 +259,12 @@ impl MountedFs for FuseMount {
             Err(e) if force && e.kind() == ErrorKind::NotFound => self.end(),
             Err(e) if force && e.kind() == ErrorKind::Busy => {
                 self.session.unmount(UnmountOptions { lazy: true, force: root })?;
-                // Aborting, which only root may, ends the session at once; else it
-                // ends when its last user is gone, or what its pool waits for is there.
+                // Only root may abort the connection, which ends the session at once. Without
+                // that it ends when its last user does, or when its pool has what it waits for.
                 if root && !self.fs.is_suspended() {
                     self.session.join();
                 }
-                Ok(Left::Nothing)
+                Ok(UnmountOutcome::Ended)
             }
             Err(e) => Err(e),
         }
@@ -303,7 +303,7 @@ impl MountedFs for FuseMount {
         true
     }
 
-    fn cut(&self) {
+    fn abort(&self) {
         self.session.cut();
     }
 
@@ -317,7 +317,7 @@ impl MountedFs for FuseMount {
             return Ok(false);
         }
         let flags = |o: &MountOptions| match self.tree {
-            // The kernel has no say in the rest.
+            // The kernel does not handle the other options.
             Some(_) => (false, false, false, false, o.noexec),
             None => (o.read_only, o.noatime, o.nosuid, o.nodev, o.noexec),
         };

@@ -1,4 +1,5 @@
-//! A dataset inside the mount of another: a mount in everything but the kernel's table.
+//! A dataset inside the mount of another: it has no entry in the kernel's table of mounts, but
+//! is one for the user.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -8,27 +9,27 @@ use base::rt::Mutex;
 use base::{Error, Result};
 use cenote::Dataset;
 
-use super::tree::{Member, Tree};
+use super::tree::{Member, MountTree};
 use super::zfs::ZfsMount;
-use super::{FuseMount, LETS_GO, pool_of};
-use crate::{Left, MountOptions, MountedFs};
+use super::{FuseMount, RELEASE_TIMEOUT, pool_of};
+use crate::{MountOptions, MountedFs, UnmountOutcome};
 
 /// A member of a tree.
 pub(super) struct MemberMount {
     host: Arc<FuseMount>,
-    tree: Arc<Tree>,
+    tree: Arc<MountTree>,
     member: Arc<Member>,
     fs: Arc<ZfsMount>,
     at: PathBuf,
-    /// The options that hold.
+    /// The options in effect.
     now: Mutex<MountOptions>,
 }
 
 impl MemberMount {
-    /// Shows a dataset at a directory inside of `host`.
+    /// Shows a dataset at a directory inside `host`.
     ///
     /// # Errors
-    /// It is another pool's mount; the dataset cannot be opened; those of [`Tree::add`].
+    /// The mount is another pool's; the dataset cannot be opened; those of [`MountTree::add`].
     pub(super) fn new(
         host: Arc<FuseMount>,
         dataset: &Dataset,
@@ -47,7 +48,7 @@ impl MemberMount {
             );
             return Err(Error::permission(text));
         }
-        // What the kernel was told of the topmost dataset holds for all.
+        // ACL support as negotiated for the topmost dataset applies to all members.
         let options = MountOptions { posix_acl: options.posix_acl && tree.acls, ..options.clone() };
         let fs = Arc::new(ZfsMount::new(dataset, &options)?);
         let member = tree.add(&fs, dataset.object(), below, at)?;
@@ -58,17 +59,17 @@ impl MemberMount {
 }
 
 impl MountedFs for MemberMount {
-    fn unmount(&self, force: bool) -> Result<Left> {
+    fn unmount(&self, force: bool) -> Result<UnmountOutcome> {
         self.tree.remove(&self.member, force, &self.at)?;
-        // What is under way still has it.
+        // Operations in flight still use it.
         let begin = base::rt::now();
         while Arc::strong_count(&self.fs) > 1 && !self.fs.is_suspended() {
-            if begin.elapsed() > LETS_GO {
+            if begin.elapsed() > RELEASE_TIMEOUT {
                 return Err(Error::busy("requests are under way"));
             }
             base::rt::sleep(std::time::Duration::from_millis(5));
         }
-        Ok(Left::Nothing)
+        Ok(UnmountOutcome::Ended)
     }
 
     fn is_present(&self, present: &HashSet<String>) -> bool {
@@ -91,9 +92,9 @@ impl MountedFs for MemberMount {
         false
     }
 
-    fn cut(&self) {
+    fn abort(&self) {
         // All members are of one pool.
-        self.host.cut();
+        self.host.abort();
     }
 
     fn is_alive(&self) -> bool {

@@ -1,5 +1,5 @@
-//! The side of a mount that its owner sees: options, and the traits of a mounted file
-//! system and of the maker of mounts.
+//! The interface of a mount to its owner: options, and the traits of a mounted file system and
+//! of the maker of mounts.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -9,7 +9,7 @@ use base::Result;
 use cenote::Dataset;
 use cenote::files::Atime;
 
-/// How a dataset is to be mounted.
+/// Options of a mount.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MountOptions {
     /// Nothing can be changed.
@@ -28,61 +28,62 @@ pub struct MountOptions {
     pub snapdir_disabled: bool,
     /// POSIX ACLs apply.
     pub posix_acl: bool,
-    /// File data is cached by the ARC alone, not by the kernel.
+    /// The kernel does not cache file data; the ARC alone does.
     pub direct_io: bool,
-    /// Requests come over io_uring where the kernel offers that; a mount has threads and
-    /// descriptors for it of its own.
+    /// Requests come over io_uring if the kernel offers that; the mount then has threads and
+    /// descriptors of its own for it.
     pub io_uring: bool,
     /// Idle cores poll instead of halting while requests are dense.
     pub keep_awake: bool,
-    /// How access times are kept, if not as the properties say.
+    /// How access times are updated, if not as the properties say.
     pub atime: Option<Atime>,
-    /// Those of directories do not change.
+    /// Access times of directories do not change.
     pub nodiratime: bool,
 }
 
-/// What is left of a file system that was unmounted.
+/// The state of a file system after an unmount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Left {
-    /// Nothing: it is served no more.
-    Nothing,
-    /// It shows elsewhere and is served there.
+pub enum UnmountOutcome {
+    /// It is no longer served.
+    Ended,
+    /// It is still visible in another mount namespace and is served there.
     Held,
 }
 
 /// A mounted file system.
 pub trait MountedFs: Send + Sync {
-    /// Unmounts, and waits until nothing is served any more, or it is sure to show
-    /// elsewhere; with `force` it ends even if it is in use, wherever it shows.
+    /// Unmounts the file system, and waits until it is no longer served or is certain to be
+    /// visible in another namespace. With `force` it ends even if it is in use, in every
+    /// namespace.
     ///
     /// # Errors
     /// [`base::ErrorKind::Busy`] if it is in use.
-    fn unmount(&self, force: bool) -> Result<Left>;
-    /// Whether it shows in this mount namespace, `present` being the device numbers of what
-    /// does.
+    fn unmount(&self, force: bool) -> Result<UnmountOutcome>;
+    /// Whether it is visible in this mount namespace; `present` are the device numbers of the
+    /// file systems that are.
     fn is_present(&self, present: &HashSet<String>) -> bool;
-    /// Of one that is held: whether nobody holds it any more, and it is served no more.
+    /// For a held file system: whether it has been released and is no longer served.
     fn settle(&self) -> bool;
-    /// Of one that is held: where it shows, a line for each process.
+    /// For a held file system: where it is visible, a line for each process.
     fn holders(&self) -> Vec<String>;
-    /// Mounts one that is held again; false if that cannot be.
+    /// Mounts a held file system again; false if that is impossible.
     ///
     /// # Errors
     /// The kernel's refusal.
     fn put_back(&self, at: &Path, options: &MountOptions) -> Result<bool>;
-    /// Whether it is a mount of the kernel's, and no part of another.
+    /// Whether it is a kernel mount of its own, not a part of another one.
     fn is_own_mount(&self) -> bool;
-    /// Ends it wherever it shows, without waiting: what is open there fails. Its pool was
+    /// Ends it in every namespace, without waiting: operations on open files fail. Its pool was
     /// given up.
-    fn cut(&self);
+    fn abort(&self);
     /// Whether it is still mounted and served.
     fn is_alive(&self) -> bool;
-    /// Makes these options hold; false if only a new mount can do that.
+    /// Applies options; false if only a new mount can do that.
     ///
     /// # Errors
     /// The kernel's refusal.
     fn remount(&self, options: &MountOptions) -> Result<bool>;
-    /// Snapshots of these names came or went.
+    /// Notifies it that snapshots with these names were made or destroyed.
     fn snapshots_changed(&self, names: &[&str]);
 }
 

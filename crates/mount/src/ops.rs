@@ -1,21 +1,22 @@
-//! A dataset's operations, one by one: reading ones answered here, changing ones passed
-//! on to [`super::write`].
+//! The FUSE operations of a dataset: reading ones are implemented here, changing ones call
+//! [`super::write`].
 
 use std::time::Duration;
 
 use base::Buf;
 use cenote::files::Whence;
 use fuse::{
-    Attr, CopyRange, Data, DirSink, Entry, Errno, FOREVER, Filesystem, IoctlArgs, Mode, Negotiated,
-    NewNode, Opened, ReadArgs, ReleaseArgs, Request, SetAttr, Statfs, Statx, WriteArgs,
+    Attr, BlockingMode, CopyRange, Data, DirSink, Errno, FOREVER, Filesystem, IoctlArgs,
+    LookupEntry, Negotiated, NewNode, Opened, ReadArgs, ReleaseArgs, Request, SetAttr, Statfs,
+    Statx, WriteArgs,
 };
 
 use super::io;
-use super::node::Node;
+use super::node::NodeTarget;
 use super::write::stale;
-use super::zfs::{Answer, ZfsMount, stamp, totals_now};
+use super::zfs::{FsResult, ZfsMount, stamp, totals_now};
 
-/// What may be shown as removed of security's attributes, and their number in `statx`.
+/// File attributes that are reported, and their bits in `statx`.
 const STATX_FLAGS: [(u64, u64); 3] = [(IMMUTABLE, 0x10), (APPEND_ONLY, 0x20), (NO_DUMP, 0x40)];
 use cenote::inspect::ondisk::znode::{
     ZFS_APPENDONLY as APPEND_ONLY, ZFS_IMMUTABLE as IMMUTABLE, ZFS_NODUMP as NO_DUMP,
@@ -23,16 +24,25 @@ use cenote::inspect::ondisk::znode::{
 
 impl Filesystem for ZfsMount {
     fn init(&self, negotiated: &Negotiated) {
-        self.agreed(negotiated);
+        self.set_negotiated(negotiated);
     }
 
-    fn lookup(&self, _: &Request, mode: Mode, parent: u64, name: &[u8]) -> Answer<Entry> {
+    fn lookup(
+        &self,
+        _: &Request,
+        mode: BlockingMode,
+        parent: u64,
+        name: &[u8],
+    ) -> FsResult<LookupEntry> {
         match self.find(mode, parent, name) {
-            // By its number alone: it was removed.
+            // A lookup by node alone: the object was removed.
             Err(Errno::ENOENT) if name == b"." => Err(Errno::ESTALE),
-            // Only the kernel makes names, and it forgets then; snapshots come and go.
-            Err(Errno::ENOENT) if self.exact && !matches!(self.node(parent)?, Node::Snapdir) => {
-                Ok(Entry::negative(FOREVER))
+            // Only the kernel makes names here, and it updates its cache then; snapshots change
+            // by other means.
+            Err(Errno::ENOENT)
+                if self.exact && !matches!(self.node(parent)?, NodeTarget::Snapdir) =>
+            {
+                Ok(LookupEntry::negative(FOREVER))
             }
             other => other,
         }
@@ -45,12 +55,12 @@ impl Filesystem for ZfsMount {
     fn getattr(
         &self,
         _: &Request,
-        mode: Mode,
+        mode: BlockingMode,
         node: u64,
         _: Option<u64>,
-    ) -> Answer<(Attr, Duration)> {
+    ) -> FsResult<(Attr, Duration)> {
         let attr = match self.node(node)? {
-            Node::Object(space, id) => {
+            NodeTarget::Object(space, id) => {
                 let fs = self.space(space)?;
                 match fs.attrs(id, io(mode)).map_err(stale) {
                     Ok(attrs) => self.object_attr(space, &fs, &attrs),
@@ -62,9 +72,9 @@ impl Filesystem for ZfsMount {
         Ok((attr, self.attr_ttl(&attr)))
     }
 
-    fn statx(&self, _: &Request, mode: Mode, node: u64, _: u32) -> Answer<Statx> {
+    fn statx(&self, _: &Request, mode: BlockingMode, node: u64, _: u32) -> FsResult<Statx> {
         let (space, id) = match self.node(node)? {
-            Node::Object(space, id) => (space, id),
+            NodeTarget::Object(space, id) => (space, id),
             other => {
                 let attr = self.control_entry(other, mode)?.attr;
                 return Ok(Statx { attr, attr_ttl: FOREVER, ..Statx::default() });
@@ -90,33 +100,51 @@ impl Filesystem for ZfsMount {
         })
     }
 
-    fn setattr(&self, req: &Request, node: u64, set: &SetAttr) -> Answer<(Attr, Duration)> {
+    fn setattr(&self, req: &Request, node: u64, set: &SetAttr) -> FsResult<(Attr, Duration)> {
         self.change_attrs(req, node, set)
     }
 
-    fn readlink(&self, _: &Request, mode: Mode, node: u64) -> Answer<Data> {
+    fn readlink(&self, _: &Request, mode: BlockingMode, node: u64) -> FsResult<Data> {
         let (fs, id) = self.object(node, Errno::EINVAL)?;
         let target = fs.readlink(id, io(mode)).map_err(stale)?;
         Ok(Data::copy_of(&target))
     }
 
-    fn symlink(&self, req: &Request, parent: u64, name: &[u8], target: &[u8]) -> Answer<Entry> {
+    fn symlink(
+        &self,
+        req: &Request,
+        parent: u64,
+        name: &[u8],
+        target: &[u8],
+    ) -> FsResult<LookupEntry> {
         self.make_link(req, parent, name, target)
     }
 
-    fn mknod(&self, req: &Request, parent: u64, name: &[u8], new: &NewNode) -> Answer<Entry> {
+    fn mknod(
+        &self,
+        req: &Request,
+        parent: u64,
+        name: &[u8],
+        new: &NewNode,
+    ) -> FsResult<LookupEntry> {
         self.make(req, parent, name, new)
     }
 
-    fn mkdir(&self, req: &Request, parent: u64, name: &[u8], new: &NewNode) -> Answer<Entry> {
+    fn mkdir(
+        &self,
+        req: &Request,
+        parent: u64,
+        name: &[u8],
+        new: &NewNode,
+    ) -> FsResult<LookupEntry> {
         self.make_dir(req, parent, name, new)
     }
 
-    fn unlink(&self, req: &Request, parent: u64, name: &[u8]) -> Answer<()> {
+    fn unlink(&self, req: &Request, parent: u64, name: &[u8]) -> FsResult<()> {
         self.remove(req, parent, name, false)
     }
 
-    fn rmdir(&self, req: &Request, parent: u64, name: &[u8]) -> Answer<()> {
+    fn rmdir(&self, req: &Request, parent: u64, name: &[u8]) -> FsResult<()> {
         self.remove(req, parent, name, true)
     }
 
@@ -128,15 +156,15 @@ impl Filesystem for ZfsMount {
         new_parent: u64,
         new_name: &[u8],
         flags: u32,
-    ) -> Answer<()> {
+    ) -> FsResult<()> {
         self.move_name(req, (parent, name), (new_parent, new_name), flags)
     }
 
-    fn link(&self, req: &Request, node: u64, parent: u64, name: &[u8]) -> Answer<Entry> {
-        self.give_name(req, node, parent, name)
+    fn link(&self, req: &Request, node: u64, parent: u64, name: &[u8]) -> FsResult<LookupEntry> {
+        self.link_name(req, node, parent, name)
     }
 
-    fn open(&self, _: &Request, _: Mode, node: u64, flags: u32) -> Answer<Opened> {
+    fn open(&self, _: &Request, _: BlockingMode, node: u64, flags: u32) -> FsResult<Opened> {
         self.open_file(node, flags)
     }
 
@@ -147,7 +175,7 @@ impl Filesystem for ZfsMount {
         name: &[u8],
         new: &NewNode,
         flags: u32,
-    ) -> Answer<(Entry, Opened)> {
+    ) -> FsResult<(LookupEntry, Opened)> {
         self.create_file(req, parent, name, new, flags)
     }
 
@@ -157,11 +185,11 @@ impl Filesystem for ZfsMount {
         parent: u64,
         new: &NewNode,
         flags: u32,
-    ) -> Answer<(Entry, Opened)> {
+    ) -> FsResult<(LookupEntry, Opened)> {
         self.create_unlinked(req, parent, new, flags)
     }
 
-    fn read(&self, _: &Request, mode: Mode, args: &ReadArgs) -> Answer<Data> {
+    fn read(&self, _: &Request, mode: BlockingMode, args: &ReadArgs) -> FsResult<Data> {
         let (fs, id) = self.object(args.node, Errno::EISDIR)?;
         self.reads(args.node, args.flags);
         let len = usize::try_from(args.size).unwrap_or(usize::MAX);
@@ -170,7 +198,7 @@ impl Filesystem for ZfsMount {
         Ok(data.into())
     }
 
-    fn write(&self, req: &Request, args: &WriteArgs, data: Buf) -> Answer<u32> {
+    fn write(&self, req: &Request, args: &WriteArgs, data: Buf) -> FsResult<u32> {
         cenote::inspect::zil::on_behalf_of(req.pid);
         let done = self.write_file(req, args, &data);
         if !args.from_cache {
@@ -179,38 +207,38 @@ impl Filesystem for ZfsMount {
         done
     }
 
-    fn flush(&self, _: &Request, _: u64, _: u64, _: u64) -> Answer<()> {
-        // What was written is in the file system already: nothing to do, ever.
+    fn flush(&self, _: &Request, _: u64, _: u64, _: u64) -> FsResult<()> {
+        // Written data is in the file system already, so there is never anything to flush.
         Err(Errno::ENOSYS)
     }
 
-    fn release(&self, _: &Request, args: &ReleaseArgs) -> Answer<()> {
+    fn release(&self, _: &Request, args: &ReleaseArgs) -> FsResult<()> {
         self.close_file(args.node)
     }
 
-    fn fsync(&self, req: &Request, node: u64, _: u64, _: bool) -> Answer<()> {
+    fn fsync(&self, req: &Request, node: u64, _: u64, _: bool) -> FsResult<()> {
         cenote::inspect::zil::on_behalf_of(req.pid);
         self.sync_object(node)
     }
 
-    fn fsyncdir(&self, req: &Request, node: u64, _: u64, _: bool) -> Answer<()> {
+    fn fsyncdir(&self, req: &Request, node: u64, _: u64, _: bool) -> FsResult<()> {
         cenote::inspect::zil::on_behalf_of(req.pid);
         self.sync_object(node)
     }
 
-    fn syncfs(&self, _: &Request, _: u64) -> Answer<()> {
+    fn syncfs(&self, _: &Request, _: u64) -> FsResult<()> {
         self.sync_all()
     }
 
     fn readdir(
         &self,
         _: &Request,
-        mode: Mode,
+        mode: BlockingMode,
         node: u64,
         _: u64,
         offset: u64,
         sink: &mut DirSink,
-    ) -> Answer<()> {
+    ) -> FsResult<()> {
         self.list(mode, node, offset, sink, false)?;
         self.listed(node, offset);
         Ok(())
@@ -219,30 +247,37 @@ impl Filesystem for ZfsMount {
     fn readdirplus(
         &self,
         _: &Request,
-        mode: Mode,
+        mode: BlockingMode,
         node: u64,
         _: u64,
         offset: u64,
         sink: &mut DirSink,
-    ) -> Answer<()> {
+    ) -> FsResult<()> {
         self.list(mode, node, offset, sink, true)?;
         self.listed(node, offset);
         Ok(())
     }
 
-    fn statfs(&self, _: &Request, mode: Mode, _: u64) -> Answer<Statfs> {
+    fn statfs(&self, _: &Request, mode: BlockingMode, _: u64) -> FsResult<Statfs> {
         match (self.writable, mode) {
             (false, _) => Ok(self.totals),
-            (true, Mode::NonBlocking) => Err(Errno::WOULD_BLOCK),
-            (true, Mode::Blocking) => Ok(totals_now(self.fs())?),
+            (true, BlockingMode::NonBlocking) => Err(Errno::WOULD_BLOCK),
+            (true, BlockingMode::Blocking) => Ok(totals_now(self.fs())?),
         }
     }
 
-    fn getxattr(&self, _: &Request, mode: Mode, node: u64, name: &[u8], _: u32) -> Answer<Data> {
-        self.give_xattr(mode, node, name)
+    fn getxattr(
+        &self,
+        _: &Request,
+        mode: BlockingMode,
+        node: u64,
+        name: &[u8],
+        _: u32,
+    ) -> FsResult<Data> {
+        self.read_xattr(mode, node, name)
     }
 
-    fn listxattr(&self, req: &Request, mode: Mode, node: u64, _: u32) -> Answer<Data> {
+    fn listxattr(&self, req: &Request, mode: BlockingMode, node: u64, _: u32) -> FsResult<Data> {
         self.list_xattrs(req, mode, node)
     }
 
@@ -254,15 +289,15 @@ impl Filesystem for ZfsMount {
         value: &[u8],
         flags: u32,
         acl_kill_sgid: bool,
-    ) -> Answer<()> {
+    ) -> FsResult<()> {
         self.put_xattr(req, node, name, value, flags, acl_kill_sgid)
     }
 
-    fn removexattr(&self, req: &Request, node: u64, name: &[u8]) -> Answer<()> {
+    fn removexattr(&self, req: &Request, node: u64, name: &[u8]) -> FsResult<()> {
         self.drop_xattr(req, node, name)
     }
 
-    fn ioctl(&self, req: &Request, args: &IoctlArgs<'_>) -> Answer<(i32, Data)> {
+    fn ioctl(&self, req: &Request, args: &IoctlArgs<'_>) -> FsResult<(i32, Data)> {
         self.control(req, args)
     }
 
@@ -274,19 +309,19 @@ impl Filesystem for ZfsMount {
         offset: u64,
         length: u64,
         mode: u32,
-    ) -> Answer<()> {
+    ) -> FsResult<()> {
         self.allocate(req, node, offset, length, mode)
     }
 
     fn lseek(
         &self,
         _: &Request,
-        mode: Mode,
+        mode: BlockingMode,
         node: u64,
         _: u64,
         offset: u64,
         whence: fuse::Whence,
-    ) -> Answer<u64> {
+    ) -> FsResult<u64> {
         let (fs, id) = self.object(node, Errno::EINVAL)?;
         let whence = match whence {
             fuse::Whence::Data => Whence::Data,
@@ -295,7 +330,7 @@ impl Filesystem for ZfsMount {
         fs.seek(id, offset, whence, io(mode)).map_err(stale)
     }
 
-    fn copy_file_range(&self, req: &Request, range: &CopyRange) -> Answer<u64> {
+    fn copy_file_range(&self, req: &Request, range: &CopyRange) -> FsResult<u64> {
         self.copy(req, range)
     }
 }

@@ -1,17 +1,18 @@
-//! Pages that the kernel reads while somebody writes around its cache.
+//! Invalidation of pages that the kernel reads during a write that bypasses its cache.
 //!
 //! # Theory
-//! The kernel drops the pages of a range before a direct write, and after it only if the
-//! writer waits: after an asynchronous one it does not. A page that was read between is
-//! old, and stays. So before the answer to a direct write of a file that somebody reads
-//! through the cache, its range is dropped again from here.
+//! The kernel drops the pages of a range before a direct write. After the write it drops them
+//! only if the write is synchronous. A page that was read during an asynchronous write is
+//! outdated, and stays. So before a direct write of a file that is also read through the cache
+//! is answered, its range is invalidated again from here.
 //!
-//! The kernel waits for pages that are being read, and so for our own answers: only a part
-//! of the threads may be in there at a time. What comes beyond them is dropped soon after
-//! its answer, by a thread of its own.
+//! An invalidation waits for pages that are being read, and so for our own answers: only some
+//! of the threads may wait in one at a time. Ranges beyond that are invalidated soon after
+//! their answers, by a thread of their own.
 //!
 //! # Invariants
-//! * Fewer requests wait here than a mount serves at once: some are left to answer reads.
+//! * Fewer requests wait here than a mount serves at one time, so threads remain to answer
+//!   reads.
 //!
 //! Lock order: `late` is a leaf.
 
@@ -23,27 +24,27 @@ use std::sync::atomic::{AtomicU32, AtomicUsize};
 use base::rt::{Instant, Mutex};
 use fuse::Notifier;
 
-/// Threads that may drop pages at a time, of the 128 requests that a mount serves at once.
-const TELLERS_MAX: usize = 16;
-/// Files share marks beyond so many.
+/// Threads that may invalidate pages at one time, of the 128 requests that a mount serves.
+const INVALIDATORS_MAX: usize = 16;
+/// Number of marks; beyond that files share marks.
 const MARKS: usize = 1024;
-/// Seconds for which a file that was read through the cache is taken to be in it; a direct
+/// Seconds for which a file that was read through the cache is assumed to be in it; a direct
 /// write is answered sooner.
 const RECENT: u32 = 120;
-/// Files whose pages are to be dropped later; beyond them nothing is remembered.
+/// Files whose pages are to be invalidated later; beyond them none is recorded.
 const LATE_MAX: usize = 4096;
 
-/// Which files are read through the kernel's cache.
+/// Records which files are read through the kernel's cache.
 pub(super) struct Pages {
     start: Instant,
-    /// Second of the last such read, by node; 0 is never.
+    /// Second of the last such read, by node; 0 means never.
     reads: Box<[AtomicU32]>,
     tellers: AtomicUsize,
-    late: Mutex<Late>,
+    late: Mutex<DelayedInvalidations>,
 }
 
 #[derive(Default)]
-struct Late {
+struct DelayedInvalidations {
     nodes: HashSet<u64>,
     running: bool,
 }
@@ -68,8 +69,8 @@ impl Pages {
         u32::try_from(self.start.elapsed().as_secs() + 1).unwrap_or(u32::MAX)
     }
 
-    /// A file is about to be read into the kernel's cache.
-    pub(super) fn are_read(&self, node: u64) {
+    /// Records that a file will be read into the kernel's cache.
+    pub(super) fn mark_read(&self, node: u64) {
         let (mark, now) = (self.mark(node), self.now());
         if mark.load(Relaxed) != now {
             mark.store(now, SeqCst);
@@ -81,8 +82,8 @@ impl Pages {
         last != 0 && self.now().saturating_sub(last) <= RECENT
     }
 
-    /// A range was written around the cache, and the writer has no answer yet.
-    pub(super) fn are_old(
+    /// Invalidates a range that was written past the cache; the writer has no answer yet.
+    pub(super) fn invalidate_written(
         self: &Arc<Self>,
         notifier: Option<&Notifier>,
         node: u64,
@@ -93,8 +94,8 @@ impl Pages {
             return;
         };
         let (Ok(at), Ok(len)) = (i64::try_from(offset), i64::try_from(len)) else { return };
-        if self.tellers.fetch_add(1, SeqCst) < TELLERS_MAX {
-            // A kernel that knows the node no more has no pages of it.
+        if self.tellers.fetch_add(1, SeqCst) < INVALIDATORS_MAX {
+            // A kernel that does not know the node has no pages of it.
             let _unknown = notifier.inval_inode(node, at, len);
         } else {
             self.drop_later(notifier, node);
@@ -142,7 +143,7 @@ mod tests {
     fn files_that_are_read_are_known() {
         let pages = Pages::default();
         assert!(!(1..5000).any(|node| pages.may_be_there(node)));
-        pages.are_read(77);
+        pages.mark_read(77);
         assert!(pages.may_be_there(77));
         let others = (1..5000).filter(|node| pages.may_be_there(*node)).count();
         assert!((1..=30).contains(&others), "{others}");

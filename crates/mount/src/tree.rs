@@ -1,34 +1,35 @@
-//! Datasets below each other in one mount.
+//! Nested datasets in one mount.
 //!
 //! # Theory
 //! `fusermount3` mounts for an ordinary user on directories that it may enter itself, and it
-//! may not enter that user's FUSE mounts. So a dataset whose mountpoint lies inside a mounted
+//! may not enter that user's FUSE mounts. So a dataset whose mountpoint is inside a mounted
 //! dataset of the same pool becomes a *member* of that mount: the mount shows it in place of
 //! the directory that it *covers*, as the kernel shows a mount in place of its mountpoint.
 //!
-//! Each member has its own spaces of node numbers: [`Ids`] gives each pair of a member and one
-//! of its spaces ([`super::node`]) a number of 16 bits that is not given again as long as the
-//! session lives, and the numbers of the topmost dataset stay what they are. Inode numbers get
-//! a tag in the same bits, made of the dataset's object number: programs take two files of one
-//! device and inode number for the same file.
+//! Each member has its own spaces of node ids. [`Ids`] gives each pair of a member and one of
+//! its spaces ([`super::node`]) a number of 16 bits that is not reused during the session; the
+//! ids of the topmost dataset are unchanged. Inode numbers get a tag in the same bits, made of
+//! the dataset's object id, because programs take two files with one device and inode number
+//! for the same file.
 //!
-//! Which directory is covered, the kernel learns by looking it up: the entry under its name is
-//! that of the member's root. Names are invalidated when a member comes or goes, and
-//! a look at the path tells whether the kernel has it right. The kernel says which nodes it
-//! knows, by the lookups that it has not taken back: a member of which it knows none any more,
-//! after its name was invalidated, is in nobody's use and can go.
+//! The kernel learns by lookups which directory is covered: the entry under its name is that of
+//! the member's root. Names are invalidated when a member is added or removed, and a check of
+//! the path shows whether the kernel has the right entry. The lookups that the kernel has not
+//! taken back show which nodes it knows. A member without such lookups, after its name was
+//! invalidated, is not in use and can be removed.
 //!
 //! # Invariants
 //! * A covered directory is neither removed nor renamed.
-//! * The lookups of a member are counted before the kernel hears of them.
+//! * The lookups of a member are counted before the kernel gets the reply.
 //!
-//! # Departures from mounts of the kernel's
-//! All members have one device number. What the kernel decides once for a mount (`exec`,
-//! POSIX ACLs, the transport) is decided by the topmost dataset; `readonly` is each member's
-//! own. Files cannot be moved or linked from member to member (`EXDEV`), as between mounts.
+//! # Departures from kernel mounts
+//! All members have one device number. Settings that the kernel fixes for a whole mount
+//! (`exec`, POSIX ACLs, the transport) are those of the topmost dataset; `readonly` is each
+//! member's own. Files cannot be moved or linked from member to member (`EXDEV`), as between
+//! mounts.
 //!
-//! Lock order: `Tree::members`, `Ids::table`, `Shown::outs` and `Covers` are leaves; no file
-//! system is called under them.
+//! Lock order: `MountTree::members`, `Ids::table`, `NodeIdMap::outs` and `Covers` are leaves;
+//! no file system is called under them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Component, Path};
@@ -39,23 +40,25 @@ use std::time::Duration;
 
 use base::rt::{Condvar, Mutex, RwLock};
 use base::{Error, ErrorKind, Result};
-use fuse::{Attr, Entry, Errno, Filesystem, Mode, Negotiated, Notifier, Outward, ROOT_ID};
+use fuse::{
+    Attr, BlockingMode, Errno, Filesystem, LookupEntry, Negotiated, Notifier, Outward, ROOT_ID,
+};
 
-use super::zfs::{Answer, ZfsMount};
+use super::zfs::{FsResult, ZfsMount};
 
 const SPACE_SHIFT: u32 = 48;
 const LOW: u64 = (1 << SPACE_SHIFT) - 1;
 const S_IFMT: u32 = 0o170_000;
 const S_IFDIR: u32 = 0o040_000;
-/// How long the kernel may take to forget what nobody uses.
-const FORGETS: Duration = Duration::from_millis(500);
-/// Looks at a path until the kernel shows what is there.
-const LOOKS_MAX: usize = 100;
+/// How long the kernel may take to forget nodes that are not in use.
+const FORGET_TIMEOUT: Duration = Duration::from_millis(500);
+/// Checks of a path until the kernel shows the right entry.
+const PATH_CHECKS_MAX: usize = 100;
 
-/// The spaces of all members.
+/// The node id spaces of all members.
 #[derive(Default)]
 struct Ids {
-    /// Member and its own space, by the kernel's number.
+    /// A member and its own space, by the kernel's number of the space.
     table: RwLock<Vec<(usize, u16)>>,
 }
 
@@ -94,22 +97,22 @@ impl Covers {
     }
 }
 
-/// How a member shows in the mount.
-struct Shown {
+/// Translates a member's node and inode numbers to those of the mount, and back.
+struct NodeIdMap {
     ids: Arc<Ids>,
     covers: Arc<Covers>,
     member: usize,
     /// In the upper bits of inode numbers; the topmost dataset has 0.
     tag: u64,
-    /// The kernel's numbers of its spaces.
+    /// The kernel's numbers of its spaces, by its own.
     outs: RwLock<BTreeMap<u16, u16>>,
     /// Lookups that the kernel has not taken back.
     lookups: Mutex<u64>,
     forgotten: Condvar,
 }
 
-impl Shown {
-    /// Its own number of a node, from a space of its own and the kernel's number.
+impl NodeIdMap {
+    /// A member's own node id, from its own space and the kernel's node id.
     fn inward(space: u16, node: u64) -> u64 {
         match (space, node & LOW) {
             (0, low) => low,
@@ -125,7 +128,7 @@ impl Shown {
         }
     }
 
-    /// Whether the kernel knows no node of it any more, or within a time.
+    /// Whether the kernel has forgotten all its nodes, or does so within a time.
     fn is_forgotten(&self, time: Duration) -> bool {
         let begin = base::rt::now();
         let mut lookups = self.lookups.lock();
@@ -144,9 +147,9 @@ impl Shown {
     }
 }
 
-impl Outward for Shown {
+impl Outward for NodeIdMap {
     fn ino(&self, ino: u64) -> u64 {
-        // What a disk made too large stays as it is.
+        // A number that is too large, which only a damaged disk has, is unchanged.
         if ino <= LOW { ino | self.tag << SPACE_SHIFT } else { ino }
     }
 
@@ -170,11 +173,11 @@ impl Outward for Shown {
         Some(u64::from(number) << SPACE_SHIFT | node & LOW)
     }
 
-    fn entry(&self, entry: &Entry) -> Option<Entry> {
+    fn entry(&self, entry: &LookupEntry) -> Option<LookupEntry> {
         let node = self.node(entry.node)?;
-        // Another member is there: the kernel looks it up by its name.
+        // Another member covers it: the kernel looks that one up by name.
         let covered = self.covers.get(node).is_some();
-        (!covered).then(|| Entry { node, attr: self.attr(entry.attr), ..*entry })
+        (!covered).then(|| LookupEntry { node, attr: self.attr(entry.attr), ..*entry })
     }
 
     fn granted(&self, _: u64) {
@@ -182,10 +185,10 @@ impl Outward for Shown {
     }
 }
 
-/// Where a member is.
+/// The position of a member in the mount.
 #[derive(Clone)]
-struct Spot {
-    /// The kernel's numbers of the directory around it, and of the one that it covers.
+struct MemberMountpoint {
+    /// The kernel's node ids of the parent directory and of the covered directory.
     parent: u64,
     covered: u64,
     name: Vec<u8>,
@@ -193,12 +196,12 @@ struct Spot {
 
 /// A dataset of the mount.
 pub(super) struct Member {
-    shown: Arc<Shown>,
-    /// Until it went.
+    shown: Arc<NodeIdMap>,
+    /// `None` once it was removed.
     fs: RwLock<Option<Arc<ZfsMount>>>,
     opens: AtomicUsize,
-    /// None of the topmost dataset.
-    spot: Option<Spot>,
+    /// `None` for the topmost dataset.
+    mountpoint: Option<MemberMountpoint>,
 }
 
 impl Member {
@@ -207,27 +210,27 @@ impl Member {
         self.fs.read().clone()
     }
 
-    /// An entry as the kernel gets it; it counts as a lookup.
-    fn counted(&self, entry: Entry) -> Answer<Entry> {
+    /// An entry as the kernel gets it; counts a lookup.
+    fn counted(&self, entry: LookupEntry) -> FsResult<LookupEntry> {
         if entry.node == 0 {
             return Ok(entry);
         }
         let node = self.shown.node(entry.node).ok_or(Errno::ENOMEM)?;
         self.shown.granted(node);
-        Ok(Entry { node, attr: self.shown.attr(entry.attr), ..entry })
+        Ok(LookupEntry { node, attr: self.shown.attr(entry.attr), ..entry })
     }
 }
 
-/// A node: its member, the member's file system, and its number there.
-pub(super) struct At {
+/// A node: its member, the member's file system, and its node id there.
+pub(super) struct MemberNode {
     pub(super) member: Arc<Member>,
     pub(super) fs: Arc<ZfsMount>,
     pub(super) node: u64,
 }
 
-impl At {
-    /// An entry of something new.
-    pub(super) fn made(&self, entry: Entry) -> Answer<Entry> {
+impl MemberNode {
+    /// An entry of a new object.
+    pub(super) fn made(&self, entry: LookupEntry) -> FsResult<LookupEntry> {
         self.member.counted(entry)
     }
 
@@ -235,13 +238,13 @@ impl At {
         self.member.shown.attr(attr)
     }
 
-    /// For listings.
+    /// The translation for listings.
     pub(super) fn outward(&self) -> Arc<dyn Outward> {
         Arc::clone(&self.member.shown) as _
     }
 
-    /// Another node of the same member.
-    pub(super) fn same(&self, other: &At) -> Answer<()> {
+    /// Fails if another node is not of the same member.
+    pub(super) fn same(&self, other: &MemberNode) -> FsResult<()> {
         match Arc::ptr_eq(&self.member, &other.member) {
             true => Ok(()),
             false => Err(Errno::EXDEV),
@@ -254,10 +257,10 @@ impl At {
 }
 
 /// The datasets of one mount.
-pub(super) struct Tree {
+pub(super) struct MountTree {
     ids: Arc<Ids>,
     covers: Arc<Covers>,
-    /// By number; `None` where one was that is gone.
+    /// By number; `None` for a member that was removed.
     members: RwLock<Vec<Option<Arc<Member>>>>,
     notifier: OnceLock<Notifier>,
     negotiated: OnceLock<Negotiated>,
@@ -265,10 +268,10 @@ pub(super) struct Tree {
     pub(super) acls: bool,
 }
 
-impl Tree {
-    /// Of a topmost dataset, and whether the kernel checks POSIX ACLs.
-    pub(super) fn new(top: Arc<ZfsMount>, acls: bool) -> Tree {
-        let tree = Tree {
+impl MountTree {
+    /// A tree with the topmost dataset alone; `acls`: the kernel checks POSIX ACLs.
+    pub(super) fn new(top: Arc<ZfsMount>, acls: bool) -> MountTree {
+        let tree = MountTree {
             ids: Arc::default(),
             covers: Arc::default(),
             members: RwLock::default(),
@@ -277,15 +280,15 @@ impl Tree {
             acls,
         };
         let shown = tree.shown(0, 0);
-        // The first: so its numbers are the kernel's.
+        // The first one gets number 0, so its ids are the kernel's.
         let _root = shown.node(ROOT_ID);
         let (fs, opens) = (RwLock::new(Some(top)), AtomicUsize::new(0));
-        tree.members.write().push(Some(Arc::new(Member { shown, fs, opens, spot: None })));
+        tree.members.write().push(Some(Arc::new(Member { shown, fs, opens, mountpoint: None })));
         tree
     }
 
-    fn shown(&self, member: usize, tag: u64) -> Arc<Shown> {
-        Arc::new(Shown {
+    fn shown(&self, member: usize, tag: u64) -> Arc<NodeIdMap> {
+        Arc::new(NodeIdMap {
             ids: Arc::clone(&self.ids),
             covers: Arc::clone(&self.covers),
             member,
@@ -296,15 +299,15 @@ impl Tree {
         })
     }
 
-    /// Tells how to tell the kernel something.
+    /// Sets the notifier of all members.
     pub(super) fn attach(&self, notifier: Notifier) {
         for member in self.all() {
-            tell_how(&member, &notifier);
+            attach_notifier(&member, &notifier);
         }
         let _attached_once = self.notifier.set(notifier);
     }
 
-    pub(super) fn agreed(&self, negotiated: &Negotiated) {
+    pub(super) fn set_negotiated(&self, negotiated: &Negotiated) {
         let _agreed_once = self.negotiated.set(*negotiated);
         self.all().iter().filter_map(|m| m.fs()).for_each(|fs| Filesystem::init(&*fs, negotiated));
     }
@@ -313,12 +316,12 @@ impl Tree {
         self.members.read().iter().flatten().cloned().collect()
     }
 
-    /// Whether there are others than the topmost dataset.
+    /// Whether there are members besides the topmost dataset.
     pub(super) fn has_members(&self) -> bool {
         !self.covers.is_empty()
     }
 
-    /// Lets go of everything; the session has ended.
+    /// Drops all members; the session has ended.
     pub(super) fn end(&self) {
         let members = std::mem::take(&mut *self.members.write());
         for member in members.into_iter().flatten() {
@@ -326,38 +329,44 @@ impl Tree {
         }
     }
 
-    fn member(&self, number: usize) -> Answer<Arc<Member>> {
+    fn member(&self, number: usize) -> FsResult<Arc<Member>> {
         self.members.read().get(number).cloned().flatten().ok_or(Errno::EIO)
     }
 
-    /// What a number of the kernel's stands for.
-    pub(super) fn at(&self, node: u64) -> Answer<At> {
+    /// The member and node that a kernel's node id stands for.
+    pub(super) fn at(&self, node: u64) -> FsResult<MemberNode> {
         let number = usize::try_from(node >> SPACE_SHIFT).unwrap_or(usize::MAX);
         let known = self.ids.table.read().get(number).copied();
         let (member, space) = known.ok_or(Errno::ESTALE)?;
         let member = self.member(member)?;
         let fs = member.fs().ok_or(Errno::EIO)?;
-        Ok(At { member, fs, node: Shown::inward(space, node) })
+        Ok(MemberNode { member, fs, node: NodeIdMap::inward(space, node) })
     }
 
-    /// The kernel took back lookups.
+    /// The kernel took back lookups of a node.
     pub(super) fn forget(&self, node: u64, count: u64) {
         let number = usize::try_from(node >> SPACE_SHIFT).unwrap_or(usize::MAX);
         let Some((member, space)) = self.ids.table.read().get(number).copied() else { return };
         let Ok(member) = self.member(member) else { return };
         if let Some(fs) = member.fs() {
-            fs.forget(Shown::inward(space, node), count);
+            fs.forget(NodeIdMap::inward(space, node), count);
         }
         member.shown.forget(count);
     }
 
-    /// A file was closed.
-    pub(super) fn released(at: &At) {
+    /// Records that a file was closed.
+    pub(super) fn released(at: &MemberNode) {
         let _at_most = at.member.opens.fetch_update(AcqRel, Acquire, |n| n.checked_sub(1));
     }
 
-    /// The entry of a name as the kernel gets it: of the member that covers it, if one does.
-    pub(super) fn entry(&self, mode: Mode, parent: &At, found: Entry) -> Answer<Entry> {
+    /// The entry of a name as the kernel gets it: that of the member that covers it, if one
+    /// does.
+    pub(super) fn entry(
+        &self,
+        mode: BlockingMode,
+        parent: &MemberNode,
+        found: LookupEntry,
+    ) -> FsResult<LookupEntry> {
         let mut member = Arc::clone(&parent.member);
         let mut entry = found;
         while entry.node != 0 {
@@ -366,18 +375,18 @@ impl Tree {
             member = self.member(number)?;
             let fs = member.fs().ok_or(Errno::EIO)?;
             entry = fs.find(mode, ROOT_ID, b".")?;
-            // Another one comes when it goes.
+            // The name's target changes when the member is removed.
             entry.entry_ttl = found.entry_ttl;
         }
         member.counted(entry)
     }
 
-    /// What a name stands for must not be covered: it is about to go.
-    pub(super) fn check_free(&self, parent: &At, name: &[u8]) -> Answer<()> {
+    /// Fails if a member covers the name's directory, which is about to be removed.
+    pub(super) fn check_free(&self, parent: &MemberNode, name: &[u8]) -> FsResult<()> {
         if self.covers.is_empty() {
             return Ok(());
         }
-        let found = match parent.fs.find(Mode::Blocking, parent.node, name) {
+        let found = match parent.fs.find(BlockingMode::Blocking, parent.node, name) {
             Ok(found) => found,
             Err(Errno::ENOENT) => return Ok(()),
             Err(e) => return Err(e),
@@ -386,23 +395,24 @@ impl Tree {
         if self.covers.get(node).is_some() { Err(Errno::EBUSY) } else { Ok(()) }
     }
 
-    /// The directory at a path below the mount.
-    fn spot(&self, below: &Path) -> Answer<Spot> {
+    /// The position of the directory at a path below the mount.
+    fn mountpoint(&self, below: &Path) -> FsResult<MemberMountpoint> {
         let mut at = self.at(ROOT_ID)?;
-        let mut spot = Spot { parent: ROOT_ID, covered: ROOT_ID, name: Vec::new() };
+        let mut mountpoint =
+            MemberMountpoint { parent: ROOT_ID, covered: ROOT_ID, name: Vec::new() };
         for part in below.components() {
             let Component::Normal(name) = part else { return Err(Errno::EINVAL) };
             let name = std::os::unix::ffi::OsStrExt::as_bytes(name);
-            let entry = at.fs.find(Mode::Blocking, at.node, name)?;
+            let entry = at.fs.find(BlockingMode::Blocking, at.node, name)?;
             if entry.attr.mode & S_IFMT != S_IFDIR {
                 return Err(Errno::ENOTDIR);
             }
-            // Neither `.zfs` nor a snapshot can be mounted on.
+            // `.zfs` and snapshots cannot be mounted on.
             if entry.node >> SPACE_SHIFT != 0 {
                 return Err(Errno::EROFS);
             }
-            let number = |at: &At, node| at.member.shown.node(node).ok_or(Errno::ENOMEM);
-            spot = Spot {
+            let number = |at: &MemberNode, node| at.member.shown.node(node).ok_or(Errno::ENOMEM);
+            mountpoint = MemberMountpoint {
                 parent: number(&at, at.node)?,
                 covered: number(&at, entry.node)?,
                 name: name.to_vec(),
@@ -411,26 +421,26 @@ impl Tree {
             while let Some(member) = self.covers.get(number(&at, at.node)?) {
                 let member = self.member(member)?;
                 let fs = member.fs().ok_or(Errno::EIO)?;
-                at = At { member, fs, node: ROOT_ID };
-                spot.covered = number(&at, ROOT_ID)?;
+                at = MemberNode { member, fs, node: ROOT_ID };
+                mountpoint.covered = number(&at, ROOT_ID)?;
             }
         }
-        if spot.name.is_empty() { Err(Errno::EBUSY) } else { Ok(spot) }
+        if mountpoint.name.is_empty() { Err(Errno::EBUSY) } else { Ok(mountpoint) }
     }
 
-    /// The number for a dataset's inodes: made of its object's, so that it is the same each
-    /// time as far as no other has it.
+    /// The tag for a dataset's inode numbers, derived from its object id, so that it is the
+    /// same each time unless another member has it.
     fn tag(&self, object: u64) -> Option<u64> {
         let used: Vec<u64> = self.all().iter().map(|m| m.shown.tag).collect();
         let max = u64::from(u16::MAX);
         (0..max).map(|n| (object.wrapping_add(n)) & max).find(|tag| !used.contains(tag))
     }
 
-    /// Shows a file system, whose dataset has this object number, at a path below the mount,
-    /// which is `whole` for this process.
+    /// Adds a file system, whose dataset has this object id, at the path `below` the mount;
+    /// this process sees it at `whole`.
     ///
     /// # Errors
-    /// There is no such directory; it cannot be covered; the kernel does not follow.
+    /// There is no such directory; it cannot be covered; the kernel does not show the member.
     pub(super) fn add(
         &self,
         fs: &Arc<ZfsMount>,
@@ -440,7 +450,7 @@ impl Tree {
     ) -> Result<Arc<Member>> {
         let failed =
             |e: Errno| Error::io("cannot mount", std::io::Error::from_raw_os_error(e.raw()));
-        let spot = self.spot(below).map_err(failed)?;
+        let mountpoint = self.mountpoint(below).map_err(failed)?;
         let full = || Error::limit("too many datasets were mounted in this mount");
         let tag = self.tag(object).ok_or_else(full)?;
         if let Some(negotiated) = self.negotiated.get() {
@@ -452,31 +462,37 @@ impl Tree {
             shown.node(ROOT_ID).ok_or_else(full)?;
             let held = RwLock::new(Some(Arc::clone(fs)));
             let opens = AtomicUsize::new(0);
-            let member = Arc::new(Member { shown, fs: held, opens, spot: Some(spot.clone()) });
+            let member =
+                Arc::new(Member { shown, fs: held, opens, mountpoint: Some(mountpoint.clone()) });
             members.push(Some(Arc::clone(&member)));
             member
         };
         if let Some(notifier) = self.notifier.get() {
-            tell_how(&member, notifier);
+            attach_notifier(&member, notifier);
         }
         self.covers.change(|c| {
-            c.insert(spot.covered, member.shown.member);
+            c.insert(mountpoint.covered, member.shown.member);
         });
         let root = member.shown.ino(fs.root().0);
-        if self.shows(&spot, whole, |ino| ino == root) {
+        if self.shows(&mountpoint, whole, |ino| ino == root) {
             return Ok(member);
         }
         self.remove(&member, true, whole)?;
         Err(Error::new(ErrorKind::Io, "the kernel does not show what is mounted"))
     }
 
-    /// Has the kernel look a name up anew until it shows what is there.
-    fn shows(&self, spot: &Spot, whole: &Path, right: impl Fn(u64) -> bool) -> bool {
+    /// Makes the kernel look a name up again until it shows the right node.
+    fn shows(
+        &self,
+        mountpoint: &MemberMountpoint,
+        whole: &Path,
+        right: impl Fn(u64) -> bool,
+    ) -> bool {
         use std::os::unix::fs::MetadataExt;
         let Some(notifier) = self.notifier.get() else { return false };
-        for _ in 0..LOOKS_MAX {
-            let _unknown = notifier.inval_entry(spot.parent, &spot.name);
-            // Answers under way are of before.
+        for _ in 0..PATH_CHECKS_MAX {
+            let _unknown = notifier.inval_entry(mountpoint.parent, &mountpoint.name);
+            // Answers in flight may be outdated.
             let _old_kernel = notifier.inc_epoch();
             if std::fs::symlink_metadata(whole).is_ok_and(|meta| right(meta.ino())) {
                 return true;
@@ -485,35 +501,38 @@ impl Tree {
         false
     }
 
-    /// Takes a member away; unless by `force`, only if nobody uses it.
+    /// Removes a member; without `force` only if it is not in use.
     ///
     /// # Errors
-    /// `Busy`.
+    /// `Busy` if it is in use.
     pub(super) fn remove(&self, member: &Arc<Member>, force: bool, whole: &Path) -> Result<()> {
-        let Some(spot) = &member.spot else { return Err(Error::bug("the mount's own root")) };
+        let Some(mountpoint) = &member.mountpoint else {
+            return Err(Error::bug("the mount's own root"));
+        };
         let busy = || Error::busy("in use");
         let number = member.shown.member;
-        // Another one covers a directory of this one.
-        let is_around = |m: &Arc<Member>| {
-            let covered = m.spot.as_ref().and_then(|s| self.at(s.covered).ok());
+        // Another member covers a directory of this one.
+        let contains = |m: &Arc<Member>| {
+            let covered = m.mountpoint.as_ref().and_then(|s| self.at(s.covered).ok());
             covered.is_some_and(|at| Arc::ptr_eq(&at.member, member))
         };
-        let around = self.all().iter().any(is_around);
+        let around = self.all().iter().any(contains);
         if !force && (around || member.opens.load(Acquire) > 0) {
             return Err(busy());
         }
         self.covers.change(|c| {
-            c.remove(&spot.covered);
+            c.remove(&mountpoint.covered);
         });
         if let Some(notifier) = self.notifier.get() {
-            let _unknown = notifier.inval_entry(spot.parent, &spot.name);
+            let _unknown = notifier.inval_entry(mountpoint.parent, &mountpoint.name);
         }
-        if !member.shown.is_forgotten(if force { Duration::ZERO } else { FORGETS }) && !force {
+        if !member.shown.is_forgotten(if force { Duration::ZERO } else { FORGET_TIMEOUT }) && !force
+        {
             self.covers.change(|c| {
-                c.insert(spot.covered, number);
+                c.insert(mountpoint.covered, number);
             });
             let root = member.fs().map(|fs| member.shown.ino(fs.root().0));
-            self.shows(spot, whole, |ino| Some(ino) == root);
+            self.shows(mountpoint, whole, |ino| Some(ino) == root);
             return Err(busy());
         }
         if let Some(slot) = self.members.write().get_mut(number) {
@@ -524,8 +543,8 @@ impl Tree {
     }
 }
 
-/// Tells a member how to tell the kernel something.
-fn tell_how(member: &Member, notifier: &Notifier) {
+/// Gives a member its notifier.
+fn attach_notifier(member: &Member, notifier: &Notifier) {
     if let Some(fs) = member.fs() {
         fs.attach(notifier.showing_as(Arc::clone(&member.shown) as _));
     }
@@ -536,8 +555,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn shown(ids: &Arc<Ids>, member: usize, tag: u64) -> Shown {
-        Shown {
+    fn shown(ids: &Arc<Ids>, member: usize, tag: u64) -> NodeIdMap {
+        NodeIdMap {
             ids: Arc::clone(ids),
             covers: Arc::default(),
             member,
@@ -554,14 +573,14 @@ mod tests {
             nodes in prop::collection::vec((0usize..4, any::<u16>(), 1u64..LOW), 1..60),
         ) {
             let ids = Arc::<Ids>::default();
-            let all: Vec<Shown> = (0..4).map(|m| shown(&ids, m, m as u64)).collect();
+            let all: Vec<NodeIdMap> = (0..4).map(|m| shown(&ids, m, m as u64)).collect();
             prop_assert_eq!(all[0].node(ROOT_ID), Some(ROOT_ID));
             for &(m, space, low) in &nodes {
                 let node = u64::from(space) << SPACE_SHIFT | low;
                 let out = all[m].node(node).unwrap();
                 let number = (out >> SPACE_SHIFT) as usize;
                 let (member, own) = ids.table.read()[number];
-                prop_assert_eq!((member, Shown::inward(own, out)), (m, node));
+                prop_assert_eq!((member, NodeIdMap::inward(own, out)), (m, node));
                 prop_assert_eq!(all[0].node(low), Some(low), "the topmost dataset's stay");
             }
         }

@@ -1,7 +1,7 @@
-//! Volumes as read-only files: `POOL/path/of/volume` below one directory, served
-//! by one mount for all pools.
+//! Volumes as read-only files: `POOL/path/of/volume` below one directory, served by one mount
+//! for all pools.
 //!
-//! Lock order: `Tree` is a leaf lock; the engine is not called under it.
+//! Lock order: `VolumeTree` is a leaf lock; the engine is not called under it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,103 +13,122 @@ use base::rt::{Mutex, RwLock};
 use cenote::props::PropData;
 use cenote::{DatasetKind, Pool, Volume};
 use fuse::{
-    Attr, Config, Data, DirSink, Entry, Errno, Filesystem, Mode, ROOT_ID, ReadArgs, Request,
-    Session, Statfs, Timestamp, UnmountOptions, Whence,
+    Attr, BlockingMode, Config, Data, DirSink, Errno, Filesystem, LookupEntry, ROOT_ID, ReadArgs,
+    Request, Session, Statfs, Timestamp, UnmountOptions, Whence,
 };
 use rustix::process::{getegid, geteuid};
 
-/// Pools come and go: names are asked for again after this.
+use super::zfs::FsResult;
+
+/// Names expire after this time, because pools are imported and exported.
 const TTL: Duration = Duration::from_secs(1);
 
-type Answer<T> = std::result::Result<T, Errno>;
-
-enum What {
+enum VolumeNodeKind {
     Dir(BTreeMap<Vec<u8>, u64>),
     File(Arc<Volume>),
 }
 
-struct Place {
+struct VolumeNode {
     parent: u64,
-    what: What,
+    kind: VolumeNodeKind,
     time: Timestamp,
 }
 
-/// The directories and files, by node number. Numbers are not used again.
-struct Tree {
-    places: BTreeMap<u64, Place>,
+/// The directories and files, by node id. Ids are not reused.
+struct VolumeTree {
+    nodes: BTreeMap<u64, VolumeNode>,
     next: u64,
 }
 
-impl Tree {
-    fn new() -> Tree {
-        let root =
-            Place { parent: ROOT_ID, what: What::Dir(BTreeMap::new()), time: Timestamp::default() };
-        Tree { places: BTreeMap::from([(ROOT_ID, root)]), next: ROOT_ID + 1 }
+impl VolumeTree {
+    fn new() -> VolumeTree {
+        let root = VolumeNode {
+            parent: ROOT_ID,
+            kind: VolumeNodeKind::Dir(BTreeMap::new()),
+            time: Timestamp::default(),
+        };
+        VolumeTree { nodes: BTreeMap::from([(ROOT_ID, root)]), next: ROOT_ID + 1 }
     }
 
-    /// The child of that name, made by `make` if there is none.
-    fn child(&mut self, parent: u64, name: &[u8], make: impl FnOnce() -> Place) -> Option<u64> {
+    /// The child with that name; `make` creates a missing one.
+    fn child(
+        &mut self,
+        parent: u64,
+        name: &[u8],
+        make: impl FnOnce() -> VolumeNode,
+    ) -> Option<u64> {
         let next = self.next;
-        let Some(Place { what: What::Dir(children), .. }) = self.places.get_mut(&parent) else {
+        let Some(VolumeNode { kind: VolumeNodeKind::Dir(children), .. }) =
+            self.nodes.get_mut(&parent)
+        else {
             return None;
         };
         let id = *children.entry(name.to_vec()).or_insert(next);
         if id == next {
             self.next += 1;
-            self.places.insert(id, make());
+            self.nodes.insert(id, make());
         }
         Some(id)
     }
 
-    /// Adds a file; a volume below a volume has no place.
+    /// Adds a file; a volume below another volume is not shown.
     fn add(&mut self, name: &str, volume: Arc<Volume>, time: Timestamp) {
         let (dirs, last) = name.rsplit_once('/').unwrap_or(("", name));
         let mut at = ROOT_ID;
         for part in dirs.split('/').filter(|p| !p.is_empty()) {
-            let make = || Place { parent: at, what: What::Dir(BTreeMap::new()), time };
+            let make =
+                || VolumeNode { parent: at, kind: VolumeNodeKind::Dir(BTreeMap::new()), time };
             match self.child(at, part.as_bytes(), make) {
                 Some(id) => at = id,
                 None => return,
             }
         }
-        self.child(at, last.as_bytes(), || Place { parent: at, what: What::File(volume), time });
+        self.child(at, last.as_bytes(), || VolumeNode {
+            parent: at,
+            kind: VolumeNodeKind::File(volume),
+            time,
+        });
     }
 
-    /// Removes what is below a name of the root.
+    /// Removes everything below a name in the root.
     fn remove(&mut self, name: &str) {
-        let Some(Place { what: What::Dir(children), .. }) = self.places.get_mut(&ROOT_ID) else {
+        let Some(VolumeNode { kind: VolumeNodeKind::Dir(children), .. }) =
+            self.nodes.get_mut(&ROOT_ID)
+        else {
             return;
         };
         let mut todo: Vec<u64> = children.remove(name.as_bytes()).into_iter().collect();
         while let Some(id) = todo.pop() {
-            if let Some(Place { what: What::Dir(children), .. }) = self.places.remove(&id) {
+            if let Some(VolumeNode { kind: VolumeNodeKind::Dir(children), .. }) =
+                self.nodes.remove(&id)
+            {
                 todo.extend(children.values());
             }
         }
     }
 
     fn is_empty(&self) -> bool {
-        self.places.len() == 1
+        self.nodes.len() == 1
     }
 }
 
-struct VolumeFs(Arc<RwLock<Tree>>);
+struct VolumeFs(Arc<RwLock<VolumeTree>>);
 
-fn attr(id: u64, place: &Place) -> Attr {
+fn attr(id: u64, node: &VolumeNode) -> Attr {
     let common = Attr {
         ino: id,
-        atime: place.time,
-        mtime: place.time,
-        ctime: place.time,
+        atime: node.time,
+        mtime: node.time,
+        ctime: node.time,
         uid: geteuid().as_raw(),
         gid: getegid().as_raw(),
         ..Attr::default()
     };
-    match &place.what {
-        What::Dir(children) => {
+    match &node.kind {
+        VolumeNodeKind::Dir(children) => {
             Attr { mode: 0o040_555, nlink: 2, size: children.len() as u64, blksize: 4096, ..common }
         }
-        What::File(volume) => Attr {
+        VolumeNodeKind::File(volume) => Attr {
             mode: 0o100_440,
             nlink: 1,
             size: volume.size(),
@@ -121,38 +140,50 @@ fn attr(id: u64, place: &Place) -> Attr {
 }
 
 impl VolumeFs {
-    fn volume(&self, id: u64) -> Answer<Arc<Volume>> {
-        match self.0.read().places.get(&id).map(|p| &p.what) {
-            Some(What::File(volume)) => Ok(Arc::clone(volume)),
-            Some(What::Dir(_)) => Err(Errno::EISDIR),
+    fn volume(&self, id: u64) -> FsResult<Arc<Volume>> {
+        match self.0.read().nodes.get(&id).map(|p| &p.kind) {
+            Some(VolumeNodeKind::File(volume)) => Ok(Arc::clone(volume)),
+            Some(VolumeNodeKind::Dir(_)) => Err(Errno::EISDIR),
             None => Err(Errno::ESTALE),
         }
     }
 }
 
 impl Filesystem for VolumeFs {
-    fn lookup(&self, _: &Request, _: Mode, parent: u64, name: &[u8]) -> Answer<Entry> {
+    fn lookup(
+        &self,
+        _: &Request,
+        _: BlockingMode,
+        parent: u64,
+        name: &[u8],
+    ) -> FsResult<LookupEntry> {
         let tree = self.0.read();
-        let place = tree.places.get(&parent).ok_or(Errno::ESTALE)?;
-        let id = match (name, &place.what) {
+        let node = tree.nodes.get(&parent).ok_or(Errno::ESTALE)?;
+        let id = match (name, &node.kind) {
             (b".", _) => Some(parent),
-            (b"..", _) => Some(place.parent),
-            (_, What::Dir(children)) => children.get(name).copied(),
-            (_, What::File(_)) => return Err(Errno::ENOTDIR),
+            (b"..", _) => Some(node.parent),
+            (_, VolumeNodeKind::Dir(children)) => children.get(name).copied(),
+            (_, VolumeNodeKind::File(_)) => return Err(Errno::ENOTDIR),
         };
-        let Some((id, place)) = id.and_then(|id| Some((id, tree.places.get(&id)?))) else {
-            return Ok(Entry::negative(TTL));
+        let Some((id, node)) = id.and_then(|id| Some((id, tree.nodes.get(&id)?))) else {
+            return Ok(LookupEntry::negative(TTL));
         };
-        let attr = attr(id, place);
-        Ok(Entry { node: id, generation: 0, attr, entry_ttl: TTL, attr_ttl: TTL })
+        let attr = attr(id, node);
+        Ok(LookupEntry { node: id, generation: 0, attr, entry_ttl: TTL, attr_ttl: TTL })
     }
 
-    fn getattr(&self, _: &Request, _: Mode, node: u64, _: Option<u64>) -> Answer<(Attr, Duration)> {
+    fn getattr(
+        &self,
+        _: &Request,
+        _: BlockingMode,
+        node: u64,
+        _: Option<u64>,
+    ) -> FsResult<(Attr, Duration)> {
         let tree = self.0.read();
-        Ok((attr(node, tree.places.get(&node).ok_or(Errno::ESTALE)?), TTL))
+        Ok((attr(node, tree.nodes.get(&node).ok_or(Errno::ESTALE)?), TTL))
     }
 
-    fn read(&self, _: &Request, mode: Mode, args: &ReadArgs) -> Answer<Data> {
+    fn read(&self, _: &Request, mode: BlockingMode, args: &ReadArgs) -> FsResult<Data> {
         let len = usize::try_from(args.size).unwrap_or(usize::MAX);
         Ok(self.volume(args.node)?.read(args.offset, len, super::io(mode))?.into())
     }
@@ -160,20 +191,20 @@ impl Filesystem for VolumeFs {
     fn readdir(
         &self,
         _: &Request,
-        _: Mode,
+        _: BlockingMode,
         node: u64,
         _: u64,
         offset: u64,
         sink: &mut DirSink,
-    ) -> Answer<()> {
+    ) -> FsResult<()> {
         let tree = self.0.read();
-        let place = tree.places.get(&node).ok_or(Errno::ESTALE)?;
-        let What::Dir(children) = &place.what else { return Err(Errno::ENOTDIR) };
-        let dots: [(&[u8], u64); 2] = [(b".", node), (b"..", place.parent)];
+        let entry = tree.nodes.get(&node).ok_or(Errno::ESTALE)?;
+        let VolumeNodeKind::Dir(children) = &entry.kind else { return Err(Errno::ENOTDIR) };
+        let dots: [(&[u8], u64); 2] = [(b".", node), (b"..", entry.parent)];
         let all = dots.into_iter().chain(children.iter().map(|(n, id)| (n.as_slice(), *id)));
         let skip = usize::try_from(offset).unwrap_or(usize::MAX);
         for (next, (name, id)) in (offset.saturating_add(1)..).zip(all.skip(skip)) {
-            let mode = tree.places.get(&id).map_or(0, |p| attr(id, p).mode);
+            let mode = tree.nodes.get(&id).map_or(0, |p| attr(id, p).mode);
             if !sink.add(id, next, mode, name) {
                 break;
             }
@@ -181,23 +212,23 @@ impl Filesystem for VolumeFs {
         Ok(())
     }
 
-    fn statfs(&self, _: &Request, _: Mode, _: u64) -> Answer<Statfs> {
+    fn statfs(&self, _: &Request, _: BlockingMode, _: u64) -> FsResult<Statfs> {
         Ok(Statfs { bsize: 4096, frsize: 512, namelen: 255, ..Statfs::default() })
     }
 
-    fn listxattr(&self, _: &Request, _: Mode, _: u64, _: u32) -> Answer<Data> {
+    fn listxattr(&self, _: &Request, _: BlockingMode, _: u64, _: u32) -> FsResult<Data> {
         Ok(Data::empty())
     }
 
     fn lseek(
         &self,
         _: &Request,
-        mode: Mode,
+        mode: BlockingMode,
         node: u64,
         _: u64,
         offset: u64,
         whence: Whence,
-    ) -> Answer<u64> {
+    ) -> FsResult<u64> {
         let volume = self.volume(node)?;
         let mut at = offset;
         while let Some(extent) = volume.extent(at, super::io(mode))? {
@@ -216,14 +247,14 @@ impl Filesystem for VolumeFs {
 /// The volumes of all imported pools, and their mount once there is one.
 pub struct Volumes {
     dir: PathBuf,
-    tree: Arc<RwLock<Tree>>,
+    tree: Arc<RwLock<VolumeTree>>,
     session: Mutex<Option<Session>>,
 }
 
 impl Volumes {
-    /// Nothing yet; files will appear in `dir`.
+    /// No volumes yet; files will appear in `dir`.
     pub fn new(dir: PathBuf) -> Volumes {
-        Volumes { dir, tree: Arc::new(RwLock::new(Tree::new())), session: Mutex::new(None) }
+        Volumes { dir, tree: Arc::new(RwLock::new(VolumeTree::new())), session: Mutex::new(None) }
     }
 
     /// Where files are, if there are any.
@@ -274,7 +305,7 @@ impl Volumes {
         Ok(())
     }
 
-    /// Removes a pool's volumes; with the last one the mount goes.
+    /// Removes a pool's volumes; the last one ends the mount.
     pub fn remove(&self, pool: &str) {
         let mut tree = self.tree.write();
         tree.remove(pool);
@@ -288,7 +319,7 @@ impl Volumes {
     /// Ends the mount.
     pub fn end(&self) {
         if let Some(session) = self.session.lock().take() {
-            // A user may keep the directory: it goes with the last one.
+            // A process may use the directory: the mount ends when the last user does.
             if session.unmount(UnmountOptions { lazy: true, force: false }).is_ok() {
                 let _gone = std::fs::remove_dir(&self.dir);
             }

@@ -1,21 +1,21 @@
-//! What changes a mounted dataset.
+//! Operations that change a mounted dataset.
 //!
 //! # Theory
-//! The kernel has checked permissions (`default_permissions`, and POSIX ACLs where they
-//! are on) and sent what is left to do; a file system's call is whole or not there. Who
-//! has no right to keep set-id bits, the kernel tells with each write and truncation
-//! (FUSE_HANDLE_KILLPRIV_V2): the bits, and `security.capability`, go here, in the call
-//! that changes the file. The umask comes along (FUSE_DONT_MASK), since a default ACL
-//! takes its place.
+//! The kernel has checked permissions (`default_permissions`, and POSIX ACLs if they are on)
+//! before it sends a request. A call of the file system is atomic. With each write and
+//! truncation the kernel says whether the caller may keep set-id bits
+//! (FUSE_HANDLE_KILLPRIV_V2); if not, the bits and `security.capability` are removed here, in
+//! the call that changes the file. The umask is part of the request (FUSE_DONT_MASK), because a
+//! default ACL replaces it.
 //!
-//! Writes go where the kernel says, `O_APPEND` too: it knows the size of every file of
-//! this mount and holds the file's lock while it appends. Writes that pass its cache by may
-//! run side by side, as far as they do not make the file longer.
+//! The kernel chooses the offset of each write, with `O_APPEND` too: it knows the size of every
+//! file of this mount and holds the file's lock while it appends. Writes that bypass its cache
+//! may run concurrently, if they do not extend the file.
 //!
 //! # Invariants
-//! * What is open is held once for each time it was opened, from before the kernel knows
-//!   of it until it was released.
-//! * An error that says "not there" of a node, not of a name, is `ESTALE`.
+//! * An open file is held once for each open, from before the kernel gets the handle until it
+//!   releases it.
+//! * An error "not found" about a node, not about a name, is `ESTALE`.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -28,24 +28,24 @@ use cenote::files::{
     Time, WritePosition,
 };
 use fuse::{
-    Attr, CopyRange, Entry, Errno, Negotiated, NewNode, Opened, Request, SetAttr, Timestamp,
+    Attr, CopyRange, Errno, LookupEntry, Negotiated, NewNode, Opened, Request, SetAttr, Timestamp,
     WriteArgs,
 };
 
-use super::node::Node;
+use super::node::NodeTarget;
 use super::xattrs::status_of;
-use super::zfs::{Answer, ZfsMount, attr};
+use super::zfs::{FsResult, ZfsMount, attr};
 
 use cenote::inspect::ondisk::znode::{ZFS_APPENDONLY, ZFS_IMMUTABLE};
 
 const O_ACCMODE: u32 = 0o3;
 const O_WRONLY: u32 = 0o1;
 const O_RDWR: u32 = 0o2;
-/// Minor version of kernels that drop what the page cache holds behind a direct write.
+/// Minor version of kernels that drop cached pages after a direct write.
 const COHERENT_MINOR: u32 = 41;
-/// Minor version of kernels that check, all of them, whether a caller may change flags.
+/// Minor version from which every kernel checks that a caller may change flags.
 const CHECKED_MINOR: u32 = 34;
-/// Handle of a file whose writes pass the page cache by.
+/// Handle of a file whose writes bypass the page cache.
 const DIRECT: u64 = 1;
 const S_ISUID: u32 = 0o4000;
 const S_ISGID: u32 = 0o2000;
@@ -61,7 +61,7 @@ const PUNCH_HOLE: u32 = 2;
 const ZERO_RANGE: u32 = 0x10;
 const CAPABILITY: &[u8] = b"security.capability";
 
-/// An error about a node: what is not there is a node no more.
+/// The errno for an error about a node: a node that is not found is stale.
 pub(super) fn stale(e: base::Error) -> Errno {
     match e.kind() {
         ErrorKind::NotFound => Errno::ESTALE,
@@ -69,7 +69,7 @@ pub(super) fn stale(e: base::Error) -> Errno {
     }
 }
 
-/// The groups of a process beside its main one.
+/// The supplementary groups of a process.
 fn groups_of(pid: u32) -> Vec<u32> {
     let Some(text) = status_of(pid) else { return Vec::new() };
     let line = text.lines().find_map(|l| l.strip_prefix("Groups:")).unwrap_or_default();
@@ -79,14 +79,14 @@ fn groups_of(pid: u32) -> Vec<u32> {
 pub(super) fn caller(req: &Request, umask: u32) -> Caller {
     let pid = req.pid;
     let groups = match pid {
-        // The kernel itself, or somebody beyond our process namespace.
+        // The kernel itself, or a process outside of our process namespace.
         0 => Groups::Known(Vec::new()),
         _ => Groups::Lookup(Arc::new(move || groups_of(pid))),
     };
     Caller { uid: req.uid, gid: req.gid, groups, umask, privileged: req.uid == 0 }
 }
 
-/// As [`caller`], keeping set-id bits or not as the kernel says.
+/// As [`caller`]; removes set-id bits if the kernel says so.
 pub(super) fn writer(req: &Request, kill: bool) -> Caller {
     Caller { privileged: !kill, ..caller(req, 0) }
 }
@@ -109,12 +109,12 @@ fn set_time(t: fuse::SetTime) -> SetTime {
 impl ZfsMount {
     fn own(&self, node: u64) -> Option<ObjectId> {
         match self.node(node) {
-            Ok(Node::Object(0, id)) if self.writable => Some(id),
+            Ok(NodeTarget::Object(0, id)) if self.writable => Some(id),
             _ => None,
         }
     }
 
-    /// Frees what a crash left without names, beside everything else.
+    /// Frees the objects without names that a crash left, in the background.
     pub(super) fn empty_delete_queue(self: &Arc<Self>) {
         if !self.writable {
             return;
@@ -122,7 +122,7 @@ impl ZfsMount {
         let fs = Arc::clone(self.fs());
         let work = move || match fs.empty_delete_queue() {
             Ok(_) => {}
-            // It stays for the next mount.
+            // They stay for the next mount.
             Err(e) => ui::err(&format!("files without names are left: {e}")),
         };
         if let Err(e) = base::rt::spawn("delete-queue", work) {
@@ -130,8 +130,8 @@ impl ZfsMount {
         }
     }
 
-    /// What was agreed with the kernel.
-    pub(super) fn agreed(&self, negotiated: &Negotiated) {
+    /// Records what was negotiated with the kernel.
+    pub(super) fn set_negotiated(&self, negotiated: &Negotiated) {
         self.direct_writes.store(negotiated.minor >= COHERENT_MINOR, Relaxed);
         self.checks_flags.store(negotiated.minor >= CHECKED_MINOR, Relaxed);
     }
@@ -139,7 +139,7 @@ impl ZfsMount {
     fn opened(&self, flags: u32) -> Opened {
         let around = match flags & O_ACCMODE {
             O_WRONLY => true,
-            // One request carries the data and waits for its commit; through the pages the
+            // One request carries the data and waits for its commit; through the page cache the
             // kernel sends two.
             O_RDWR => flags & O_DSYNC != 0,
             _ => false,
@@ -148,19 +148,20 @@ impl ZfsMount {
         Opened {
             handle: if direct { DIRECT } else { 0 },
             direct_io: direct || self.is_direct(),
-            // What the kernel reads from its pages nobody hears of.
+            // The file system does not see reads that the kernel serves from its pages.
             keep_cache: !self.is_direct() && !self.counts_each_access(),
             no_flush: true,
-            // Else one write is a whole to others, however many requests it takes.
+            // Without this a write is atomic for other callers, however many requests it takes.
             parallel_direct_writes: self.is_direct(),
             ..Opened::default()
         }
     }
 
-    pub(super) fn open_file(&self, node: u64, flags: u32) -> Answer<Opened> {
+    pub(super) fn open_file(&self, node: u64, flags: u32) -> FsResult<Opened> {
         if !self.writable && !self.is_direct() {
-            // Nothing to hold, no time of access to keep, no way to choose: the kernel opens
-            // files by itself from now on, and a small file is one request instead of three.
+            // No object has to be held, no access time is updated, and no option depends on the
+            // open. After this answer the kernel opens files without a request, and a small
+            // file costs one request instead of three.
             return Err(Errno::ENOSYS);
         }
         match self.own(node) {
@@ -174,8 +175,8 @@ impl ZfsMount {
         Ok(self.opened(flags))
     }
 
-    /// What the kernel checks at `open` where it knows a file's flags: here it does not.
-    fn check_open(&self, id: ObjectId, flags: u32) -> Answer<()> {
+    /// The check that the kernel makes at `open` if it knows a file's flags; here it does not.
+    fn check_open(&self, id: ObjectId, flags: u32) -> FsResult<()> {
         if flags & O_ACCMODE == 0 {
             return Ok(());
         }
@@ -184,21 +185,21 @@ impl ZfsMount {
         if pflags & ZFS_IMMUTABLE != 0 || whole { Err(Errno::EPERM) } else { Ok(()) }
     }
 
-    fn let_go(&self, id: ObjectId) {
+    fn release_file(&self, id: ObjectId) {
         if let Err(e) = self.fs().release(id) {
-            // The object stays on the queue of those without names.
+            // The object stays in the delete queue.
             ui::err(&format!("a closed file is left for the next mount: {e}"));
         }
     }
 
-    pub(super) fn close_file(&self, node: u64) -> Answer<()> {
+    pub(super) fn close_file(&self, node: u64) -> FsResult<()> {
         if let Some(id) = self.own(node) {
-            self.let_go(id);
+            self.release_file(id);
         }
         Ok(())
     }
 
-    fn new_entry(&self, attrs: &Attrs) -> Answer<Entry> {
+    fn new_entry(&self, attrs: &Attrs) -> FsResult<LookupEntry> {
         self.own_entry(attrs)
     }
 
@@ -208,7 +209,7 @@ impl ZfsMount {
         parent: u64,
         name: &[u8],
         new: &NewNode,
-    ) -> Answer<Entry> {
+    ) -> FsResult<LookupEntry> {
         let dir = self.changeable_name(parent, name)?;
         let kind = FileKind::from_nibble(u64::from(new.mode >> 12 & 0xf));
         if kind == FileKind::Unknown {
@@ -225,7 +226,7 @@ impl ZfsMount {
         parent: u64,
         name: &[u8],
         new: &NewNode,
-    ) -> Answer<Entry> {
+    ) -> FsResult<LookupEntry> {
         let dir = self.changeable_name(parent, name)?;
         let attrs = self.fs().make(&caller(req, new.umask), dir, name, &New::dir(new.mode))?;
         self.new_entry(&attrs)
@@ -237,7 +238,7 @@ impl ZfsMount {
         parent: u64,
         name: &[u8],
         target: &[u8],
-    ) -> Answer<Entry> {
+    ) -> FsResult<LookupEntry> {
         let dir = self.changeable_name(parent, name)?;
         let attrs = self.fs().make(&caller(req, 0), dir, name, &New::symlink(target))?;
         self.new_entry(&attrs)
@@ -250,7 +251,7 @@ impl ZfsMount {
         name: &[u8],
         new: &NewNode,
         flags: u32,
-    ) -> Answer<(Entry, Opened)> {
+    ) -> FsResult<(LookupEntry, Opened)> {
         let dir = self.changeable_name(parent, name)?;
         let attrs = self.fs().make(&caller(req, new.umask), dir, name, &New::file(new.mode))?;
         self.fs().hold(attrs.id).map_err(stale)?;
@@ -263,7 +264,7 @@ impl ZfsMount {
         parent: u64,
         new: &NewNode,
         flags: u32,
-    ) -> Answer<(Entry, Opened)> {
+    ) -> FsResult<(LookupEntry, Opened)> {
         let dir = self.changeable(parent)?;
         let attrs = self.fs().make_unlinked(&caller(req, new.umask), dir, new.mode)?;
         Ok((self.new_entry(&attrs)?, self.opened(flags)))
@@ -275,7 +276,7 @@ impl ZfsMount {
         parent: u64,
         name: &[u8],
         is_dir: bool,
-    ) -> Answer<()> {
+    ) -> FsResult<()> {
         let dir = self.changeable(parent)?;
         let by = caller(req, 0);
         match is_dir {
@@ -285,7 +286,8 @@ impl ZfsMount {
         Ok(())
     }
 
-    /// Does what may remove the directory of a name; what `fstat` tells of it later is kept.
+    /// Runs `f`, which may remove the directory of a name; keeps the attributes that `fstat`
+    /// reports afterwards.
     fn ending<T>(
         &self,
         parent: ObjectId,
@@ -294,7 +296,7 @@ impl ZfsMount {
     ) -> base::Result<T> {
         let found = self.fs().lookup(parent, name, Io::WAIT).ok();
         let dir = found.filter(|f| f.kind == FileKind::Dir);
-        let node = dir.as_ref().and_then(|f| Node::Object(0, f.id).id(self.fs().root()));
+        let node = dir.as_ref().and_then(|f| NodeTarget::Object(0, f.id).id(self.fs().root()));
         let attrs = dir.and_then(|f| self.fs().attrs(f.id, Io::WAIT).ok());
         if let (Some(node), Some(attrs)) = (node, attrs) {
             self.gone.put(node, attr(&attrs));
@@ -309,7 +311,7 @@ impl ZfsMount {
         from: (u64, &[u8]),
         to: (u64, &[u8]),
         flags: u32,
-    ) -> Answer<()> {
+    ) -> FsResult<()> {
         let how = RENAME.iter().find(|r| r.0 == flags).map(|r| r.1).ok_or(Errno::EINVAL)?;
         let old = (self.changeable(from.0)?, from.1);
         let new = (self.changeable_name(to.0, to.1)?, to.1);
@@ -317,20 +319,20 @@ impl ZfsMount {
         Ok(self.ending(new.0, new.1, || self.fs().rename(&by, old, new, how))?)
     }
 
-    pub(super) fn give_name(
+    pub(super) fn link_name(
         &self,
         req: &Request,
         node: u64,
         parent: u64,
         name: &[u8],
-    ) -> Answer<Entry> {
+    ) -> FsResult<LookupEntry> {
         let id = self.changeable(node)?;
         let dir = self.changeable_name(parent, name)?;
         let attrs = self.fs().link(&caller(req, 0), id, dir, name)?;
         self.new_entry(&attrs)
     }
 
-    pub(super) fn write_file(&self, req: &Request, args: &WriteArgs, data: &[u8]) -> Answer<u32> {
+    pub(super) fn write_file(&self, req: &Request, args: &WriteArgs, data: &[u8]) -> FsResult<u32> {
         let id = self.changeable(args.node)?;
         let by = writer(req, args.kill_suidgid);
         let fs = self.fs();
@@ -339,15 +341,15 @@ impl ZfsMount {
             false => fs.write(&by, id, WritePosition::Offset(args.offset), data),
         };
         let done = done.map_err(stale)?;
-        // The kernel asks for it itself only where it writes through its pages.
+        // The kernel sends an `fsync` by itself only if it writes through its pages.
         if args.flags & O_DSYNC != 0 && (args.handle == DIRECT || self.is_direct()) {
             self.fs().fsync(id).map_err(stale)?;
         }
         Ok(u32::try_from(done.bytes).unwrap_or(u32::MAX))
     }
 
-    /// Who changes a file without the right to, takes its capabilities away.
-    fn drop_capability(&self, req: &Request, id: ObjectId) -> Answer<()> {
+    /// Removes a file's capabilities when a caller without the right to keep them changes it.
+    fn drop_capability(&self, req: &Request, id: ObjectId) -> FsResult<()> {
         let attrs = self.fs().attrs(id, Io::WAIT).map_err(stale)?;
         if !attrs.may_have_xattrs {
             return Ok(());
@@ -355,9 +357,9 @@ impl ZfsMount {
         self.fs().drop_xattr(&caller(req, 0), id, CAPABILITY).map_err(stale)
     }
 
-    /// Takes set-id bits away as a write does; for `fallocate` the kernel leaves that to
-    /// the server, and does not say who may keep them.
-    fn drop_set_ids(&self, req: &Request, id: ObjectId) -> Answer<()> {
+    /// Removes set-id bits as a write does. For `fallocate` the kernel leaves that to the
+    /// server, and does not say which callers may keep them.
+    fn drop_set_ids(&self, req: &Request, id: ObjectId) -> FsResult<()> {
         if req.uid == 0 {
             return Ok(());
         }
@@ -373,9 +375,9 @@ impl ZfsMount {
         Ok(())
     }
 
-    /// Changes attributes. With the owner, and with the content if the caller may not
-    /// keep them, set-id bits go in the same call, and capabilities before it.
-    fn set(&self, req: &Request, id: ObjectId, set: &SetAttrs, kill: bool) -> Answer<Attrs> {
+    /// Changes attributes. A new owner removes set-id bits in the same call, and so does new
+    /// content if the caller may not keep them; capabilities are removed before.
+    fn set(&self, req: &Request, id: ObjectId, set: &SetAttrs, kill: bool) -> FsResult<Attrs> {
         if kill || set.uid.is_some() || set.gid.is_some() {
             self.drop_capability(req, id)?;
         }
@@ -387,7 +389,7 @@ impl ZfsMount {
         req: &Request,
         node: u64,
         set: &SetAttr,
-    ) -> Answer<(Attr, Duration)> {
+    ) -> FsResult<(Attr, Duration)> {
         let id = self.changeable(node)?;
         let changes = SetAttrs {
             mode: set.mode.map(|m| m & 0o7777),
@@ -411,35 +413,35 @@ impl ZfsMount {
         offset: u64,
         len: u64,
         mode: u32,
-    ) -> Answer<()> {
+    ) -> FsResult<()> {
         let id = self.changeable(node)?;
         self.drop_set_ids(req, id)?;
         let what = match mode {
             m if m == PUNCH_HOLE | KEEP_SIZE => Falloc::PunchHole,
             ZERO_RANGE => Falloc::ZeroRange { keep_size: false },
             m if m == ZERO_RANGE | KEEP_SIZE => Falloc::ZeroRange { keep_size: true },
-            0 | KEEP_SIZE => return self.promise(req, id, offset, len, mode == 0),
+            0 | KEEP_SIZE => return self.reserve(req, id, offset, len, mode == 0),
             _ => return Err(Errno::EOPNOTSUPP),
         };
         self.fs().allocate(&caller(req, 0), id, what, offset, len).map_err(stale)
     }
 
-    /// Where every block is written anew nothing can be reserved: there is room now, or
-    /// there is not. The file gets its size.
-    fn promise(
+    /// Checks for free space and sets the file's size. Space cannot be reserved in a file
+    /// system that writes every block to a new location.
+    fn reserve(
         &self,
         req: &Request,
         id: ObjectId,
         offset: u64,
         len: u64,
         grow: bool,
-    ) -> Answer<()> {
+    ) -> FsResult<()> {
         let end = offset.checked_add(len).ok_or(Errno::EFBIG)?;
         let now = self.fs().attrs(id, Io::WAIT).map_err(stale)?;
         if now.kind != FileKind::Regular {
             return Err(Errno::EOPNOTSUPP);
         }
-        // A tenth more, for metadata.
+        // Metadata takes up to a tenth more.
         if len.saturating_add(len / 10) > self.fs().space()?.available {
             return Err(Errno::ENOSPC);
         }
@@ -450,25 +452,25 @@ impl ZfsMount {
         Ok(())
     }
 
-    pub(super) fn copy(&self, req: &Request, range: &CopyRange) -> Answer<u64> {
+    pub(super) fn copy(&self, req: &Request, range: &CopyRange) -> FsResult<u64> {
         if range.flags != 0 {
             return Err(Errno::EINVAL);
         }
         let to = (self.changeable(range.node_out)?, range.offset_out);
-        // From a snapshot the kernel copies by itself.
+        // The kernel itself copies from a snapshot.
         let from = (self.own(range.node_in).ok_or(Errno::EXDEV)?, range.offset_in);
         let by = writer(req, req.uid != 0);
         self.fs().copy_range(&by, from, to, range.len).map_err(stale)
     }
 
-    pub(super) fn sync_object(&self, node: u64) -> Answer<()> {
+    pub(super) fn sync_object(&self, node: u64) -> FsResult<()> {
         match self.own(node) {
             Some(id) => Ok(self.fs().fsync(id).map_err(stale)?),
             None => Ok(()),
         }
     }
 
-    pub(super) fn sync_all(&self) -> Answer<()> {
+    pub(super) fn sync_all(&self) -> FsResult<()> {
         if self.writable {
             self.fs().sync_all()?;
         }

@@ -1,29 +1,29 @@
-//! Extended attributes through the mount: which names there are, and to whom.
+//! Extended attributes through the mount: which names exist, and which callers see them.
 //!
 //! # Theory
-//! The kernel checks the namespaces that it knows: `user.` as the file's content, `trusted.`
-//! for `CAP_SYS_ADMIN`, `security.` by its security modules. For `system.` it asks nobody but
-//! the file system, and it does not filter lists. So here:
-//! * of `system.` only the two POSIX ACLs exist, and only where `acltype` says so;
-//!   elsewhere they are neither listed nor given, as OpenZFS has it, read-only or not.
-//!   Anything else in `system.` is `EOPNOTSUPP`, and not listed should a disk have it;
-//! * `trusted.` names are listed to root alone, as far as it has `CAP_SYS_ADMIN`;
-//! * a namespace that Linux does not know is `EOPNOTSUPP` (`ondisk::xattr`).
+//! The kernel checks access to the namespaces that it knows: `user.` like the file's content,
+//! `trusted.` by `CAP_SYS_ADMIN`, `security.` by its security modules. For `system.` it relies
+//! on the file system alone, and it does not filter lists. So this module has these rules:
+//! * In `system.` only the two POSIX ACLs exist, and only if `acltype` says so; else they are
+//!   neither listed nor returned, as in OpenZFS, read-only or not. Any other name in `system.`
+//!   is `EOPNOTSUPP`, and is not listed even if it is on disk.
+//! * `trusted.` names are listed only for root with `CAP_SYS_ADMIN`.
+//! * A namespace that Linux does not know is `EOPNOTSUPP` (`ondisk::xattr`).
 
 use std::io::Read;
 
 use cenote::Io;
 use cenote::files::{SetAttrs, SetHow};
-use fuse::{Data, Errno, Mode, Request};
+use fuse::{BlockingMode, Data, Errno, Request};
 
 use super::io;
-use super::node::Node;
+use super::node::NodeTarget;
 use super::write::{caller, stale, writer};
-use super::zfs::{Answer, ZfsMount};
+use super::zfs::{FsResult, ZfsMount};
 
 /// Flags of `setxattr`.
 const HOW: [(u32, SetHow); 3] = [(0, SetHow::Any), (1, SetHow::Create), (2, SetHow::Replace)];
-/// Attributes in which POSIX ACLs come.
+/// Attributes that hold POSIX ACLs.
 pub(super) const ACL_NAMES: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
 const SYSTEM: &[u8] = b"system.";
 const TRUSTED: &[u8] = b"trusted.";
@@ -40,9 +40,9 @@ pub(super) fn status_of(pid: u32) -> Option<String> {
     Some(text)
 }
 
-/// Whether the caller is root with `CAP_SYS_ADMIN`. In a user namespace of its own any
-/// process has that capability, so the user id counts, too. A process that `/proc` does not
-/// show is taken for what its user id says.
+/// Whether the caller is root with `CAP_SYS_ADMIN`. The user id counts, too, because any
+/// process has that capability in a user namespace of its own. If `/proc` does not show the
+/// process, its user id alone decides.
 fn is_admin(req: &Request) -> bool {
     if req.uid != 0 {
         return false;
@@ -54,13 +54,13 @@ fn is_admin(req: &Request) -> bool {
 }
 
 impl ZfsMount {
-    /// Whether there are attributes of this name here.
-    fn check_name(&self, name: &[u8]) -> Answer<()> {
+    /// Whether attributes with this name can exist here.
+    fn check_name(&self, name: &[u8]) -> FsResult<()> {
         let there = !name.starts_with(SYSTEM) || self.has_acls() && ACL_NAMES.contains(&name);
         if there { Ok(()) } else { Err(Errno::EOPNOTSUPP) }
     }
 
-    pub(super) fn give_xattr(&self, mode: Mode, node: u64, name: &[u8]) -> Answer<Data> {
+    pub(super) fn read_xattr(&self, mode: BlockingMode, node: u64, name: &[u8]) -> FsResult<Data> {
         self.check_name(name)?;
         let (fs, id) = self.object(node, Errno::ENODATA)?;
         match fs.get_xattr(id, name, io(mode)).map_err(stale)? {
@@ -69,8 +69,13 @@ impl ZfsMount {
         }
     }
 
-    pub(super) fn list_xattrs(&self, req: &Request, mode: Mode, node: u64) -> Answer<Data> {
-        let Node::Object(space, id) = self.node(node)? else { return Ok(Data::empty()) };
+    pub(super) fn list_xattrs(
+        &self,
+        req: &Request,
+        mode: BlockingMode,
+        node: u64,
+    ) -> FsResult<Data> {
+        let NodeTarget::Object(space, id) = self.node(node)? else { return Ok(Data::empty()) };
         let all = self.space(space)?.list_xattrs(id, io(mode)).map_err(stale)?;
         let mut admin = None;
         let mut names = Vec::new();
@@ -95,7 +100,7 @@ impl ZfsMount {
         value: &[u8],
         flags: u32,
         kill_sgid: bool,
-    ) -> Answer<()> {
+    ) -> FsResult<()> {
         self.check_name(name)?;
         let id = self.changeable(node)?;
         let how = HOW.iter().find(|x| x.0 == flags).map(|x| x.1).ok_or(Errno::EINVAL)?;
@@ -112,7 +117,7 @@ impl ZfsMount {
         Ok(())
     }
 
-    pub(super) fn drop_xattr(&self, req: &Request, node: u64, name: &[u8]) -> Answer<()> {
+    pub(super) fn drop_xattr(&self, req: &Request, node: u64, name: &[u8]) -> FsResult<()> {
         self.check_name(name)?;
         let id = self.changeable(node)?;
         self.fs().remove_xattr(&caller(req, 0), id, name).map_err(stale)

@@ -1,44 +1,44 @@
-//! A dataset as a FUSE file system: what is where, and what the kernel may believe.
+//! A dataset as a FUSE file system: its nodes, and what the kernel may cache.
 //!
 //! # Theory
-//! Nobody changes a mounted file system but through its mount: the daemon is the pool's
-//! only writer, and a dataset is mounted once. So the kernel may believe names and
-//! attributes until it changes them itself, and keep pages of files over their opening;
-//! what happens behind its back (snapshots that come and go, properties, rollback) it is
-//! told. Two things it may not believe for long. Space taken is known when a group is on
-//! disk: attributes of what is still to be written are asked for again. And where names of
-//! different bytes are one (case, normalisation), it would not see that one it
-//! remembers went under another spelling: there it asks each time.
+//! A mounted file system changes only through its mount, because the daemon is the pool's only
+//! writer and a dataset is mounted once. So the kernel may cache names and attributes until it
+//! changes them itself, and keep pages of files beyond their close. It is notified of changes
+//! by other means (snapshots, properties, rollback). Two things it may not cache for long. The
+//! space that an object takes is known only when its txg is on disk, so attributes of dirty
+//! objects expire. If different spellings of a name are equal (case, normalisation), the kernel
+//! would not notice that a cached name was removed under another spelling; in such file systems
+//! names expire at once.
 //!
-//! Each reading operation is tried from memory first, and only then waits for devices
-//! (decision 7); changing operations ([`super::write`]) may wait at once.
+//! Each reading operation is tried from memory first, and only then waits for devices (decision
+//! 7); changing operations ([`super::write`]) may wait at once.
 //!
-//! A node is an object ([`super::node`]): the kernel's lookups need no count here. That
-//! a number may be used again is what generations are for: the kernel gives up an inode
-//! whose generation is another now. What is open is held in the file system, so that a
-//! file without a name lives as long as somebody has it open.
+//! A node is an object ([`super::node`]), so the kernel's lookups need no count here.
+//! Generations distinguish successive uses of one object id: the kernel drops an inode whose
+//! generation has changed. Open files are held in the file system, so that a file without a
+//! name lives as long as it is open.
 //!
-//! `.zfs/snapshot/NAME` is the snapshot's own file system, opened when its name
-//! is first looked up and kept as long as the mount and the snapshot live. It is found by
-//! name even where `snapdir=hidden` keeps it out of listings. Nothing can be changed
-//! beneath `.zfs`.
+//! `.zfs/snapshot/NAME` is the snapshot's own file system, opened when its name is first looked
+//! up and kept as long as the mount and the snapshot exist. It is found by name even if
+//! `snapdir=hidden` keeps it out of listings. Nothing can be changed beneath `.zfs`.
 //!
 //! # The kernel's write-back cache
-//! is off. It would have the kernel answer for sizes and times while pages are dirty:
-//! `ENOSPC` and `EDQUOT` come only when the writer is gone, a snapshot lacks what was
-//! written before it, and times of change are the kernel's. Writes of mapped pages are
-//! late even so, as on every file system; `fsync` and `msync` bring them here first.
+//! It is off. With it, the kernel would be responsible for sizes and times while pages are
+//! dirty: `ENOSPC` and `EDQUOT` come only after the writer has ended, a snapshot lacks data
+//! that was written before it, and times of change are the kernel's. Writes of mapped pages are
+//! late all the same, as in every file system; `fsync` and `msync` send them first.
 //!
-//! What is open for writing alone passes the page cache by where the kernel drops what the
-//! cache holds behind each write (protocol 7.41): nobody can map it, a written page need not
-//! be copied twice, and the kernel does not ask for `security.capability` before the first
-//! write of each file; that goes here then, whoever writes. So does what is open for
-//! synchronous writes, reading too: its data and the wait for them are one request then.
+//! Files that are open for writing alone bypass the page cache, if the kernel drops cached
+//! pages after each such write (protocol 7.41). They cannot be mapped, a written page need not
+//! be copied twice, and the kernel does not request `security.capability` before the first
+//! write of each file; every such write removes it here. Files that are open for synchronous
+//! writes bypass the cache, too, for reads as well: their data and the wait for it are then one
+//! request.
 //!
 //! # Departures from OpenZFS
-//! Snapshots are part of the dataset's mount instead of mounts of their own: they
-//! share its device number. `syncfs` and `sync` do not reach a FUSE server that is not
-//! virtiofs: what they should make durable is so with the next group.
+//! Snapshots are part of the dataset's mount instead of mounts of their own: they share its
+//! device number. `syncfs` and `sync` do not reach a FUSE server that is not virtiofs: the data
+//! becomes durable with the next txg.
 //!
 //! Lock order: `ZfsMount::spaces` is a leaf; the engine is not called under it.
 
@@ -53,40 +53,43 @@ use base::{ErrorKind, ObjectId, Result};
 use cenote::files::{Atime, Attrs, CaseSensitivity, DirEntry};
 use cenote::props::PropData;
 use cenote::{Dataset, FileSystem, Io};
-use fuse::{Attr, DirSink, Entry, Errno, FOREVER, Mode, Notifier, Statfs, Timestamp, WriteArgs};
+use fuse::{
+    Attr, BlockingMode, DirSink, Errno, FOREVER, LookupEntry, Notifier, Statfs, Timestamp,
+    WriteArgs,
+};
 
-use super::gone::Gone;
 use super::io;
-use super::node::{CTL_INO, Node, SHARES_INO, SNAPDIR_INO, SNAPROOT_INO, SPACES_MAX};
+use super::node::{CTL_INO, NodeTarget, SHARES_INO, SNAPDIR_INO, SNAPROOT_INO, SPACES_MAX};
 use super::pages::Pages;
+use super::removed_dirs::RemovedDirs;
 use crate::MountOptions;
 
 const CTL_NAME: &[u8] = b".zfs";
 const SNAPDIR_NAME: &[u8] = b"snapshot";
 const SHARES_NAME: &[u8] = b"shares";
-/// Behind `..` in a root directory; the file system leaves it for `.zfs`.
+/// The cookie after `..` in a root directory; the file system leaves it free for `.zfs`.
 const COOKIE_CTL: u64 = 2;
 const COOKIE_BEHIND_CTL: u64 = 3;
 const S_IFDIR: u32 = 0o040_000;
 /// Unit of space in `statfs`.
 const FRAGMENT: u64 = 512;
 
-pub(super) type Answer<T> = std::result::Result<T, Errno>;
+pub(super) type FsResult<T> = std::result::Result<T, Errno>;
 
 /// The file systems of one mount: index 0 is the dataset, others are snapshots.
 struct Spaces {
-    /// With the object set's number; `None` where a snapshot was that is gone.
+    /// With the object set's id; `None` for a snapshot that was destroyed.
     list: Vec<Option<(Arc<FileSystem>, u64)>>,
     by_name: HashMap<Vec<u8>, u16>,
 }
 
-/// The snapshots by name, with their creation.
+/// The snapshots by name, with their creation times.
 type Snapshots = Arc<Vec<(Vec<u8>, Timestamp)>>;
 
-/// How a mount's access times are kept.
+/// How access times are updated.
 #[derive(Clone, Copy)]
 struct Access {
-    /// If not as the properties say.
+    /// The rule of the mount options; `None`: as the properties say.
     rule: Option<Atime>,
     not_of_dirs: bool,
 }
@@ -102,30 +105,30 @@ pub(super) struct ZfsMount {
     dataset: Dataset,
     fs: Arc<FileSystem>,
     spaces: RwLock<Spaces>,
-    /// Until they change, and how often they did.
+    /// Cached until they change; with the number of changes.
     snapshots: RwLock<(Option<Snapshots>, u64)>,
-    /// Of a file system that does not change.
+    /// Of a file system that is read-only for good.
     pub(super) totals: Statfs,
-    /// Changes are possible, options permitting.
+    /// The file system can be changed if the options permit it.
     pub(super) writable: bool,
-    /// Names are exactly their bytes.
+    /// Names are equal only if their bytes are.
     pub(super) exact: bool,
     /// `readonly`, by the property or the mount's options.
     read_only: AtomicBool,
-    /// How access times are kept.
+    /// How access times are updated.
     access: RwLock<Access>,
     visible: AtomicBool,
     has_ctl: AtomicBool,
     notifier: OnceLock<Notifier>,
-    /// The kernel's page cache is passed by.
+    /// All files bypass the kernel's page cache.
     direct_io: bool,
-    /// The kernel was told of POSIX ACLs.
+    /// POSIX ACLs were negotiated with the kernel.
     posix_acl: bool,
-    /// Handles for writing alone pass the page cache by.
+    /// Handles for writing alone bypass the page cache.
     pub(super) direct_writes: AtomicBool,
-    /// The kernel has checked whether a caller may change flags.
+    /// The kernel checks that a caller may change flags.
     pub(super) checks_flags: AtomicBool,
-    pub(super) gone: Gone,
+    pub(super) gone: RemovedDirs,
     pages: Arc<Pages>,
 }
 
@@ -136,7 +139,7 @@ fn number(dataset: &Dataset, name: &str) -> Result<u64> {
     })
 }
 
-/// Of a file system that changes.
+/// `statfs` of a file system that changes.
 pub(super) fn totals_now(fs: &FileSystem) -> Result<Statfs> {
     let space = fs.space()?;
     Ok(Statfs {
@@ -189,8 +192,8 @@ pub(super) fn attr(a: &Attrs) -> Attr {
     }
 }
 
-fn entry(node: u64, generation: u64, attr: Attr) -> Entry {
-    Entry { node, generation, attr, entry_ttl: FOREVER, attr_ttl: FOREVER }
+fn entry(node: u64, generation: u64, attr: Attr) -> LookupEntry {
+    LookupEntry { node, generation, attr, entry_ttl: FOREVER, attr_ttl: FOREVER }
 }
 
 /// Of `st_mode`.
@@ -198,12 +201,12 @@ const S_IFMT: u32 = 0o170_000;
 const S_IFREG: u32 = 0o100_000;
 const SET_ID: u32 = 0o6_000;
 
-/// How long attributes may be believed of what is not on disk as it is.
+/// How long the kernel may cache attributes of a dirty object.
 const DIRTY_TTL: Duration = Duration::from_secs(2);
 /// Of `open(2)`.
 const O_DIRECT: u32 = rustix::fs::OFlags::DIRECT.bits();
 
-/// Seconds after a change in which a group may not yet be on disk.
+/// Seconds after a change in which its txg may not be on disk yet.
 const FRESH: i64 = 30;
 
 impl ZfsMount {
@@ -216,7 +219,7 @@ impl ZfsMount {
         let fs = dataset.open_fs()?;
         let props = fs.props();
         let exact = props.case == CaseSensitivity::Sensitive && props.normalization == 0;
-        // The kernel's page cache holds what was read, unless it is passed by.
+        // The kernel's page cache keeps what was read, unless files bypass it.
         fs.set_drop_behind(!options.direct_io);
         Ok(ZfsMount {
             dataset: dataset.clone(),
@@ -238,28 +241,28 @@ impl ZfsMount {
             posix_acl: options.posix_acl,
             direct_writes: AtomicBool::new(false),
             checks_flags: AtomicBool::new(false),
-            gone: Gone::default(),
+            gone: RemovedDirs::default(),
             pages: Arc::default(),
         })
     }
 
-    /// Tells how to tell the kernel something.
+    /// Sets the notifier, through which the kernel is notified.
     pub(super) fn attach(&self, notifier: Notifier) {
         let _attached_once = self.notifier.set(notifier);
     }
 
-    /// Options changed that are no flags of the kernel's.
+    /// Applies changed options that are not flags of the kernel.
     pub(super) fn follow(&self, options: &MountOptions) {
         self.read_only.store(options.read_only, Relaxed);
         *self.access.write() = Access::of(options);
         self.visible.store(options.snapdir_visible, Relaxed);
         self.has_ctl.store(!options.snapdir_disabled, Relaxed);
-        self.tell(|n| n.inval_entry(fuse::ROOT_ID, CTL_NAME));
-        self.tell(|n| n.inval_inode(fuse::ROOT_ID, 0, 0));
+        self.notify_kernel(|n| n.inval_entry(fuse::ROOT_ID, CTL_NAME));
+        self.notify_kernel(|n| n.inval_inode(fuse::ROOT_ID, 0, 0));
     }
 
-    /// Snapshots of these names came or went: what was known of them is forgotten, here
-    /// and in the kernel. Files of one that is gone are stale.
+    /// Forgets the snapshots with these names, here and in the kernel. Files of a destroyed
+    /// snapshot are stale.
     pub(super) fn snapshots_changed(&self, names: &[&str]) {
         {
             let mut known = self.snapshots.write();
@@ -275,61 +278,61 @@ impl ZfsMount {
                 }
             }
         }
-        let Some(snapdir) = Node::Snapdir.id(self.root()) else { return };
+        let Some(snapdir) = NodeTarget::Snapdir.id(self.root()) else { return };
         for name in names {
-            self.tell(|n| n.inval_entry(snapdir, name.as_bytes()));
+            self.notify_kernel(|n| n.inval_entry(snapdir, name.as_bytes()));
         }
-        self.tell(|n| n.inval_inode(snapdir, 0, 0));
+        self.notify_kernel(|n| n.inval_inode(snapdir, 0, 0));
     }
 
-    /// An invalidation; a kernel that knows nothing of it needs none.
-    fn tell(&self, what: impl FnOnce(&Notifier) -> fuse::Result<()>) {
+    /// Sends a notification. An error is ignored: the kernel has nothing cached to invalidate.
+    fn notify_kernel(&self, what: impl FnOnce(&Notifier) -> fuse::Result<()>) {
         if let Some(notifier) = self.notifier.get() {
             let _unmounted = what(notifier);
         }
     }
 
-    /// Attributes of a node changed in a way that the kernel does not see.
+    /// Notifies the kernel that attributes of a node changed by other means.
     pub(super) fn attrs_changed(&self, node: u64) {
-        self.tell(|n| n.inval_inode(node, -1, 0));
+        self.notify_kernel(|n| n.inval_inode(node, -1, 0));
     }
 
-    /// Whether the kernel has checked that a caller may change a file's flags.
+    /// Whether the kernel checks that a caller may change a file's flags.
     pub(super) fn kernel_checks_flags(&self) -> bool {
         self.checks_flags.load(Relaxed)
     }
 
-    /// A file is about to be read, open with these flags.
+    /// Records that a file will be read, open with these flags.
     pub(super) fn reads(&self, node: u64, flags: u32) {
         if self.writable && !self.direct_io && flags & O_DIRECT == 0 {
-            self.pages.are_read(node);
+            self.pages.mark_read(node);
         }
     }
 
     /// A range of a file was written, and the writer has no answer yet. Other handles that
-    /// pass the cache by are written synchronously: the kernel drops what it holds itself.
+    /// bypass the cache are for synchronous writes: the kernel drops their pages itself.
     pub(super) fn wrote(&self, args: &WriteArgs, len: usize) {
         if args.flags & O_DIRECT != 0 && !self.direct_io {
-            self.pages.are_old(self.notifier.get(), args.node, args.offset, len);
+            self.pages.invalidate_written(self.notifier.get(), args.node, args.offset, len);
         }
     }
 
-    /// A file or a directory was read.
+    /// Records a read of a file or directory.
     pub(super) fn accessed(&self, node: u64, is_dir: bool) {
-        let Ok(Node::Object(0, id)) = self.node(node) else { return };
+        let Ok(NodeTarget::Object(0, id)) = self.node(node) else { return };
         let access = *self.access.read();
         if self.check_writable().is_ok() && !(is_dir && access.not_of_dirs) {
             self.fs.accessed_as(id, access.rule);
         }
     }
 
-    /// Whether every access counts, however soon after another.
+    /// Whether every access updates the access time, however soon after another.
     pub(super) fn counts_each_access(&self) -> bool {
         let rule = self.access.read().rule;
         self.writable && self.fs.counts_each_access(rule)
     }
 
-    /// Part of a directory was listed: each listing counts once.
+    /// Records a listing of a directory; a listing in several parts counts once.
     pub(super) fn listed(&self, node: u64, offset: u64) {
         if offset == 0 {
             self.accessed(node, true);
@@ -341,24 +344,24 @@ impl ZfsMount {
         &self.fs
     }
 
-    /// Whether there are POSIX ACLs.
+    /// Whether POSIX ACLs are on.
     pub(super) fn has_acls(&self) -> bool {
         self.posix_acl
     }
 
-    /// The kernel's page cache is passed by.
+    /// Whether all files bypass the kernel's page cache.
     pub(super) fn is_direct(&self) -> bool {
         self.direct_io
     }
 
-    /// Whether something can be changed now.
-    pub(super) fn check_writable(&self) -> Answer<()> {
+    /// Fails if the file system cannot be changed now.
+    pub(super) fn check_writable(&self) -> FsResult<()> {
         if self.writable && !self.read_only.load(Relaxed) { Ok(()) } else { Err(Errno::EROFS) }
     }
 
-    /// How long attributes may be believed: the space taken is that of synced groups. A
-    /// file's set-id bits go when somebody else writes to it, and of direct writes the
-    /// kernel does not see that they went.
+    /// How long the kernel may cache attributes. The space taken is that of synced txgs. A
+    /// write of another user removes a file's set-id bits, and after direct writes the kernel
+    /// does not see that.
     pub(super) fn attr_ttl(&self, attr: &Attr) -> Duration {
         let set_id = attr.mode & S_IFMT == S_IFREG && attr.mode & SET_ID != 0;
         match self.writable {
@@ -368,7 +371,7 @@ impl ZfsMount {
         }
     }
 
-    /// Whether the space taken may be another when a group is on disk, or since these
+    /// Whether the space taken may change when a txg is synced, or has changed since these
     /// attributes were read.
     fn is_unsettled(&self, attr: &Attr) -> bool {
         let now = base::rt::wall_clock().as_secs().cast_signed();
@@ -378,25 +381,25 @@ impl ZfsMount {
                 || self.fs.attrs(id, Io::MEMORY).map_or(true, |a| a.blocks != attr.blocks))
     }
 
-    /// The entry of an object of the dataset, whose attributes are these.
-    pub(super) fn own_entry(&self, attrs: &Attrs) -> Answer<Entry> {
-        let node = Node::Object(0, attrs.id).id(self.root()).ok_or(Errno::EIO)?;
+    /// The entry of an object of the dataset with these attributes.
+    pub(super) fn own_entry(&self, attrs: &Attrs) -> FsResult<LookupEntry> {
+        let node = NodeTarget::Object(0, attrs.id).id(self.root()).ok_or(Errno::EIO)?;
         let attr = attr(attrs);
         let entry_ttl = if self.exact { FOREVER } else { Duration::ZERO };
         let attr_ttl = self.attr_ttl(&attr);
-        Ok(Entry { node, generation: attrs.generation, attr, entry_ttl, attr_ttl })
+        Ok(LookupEntry { node, generation: attrs.generation, attr, entry_ttl, attr_ttl })
     }
 
-    /// The object of a node that can be changed.
-    pub(super) fn changeable(&self, node: u64) -> Answer<ObjectId> {
+    /// The object of a node, if it can be changed.
+    pub(super) fn changeable(&self, node: u64) -> FsResult<ObjectId> {
         match self.node(node)? {
-            Node::Object(0, id) => self.check_writable().map(|()| id),
+            NodeTarget::Object(0, id) => self.check_writable().map(|()| id),
             _ => Err(Errno::EROFS),
         }
     }
 
-    /// A directory in which a name can be made or removed.
-    pub(super) fn changeable_name(&self, node: u64, name: &[u8]) -> Answer<ObjectId> {
+    /// The directory of a node, if a name can be made or removed in it.
+    pub(super) fn changeable_name(&self, node: u64, name: &[u8]) -> FsResult<ObjectId> {
         let dir = self.changeable(node)?;
         if dir == self.root() && name == CTL_NAME && self.has_ctl() {
             return Err(Errno::EEXIST);
@@ -404,7 +407,7 @@ impl ZfsMount {
         Ok(dir)
     }
 
-    /// Whether calls may be waiting for devices that are gone.
+    /// Whether calls may be waiting for devices that do not answer.
     pub(super) fn is_suspended(&self) -> bool {
         self.dataset.is_suspended()
     }
@@ -413,11 +416,11 @@ impl ZfsMount {
         self.fs.root()
     }
 
-    pub(super) fn node(&self, id: u64) -> Answer<Node> {
-        Node::from_id(id, self.root()).ok_or(Errno::ESTALE)
+    pub(super) fn node(&self, id: u64) -> FsResult<NodeTarget> {
+        NodeTarget::from_id(id, self.root()).ok_or(Errno::ESTALE)
     }
 
-    pub(super) fn space(&self, space: u16) -> Answer<Arc<FileSystem>> {
+    pub(super) fn space(&self, space: u16) -> FsResult<Arc<FileSystem>> {
         if space == 0 {
             return Ok(Arc::clone(&self.fs));
         }
@@ -427,15 +430,19 @@ impl ZfsMount {
     }
 
     /// An object and the file system it is in.
-    pub(super) fn object(&self, id: u64, otherwise: Errno) -> Answer<(Arc<FileSystem>, ObjectId)> {
+    pub(super) fn object(
+        &self,
+        id: u64,
+        otherwise: Errno,
+    ) -> FsResult<(Arc<FileSystem>, ObjectId)> {
         match self.node(id)? {
-            Node::Object(space, object) => Ok((self.space(space)?, object)),
-            Node::Control | Node::Snapdir | Node::Shares => Err(otherwise),
+            NodeTarget::Object(space, object) => Ok((self.space(space)?, object)),
+            NodeTarget::Control | NodeTarget::Snapdir | NodeTarget::Shares => Err(otherwise),
         }
     }
 
-    /// The snapshots by name, with their creation; read when they changed.
-    pub(super) fn snapshots(&self, mode: Mode) -> Answer<Snapshots> {
+    /// The snapshots by name, with their creation times; read again after a change.
+    pub(super) fn snapshots(&self, mode: BlockingMode) -> FsResult<Snapshots> {
         let changes = {
             let known = self.snapshots.read();
             if let Some(list) = &known.0 {
@@ -443,7 +450,7 @@ impl ZfsMount {
             }
             known.1
         };
-        if mode == Mode::NonBlocking {
+        if mode == BlockingMode::NonBlocking {
             return Err(Errno::WOULD_BLOCK);
         }
         let mut list = Vec::new();
@@ -455,19 +462,20 @@ impl ZfsMount {
         }
         let list = Arc::new(list);
         let mut known = self.snapshots.write();
-        // One that came or went meanwhile may be missing in the list, or still be there.
+        // The list may be outdated if a snapshot was made or destroyed meanwhile; then it is
+        // not cached.
         if known.1 == changes {
             known.0 = Some(Arc::clone(&list));
         }
         Ok(list)
     }
 
-    /// The file system of a snapshot, opened if it was not yet.
-    fn snapshot(&self, name: &[u8], mode: Mode) -> Answer<u16> {
+    /// The file system of a snapshot; opens it if necessary.
+    fn snapshot(&self, name: &[u8], mode: BlockingMode) -> FsResult<u16> {
         if let Some(&space) = self.spaces.read().by_name.get(name) {
             return Ok(space);
         }
-        if mode == Mode::NonBlocking {
+        if mode == BlockingMode::NonBlocking {
             return Err(Errno::WOULD_BLOCK);
         }
         let text = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
@@ -501,18 +509,24 @@ impl ZfsMount {
         out
     }
 
-    /// The number of a file system's object set.
+    /// The id of a file system's object set.
     fn set_of(&self, space: u16) -> u64 {
         let spaces = self.spaces.read();
         spaces.list.get(usize::from(space)).and_then(Option::as_ref).map_or(0, |s| s.1)
     }
 
-    fn object_entry(&self, space: u16, fs: &FileSystem, id: ObjectId, io: Io) -> Answer<Entry> {
+    fn object_entry(
+        &self,
+        space: u16,
+        fs: &FileSystem,
+        id: ObjectId,
+        io: Io,
+    ) -> FsResult<LookupEntry> {
         let attrs = fs.attrs(id, io)?;
         if space == 0 {
             return self.own_entry(&attrs);
         }
-        let node = Node::Object(space, id).id(self.root()).ok_or(Errno::EIO)?;
+        let node = NodeTarget::Object(space, id).id(self.root()).ok_or(Errno::EIO)?;
         Ok(entry(node, attrs.generation, self.object_attr(space, fs, &attrs)))
     }
 
@@ -538,43 +552,54 @@ impl ZfsMount {
         }
     }
 
-    pub(super) fn control_entry(&self, node: Node, mode: Mode) -> Answer<Entry> {
+    pub(super) fn control_entry(
+        &self,
+        node: NodeTarget,
+        mode: BlockingMode,
+    ) -> FsResult<LookupEntry> {
         let attr = match node {
-            Node::Snapdir => {
+            NodeTarget::Snapdir => {
                 let count = u32::try_from(self.snapshots(mode)?.len()).unwrap_or(u32::MAX);
                 self.control_attr(SNAPDIR_INO, count.saturating_add(2))
             }
-            Node::Shares => self.control_attr(SHARES_INO, 2),
+            NodeTarget::Shares => self.control_attr(SHARES_INO, 2),
             _ => self.control_attr(CTL_INO, 4),
         };
         Ok(entry(node.id(self.root()).ok_or(Errno::EIO)?, 0, attr))
     }
 
-    pub(super) fn find(&self, mode: Mode, parent: u64, name: &[u8]) -> Answer<Entry> {
+    pub(super) fn find(
+        &self,
+        mode: BlockingMode,
+        parent: u64,
+        name: &[u8],
+    ) -> FsResult<LookupEntry> {
         let root = self.root();
         match (self.node(parent)?, name) {
-            (node @ (Node::Control | Node::Snapdir | Node::Shares), b".") => {
+            (node @ (NodeTarget::Control | NodeTarget::Snapdir | NodeTarget::Shares), b".") => {
                 self.control_entry(node, mode)
             }
-            (Node::Control, b"..") => self.object_entry(0, &self.fs, root, io(mode)),
-            (Node::Control, SNAPDIR_NAME) => self.control_entry(Node::Snapdir, mode),
-            (Node::Control, SHARES_NAME) => self.control_entry(Node::Shares, mode),
-            (Node::Snapdir | Node::Shares, b"..") => self.control_entry(Node::Control, mode),
-            (Node::Control | Node::Shares, _) => Err(Errno::ENOENT),
-            (Node::Snapdir, name) => {
+            (NodeTarget::Control, b"..") => self.object_entry(0, &self.fs, root, io(mode)),
+            (NodeTarget::Control, SNAPDIR_NAME) => self.control_entry(NodeTarget::Snapdir, mode),
+            (NodeTarget::Control, SHARES_NAME) => self.control_entry(NodeTarget::Shares, mode),
+            (NodeTarget::Snapdir | NodeTarget::Shares, b"..") => {
+                self.control_entry(NodeTarget::Control, mode)
+            }
+            (NodeTarget::Control | NodeTarget::Shares, _) => Err(Errno::ENOENT),
+            (NodeTarget::Snapdir, name) => {
                 let space = self.snapshot(name, mode)?;
                 let fs = self.space(space)?;
                 self.object_entry(space, &fs, fs.root(), io(mode))
             }
-            (Node::Object(0, id), CTL_NAME) if id == root && self.has_ctl() => {
-                self.control_entry(Node::Control, mode)
+            (NodeTarget::Object(0, id), CTL_NAME) if id == root && self.has_ctl() => {
+                self.control_entry(NodeTarget::Control, mode)
             }
-            (Node::Object(space, id), name) => {
+            (NodeTarget::Object(space, id), name) => {
                 let fs = self.space(space)?;
                 match name {
                     b"." => return self.object_entry(space, &fs, id, io(mode)),
                     b".." if space != 0 && id == fs.root() => {
-                        return self.control_entry(Node::Snapdir, mode);
+                        return self.control_entry(NodeTarget::Snapdir, mode);
                     }
                     _ => {}
                 }
@@ -586,20 +611,20 @@ impl ZfsMount {
 
     pub(super) fn list(
         &self,
-        mode: Mode,
+        mode: BlockingMode,
         node: u64,
         offset: u64,
         sink: &mut DirSink,
         plus: bool,
-    ) -> Answer<()> {
+    ) -> FsResult<()> {
         match self.node(node)? {
-            Node::Object(space, id) => {
+            NodeTarget::Object(space, id) => {
                 let fs = self.space(space)?;
                 let is_root = space == 0 && id == self.root();
                 let ctl = is_root && self.visible.load(Relaxed) && self.has_ctl();
                 Listing { mount: self, fs: &fs, space, mode, plus, ctl }.run(id, offset, sink)
             }
-            Node::Control => {
+            NodeTarget::Control => {
                 let names: [(u64, &[u8]); 4] = [
                     (CTL_INO, b"."),
                     (self.root().0, b".."),
@@ -609,12 +634,12 @@ impl ZfsMount {
                 fixed(sink, offset, names.into_iter());
                 Ok(())
             }
-            Node::Shares => {
+            NodeTarget::Shares => {
                 let dots: [(u64, &[u8]); 2] = [(SHARES_INO, b"."), (CTL_INO, b"..")];
                 fixed(sink, offset, dots.into_iter());
                 Ok(())
             }
-            Node::Snapdir => {
+            NodeTarget::Snapdir => {
                 let dots: [(u64, &[u8]); 2] = [(SNAPDIR_INO, b"."), (CTL_INO, b"..")];
                 let list = self.snapshots(mode)?;
                 let names = list.iter().map(|s| (SNAPDIR_INO, s.0.as_slice()));
@@ -625,7 +650,7 @@ impl ZfsMount {
     }
 }
 
-/// A list of directories that are no objects, offset being the place in it.
+/// Lists directories that are not objects; the offset is the position in the list.
 fn fixed<'a>(sink: &mut DirSink, offset: u64, names: impl Iterator<Item = (u64, &'a [u8])>) {
     let skip = usize::try_from(offset).unwrap_or(usize::MAX);
     for (next, (ino, name)) in (offset.saturating_add(1)..).zip(names.skip(skip)) {
@@ -635,7 +660,7 @@ fn fixed<'a>(sink: &mut DirSink, offset: u64, names: impl Iterator<Item = (u64, 
     }
 }
 
-/// A snapshot that does not exist is no error of the pool's.
+/// The errno for an error about a snapshot: a missing one is no error of the pool.
 fn absent(e: base::Error) -> Errno {
     match e.kind() {
         ErrorKind::NotFound | ErrorKind::Invalid | ErrorKind::NameTooLong => Errno::ENOENT,
@@ -643,19 +668,19 @@ fn absent(e: base::Error) -> Errno {
     }
 }
 
-/// One listing of a directory.
+/// State of one directory listing.
 struct Listing<'a> {
     mount: &'a ZfsMount,
     fs: &'a FileSystem,
     space: u16,
-    mode: Mode,
+    mode: BlockingMode,
     plus: bool,
     /// `.zfs` is listed.
     ctl: bool,
 }
 
 impl Listing<'_> {
-    fn run(&self, id: ObjectId, offset: u64, sink: &mut DirSink) -> Answer<()> {
+    fn run(&self, id: ObjectId, offset: u64, sink: &mut DirSink) -> FsResult<()> {
         let mut cookie = offset;
         if self.ctl && cookie == COOKIE_CTL {
             if !self.add_ctl(sink) {
@@ -674,7 +699,7 @@ impl Listing<'_> {
                 }
             }
             match page.next {
-                // A cookie that does not move on would never end.
+                // A cookie that does not advance would loop for ever.
                 Some(next) if next != cookie => cookie = next,
                 _ => return Ok(()),
             }
@@ -685,8 +710,8 @@ impl Listing<'_> {
         sink.add(CTL_INO, COOKIE_BEHIND_CTL, S_IFDIR, CTL_NAME)
     }
 
-    fn add(&self, e: &DirEntry, sink: &mut DirSink) -> Answer<bool> {
-        // The kernel would fail the whole listing for one impossible name.
+    fn add(&self, e: &DirEntry, sink: &mut DirSink) -> FsResult<bool> {
+        // The kernel fails the whole listing for one invalid name.
         if e.name.is_empty() || e.name.contains(&b'/') || e.name.contains(&0) {
             return Ok(true);
         }
@@ -698,7 +723,7 @@ impl Listing<'_> {
         match self.mount.object_entry(self.space, self.fs, e.id, io(self.mode)) {
             Ok(entry) => Ok(sink.add_plus(&entry, e.next_cookie, &e.name)),
             Err(Errno::WOULD_BLOCK) => Err(Errno::WOULD_BLOCK),
-            // The name is there even if what it names is damaged.
+            // The name is listed even if its object is damaged.
             Err(_) => Ok(sink.add(e.id.0, e.next_cookie, mode, &e.name)),
         }
     }

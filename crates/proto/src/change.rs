@@ -1,17 +1,17 @@
-//! Requests that make and change pools.
+//! Requests that create and change pools.
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::Class;
+use super::VdevRole;
 
-/// Devices in one request; more is no pool's.
+/// Devices in one request.
 pub const DEVICES_MAX: usize = 16_384;
 /// History records in one reply.
 pub const HISTORY_MAX: usize = 4096;
 
-/// What a new vdev is.
+/// The type of a new vdev.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NewKind {
     /// A regular file, by absolute path.
@@ -20,7 +20,7 @@ pub enum NewKind {
     Disk(PathBuf),
     /// Copies.
     Mirror,
-    /// Parity over rows: how many columns of it.
+    /// Parity over rows, with the number of parity columns.
     Raidz(u32),
     /// Parity over permuted groups: parity, data columns, distributed spares.
     Draid(u32, Option<u32>, u32),
@@ -29,18 +29,18 @@ pub enum NewKind {
 /// A new vdev.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewVdev {
-    /// What it is.
+    /// Its type.
     pub kind: NewKind,
-    /// What for.
-    pub class: Class,
+    /// Its role in the pool.
+    pub class: VdevRole,
     /// Its devices.
     pub children: Vec<NewVdev>,
 }
 
-/// What to override.
+/// Checks to override.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Force {
-    /// Devices that somebody may still want.
+    /// Devices that another pool or program may use.
     pub in_use: bool,
     /// Redundancy that does not match.
     pub replication: bool,
@@ -55,16 +55,16 @@ impl Force {
     }
 }
 
-/// A new pool. Properties travel as the user wrote them, checked by both sides.
+/// A new pool. Properties are sent as the user wrote them, and checked by both sides.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CreateArgs {
     /// Its name.
     pub name: String,
     /// Its devices.
     pub vdevs: Vec<NewVdev>,
-    /// What to override.
+    /// Checks to override.
     pub force: Force,
-    /// Only check.
+    /// Only check the request.
     pub dry_run: bool,
     /// Short names of the features to enable, in order.
     pub features: Vec<String>,
@@ -76,16 +76,16 @@ pub struct CreateArgs {
     pub command: String,
 }
 
-/// More vdevs.
+/// Vdevs to add to a pool.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AddArgs {
     /// The pool.
     pub name: String,
     /// The devices.
     pub vdevs: Vec<NewVdev>,
-    /// What to override.
+    /// Checks to override.
     pub force: Force,
-    /// Only check.
+    /// Only check the request.
     pub dry_run: bool,
     /// log2 of their sectors.
     pub ashift: Option<u32>,
@@ -93,7 +93,7 @@ pub struct AddArgs {
     pub command: String,
 }
 
-/// A change to a pool that is imported.
+/// A change to an imported pool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Change {
     /// Destroy it, even if mounts are busy.
@@ -101,13 +101,13 @@ pub enum Change {
         /// Unmount by force.
         force: bool,
     },
-    /// Make everything durable.
+    /// Sync the pool.
     Sync,
-    /// Another guid, a random one unless told.
+    /// Set another guid, or a random one.
     Reguid(Option<u64>),
     /// Set a property: name and value as the user wrote them.
     Set(String, String),
-    /// Forget errors of the devices, or of one, and go on with them.
+    /// Clear the errors of all devices or of one, and use them again.
     Clear(Option<String>),
     /// Remove a log device.
     Remove(String),
@@ -118,7 +118,7 @@ pub enum Change {
 pub struct HistoryRecord {
     /// Seconds since 1970.
     pub time: u64,
-    /// What happened.
+    /// The event.
     pub event: HistoryEvent,
     /// User id.
     pub who: Option<u64>,
@@ -128,29 +128,29 @@ pub struct HistoryRecord {
     pub zone: Option<String>,
 }
 
-/// What a record tells.
+/// An event in a pool's history.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HistoryEvent {
     /// A command.
     Command(String),
-    /// The pool's own doing.
+    /// An internal event.
     Internal {
         /// Transaction group.
         txg: u64,
-        /// A word for it.
+        /// Its name.
         name: String,
-        /// Dataset and its number.
+        /// Dataset and its object id.
         dataset: Option<(String, u64)>,
-        /// More.
+        /// Further text.
         text: String,
     },
-    /// The pool's own doing, by number, as old pools have it.
+    /// An internal event with a numeric code, as in old pools.
     Numbered {
         /// Transaction group.
         txg: u64,
-        /// Which.
+        /// Its code.
         event: u64,
-        /// More.
+        /// Further text.
         text: String,
     },
     /// A request to the kernel: name, then input, output and error as printed.
@@ -164,7 +164,7 @@ pub enum HistoryEvent {
         /// Its failure.
         errno: Option<i64>,
     },
-    /// Something else, as printed.
+    /// Another event, as printed.
     Unknown(String),
 }
 

@@ -1,4 +1,4 @@
-//! A command's side of the protocol: finding the daemon, starting it, asking it.
+//! The commands' side of the protocol: finding and starting the daemon, and sending requests.
 
 use std::fs::OpenOptions;
 use std::io::ErrorKind as Io;
@@ -13,25 +13,25 @@ use ui::progress::Progress;
 use crate::runtime::{self, Runtime};
 use crate::{Hello, Reply, Request};
 
-/// Environment variable: where a daemon serves its metrics, if its command line does not say.
+/// Environment variable: the address at which a daemon serves its metrics, unless its command
+/// line has one.
 pub const METRICS: &str = "CENOTE_METRICS";
-/// How long a daemon may take until it listens. Importing pools comes later.
+/// How long a daemon may take until it accepts connections. Pools are imported after that.
 const START_TIMEOUT: Duration = Duration::from_secs(15);
-/// How long a daemon that does not answer is taken for a dying one: until the kernel has
-/// taken down a process that was killed, its socket takes connections and breaks them, and
-/// its lock is held.
-pub const LAST_BREATH: Duration = Duration::from_secs(10);
-/// How long a daemon may take to say hello: it does nothing else meanwhile.
+/// How long a daemon that does not answer is assumed to be ending. Until the kernel has ended a
+/// killed process, its socket accepts connections and breaks them, and its lock is held.
+pub const SHUTDOWN_GRACE: Duration = Duration::from_secs(10);
+/// How long a daemon may take to send its hello, before which it does nothing else.
 const HELLO_MAX: Duration = Duration::from_secs(5);
-/// How long nothing is done while something is waited for.
+/// Time between two checks while the client waits.
 pub const PAUSE: Duration = Duration::from_millis(10);
 
 /// A connection to the daemon.
 pub struct Client {
     stream: UnixStream,
-    /// What the daemon said of itself.
+    /// The daemon's hello.
     pub hello: Hello,
-    /// Some request had a problem that was shown.
+    /// A request had a problem, which was shown.
     pub failed: bool,
 }
 
@@ -47,7 +47,7 @@ fn dial(runtime: &Runtime) -> Result<Option<UnixStream>> {
 }
 
 impl Client {
-    /// Says hello; `None` when the other side is gone instead of answering.
+    /// Exchanges hellos; `None` if the other side closed the connection instead.
     fn greet(runtime: &Runtime, stream: UnixStream) -> Result<Option<Client>> {
         let timeout =
             |t| stream.set_read_timeout(t).map_err(|e| Error::io("no timeout on the socket", e));
@@ -76,10 +76,10 @@ impl Client {
         Ok(Some(Client { stream, hello, failed: false }))
     }
 
-    /// Connects to a running daemon; `None` if there is none.
+    /// Connects to a running daemon; `None` if none runs.
     ///
     /// # Errors
-    /// It runs, but cannot be talked to.
+    /// A daemon runs, but does not answer properly.
     pub fn running(runtime: &Runtime) -> Result<Option<Client>> {
         let begin = rt::now();
         loop {
@@ -87,26 +87,25 @@ impl Client {
             if let Some(client) = Client::greet(runtime, stream)? {
                 return Ok(Some(client));
             }
-            if begin.elapsed() > LAST_BREATH {
+            if begin.elapsed() > SHUTDOWN_GRACE {
                 return Err(Error::permission("the daemon refused the connection"));
             }
             rt::sleep(PAUSE);
         }
     }
 
-    /// Connects to the daemon, starting it if need be.
+    /// Connects to the daemon; starts one if none runs.
     ///
     /// # Errors
-    /// It cannot be started or talked to.
+    /// It cannot be started, or does not answer properly.
     pub fn connect(runtime: &Runtime) -> Result<Client> {
         Client::connect_or_start(runtime, None)
     }
 
-    /// As [`Client::connect`]; a daemon that is started serves metrics at this
-    /// address.
+    /// As [`Client::connect`]; a daemon that is started serves metrics at this address.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`Client::connect`].
     pub fn connect_or_start(runtime: &Runtime, metrics: Option<&str>) -> Result<Client> {
         match Client::running(runtime)? {
             Some(client) => Ok(client),
@@ -114,12 +113,12 @@ impl Client {
         }
     }
 
-    /// Connects for a command that only looks: a daemon is started only if it
-    /// would have pools to import.
+    /// Connects for a command that only reads state: a daemon is started only if it would have
+    /// pools to import.
     ///
     /// # Errors
     /// As [`Client::connect`].
-    pub fn for_looking(runtime: &Runtime) -> Result<Option<Client>> {
+    pub fn connect_for_query(runtime: &Runtime) -> Result<Option<Client>> {
         if let Some(client) = Client::running(runtime)? {
             return Ok(Some(client));
         }
@@ -127,16 +126,16 @@ impl Client {
         if known.is_empty() { Ok(None) } else { Client::connect(runtime).map(Some) }
     }
 
-    /// Asks, shows progress and problems meanwhile, hands rows to `rows`, and
-    /// returns the final reply. A refusal is an error whose message is the
-    /// command's whole line for standard error.
+    /// Sends a request and returns the final reply. Meanwhile it shows progress and problems,
+    /// and passes rows to `rows`. A refusal is an error whose message is the command's whole
+    /// line for standard error.
     ///
     /// # Errors
     /// The daemon's refusal; the connection's errors.
-    pub fn ask_rows(
+    pub fn request_rows(
         &mut self,
         request: &Request,
-        mut rows: impl FnMut(crate::Row),
+        mut rows: impl FnMut(crate::DatasetRow),
     ) -> Result<Reply> {
         crate::send(&self.stream, request)?;
         let mut progress = Progress::new("", None);
@@ -163,16 +162,16 @@ impl Client {
         }
     }
 
-    /// As [`Client::ask_rows`], for requests without rows.
+    /// As [`Client::request_rows`], for requests without rows.
     ///
     /// # Errors
-    /// As there.
-    pub fn ask(&mut self, request: &Request) -> Result<Reply> {
-        self.ask_rows(request, |_| {})
+    /// As for [`Client::request_rows`].
+    pub fn request(&mut self, request: &Request) -> Result<Reply> {
+        self.request_rows(request, |_| {})
     }
 }
 
-/// Starts a daemon of this binary in the background and waits until it listens.
+/// Starts a daemon of this binary in the background and waits until it accepts connections.
 fn start(runtime: &Runtime, metrics: Option<&str>) -> Result<Client> {
     runtime.create()?;
     let io = |e| Error::io("cannot start the daemon", e);
@@ -204,7 +203,7 @@ fn start(runtime: &Runtime, metrics: Option<&str>) -> Result<Client> {
                 format!("the daemon did not start: see {}", runtime.log().display()),
             ));
         }
-        // It may have ended because another one was faster: look once more.
+        // It may have ended because another daemon was faster: try once more.
         ended = child.try_wait().map_err(io)?.is_some();
         if !ended {
             rt::sleep(PAUSE);

@@ -1,11 +1,11 @@
-//! Requests that make and change datasets.
+//! Requests that create and change datasets.
 
 use serde::{Deserialize, Serialize};
 
-/// Datasets and snapshots in one request; more is a mistake.
+/// Datasets and snapshots in one request.
 pub const TARGETS_MAX: usize = 65_536;
 
-/// A new volume's own.
+/// The properties of a new volume.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeArgs {
     /// Bytes, as the user wrote them.
@@ -16,18 +16,18 @@ pub struct VolumeArgs {
     pub sparse: bool,
 }
 
-/// A new file system or volume. Properties travel as the user wrote them.
+/// A new file system or volume. Properties are sent as the user wrote them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewDatasetArgs {
     /// Its full name.
     pub name: String,
-    /// It is a volume.
+    /// Set for a volume.
     pub volume: Option<VolumeArgs>,
-    /// Make what lacks above it; be content if it is there.
+    /// Create missing parents; no error if the dataset exists.
     pub parents: bool,
     /// Do not mount it.
     pub no_mount: bool,
-    /// Only check.
+    /// Only check the request.
     pub dry_run: bool,
     /// Properties.
     pub props: Vec<(String, String)>,
@@ -35,31 +35,31 @@ pub struct NewDatasetArgs {
     pub command: String,
 }
 
-/// What to destroy: a file system or volume, or snapshots `FS@a,b%c`.
+/// Datasets to destroy: a file system or volume, or snapshots `FS@a,b%c`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DestroyArgs {
-    /// As the user named it.
+    /// The operand, as the user wrote it.
     pub target: String,
-    /// With all below; of snapshots, those of that name below.
+    /// With all descendants; of snapshots, those with the same names in descendants.
     pub recursive: bool,
     /// With clones, too.
     pub clones: bool,
-    /// Snapshots in use go with their last user.
+    /// Destroy snapshots that are in use when they are released.
     pub defer: bool,
     /// Unmount what is in use.
     pub force: bool,
-    /// Only tell.
+    /// Only report what would be destroyed.
     pub dry_run: bool,
     /// The command, for the pool's history.
     pub command: String,
 }
 
-/// Snapshots of one moment.
+/// Snapshots to take in one txg.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotArgs {
     /// Their full names.
     pub names: Vec<String>,
-    /// Of everything below, too.
+    /// Of all descendants, too.
     pub recursive: bool,
     /// User properties.
     pub props: Vec<(String, String)>,
@@ -67,25 +67,25 @@ pub struct SnapshotArgs {
     pub command: String,
 }
 
-/// How properties change.
+/// A change of properties.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Assign {
-    /// To these values, as the user wrote them.
+    /// Set these values, as the user wrote them.
     Set(Vec<(String, String)>),
-    /// To what is inherited.
+    /// Return to the inherited value.
     Inherit(String),
-    /// To what was received.
+    /// Return to the received value.
     Revert(String),
 }
 
-/// Properties of datasets.
+/// A change of properties of some datasets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PropsArgs {
     /// Their full names.
     pub names: Vec<String>,
-    /// How.
+    /// The change.
     pub assign: Assign,
-    /// Of everything below, too.
+    /// For all descendants, too.
     pub recursive: bool,
     /// Leave mounts where they are.
     pub no_remount: bool,
@@ -96,7 +96,7 @@ pub struct PropsArgs {
 /// A change of datasets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DatasetChange {
-    /// Make one.
+    /// Create one.
     Create(NewDatasetArgs),
     /// Destroy some. Answered with [`super::Reply::Doomed`].
     Destroy(DestroyArgs),

@@ -1,22 +1,21 @@
-//! The protocol between commands and the daemon, a command's side of it ([`client`]), and
-//! the directory in which both meet ([`runtime`]).
+//! The protocol between commands and the daemon, the commands' side of it ([`client`]), and the
+//! directory that both use ([`runtime`]).
 //!
 //! # Theory
-//! A Unix socket carries frames: a length (4 bytes, little-endian), then that
-//! many bytes of JSON, one message. Both sides first send a [`Hello`]; versions
-//! must be equal, since both sides are one binary. The client then sends
-//! requests one after the other; the daemon answers each with any number of
-//! [`Reply::Rows`] and [`Reply::Progress`] and one final reply. A client that
-//! closes its socket cancels the request.
+//! A Unix socket carries frames: a length (4 bytes, little-endian), then that many bytes of
+//! JSON, one message. Both sides first send a [`Hello`]; versions must be equal, because both
+//! sides are one binary. The client then sends one request after the other. The daemon answers
+//! each with any number of [`Reply::Rows`] and [`Reply::Progress`] and one final reply. A
+//! client that closes its socket cancels the request.
 //!
 //! # Invariants
-//! * No frame exceeds `FRAME_MAX`, no request [`REQUEST_MAX`]; a longer one ends the
-//!   connection before any memory is taken for it.
-//! * Values travel raw, as `cenote::props` has them; words and units are made by the
-//!   command that prints them.
+//! * No frame exceeds `FRAME_MAX`, no request [`REQUEST_MAX`]; a longer one ends the connection
+//!   before memory is allocated for it.
+//! * Values are sent raw, as in `cenote::props`; the command that prints them adds words and
+//!   units.
 //!
 //! # What it must not know
-//! What commands print, and how the daemon does what it is asked to do.
+//! The output of commands, and how the daemon serves a request.
 
 mod change;
 pub mod client;
@@ -41,20 +40,22 @@ pub use dataset::{
     Assign, DatasetChange, DestroyArgs, NewDatasetArgs, PropsArgs, SnapshotArgs, TARGETS_MAX,
     VolumeArgs,
 };
-pub use pool::{Class, ClassIo, Done, Expand, Found, Pool, Removal, Scan, State, Vdev};
+pub use pool::{
+    ClassIo, Expand, ImportCandidate, Pool, Removal, Scan, Vdev, VdevHealth, VdevIoCounts, VdevRole,
+};
 pub use stats::{BATCH_MAX, Stat, TunableInfo, WhatIf};
 
 /// Version of the protocol.
 pub const VERSION: u32 = 5;
 /// Largest frame in bytes.
 const FRAME_MAX: usize = 32 << 20;
-/// Largest request in bytes: names of [`TARGETS_MAX`] datasets, as long as a command line can
-/// hold.
+/// Largest request in bytes: names of [`TARGETS_MAX`] datasets, up to the length of a command
+/// line.
 pub const REQUEST_MAX: usize = 8 << 20;
 /// Rows in one [`Reply::Rows`].
 pub const ROWS_MAX: usize = 256;
 
-/// What each side says first.
+/// The first message of each side.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     /// [`VERSION`].
@@ -66,7 +67,7 @@ pub struct Hello {
 }
 
 impl Hello {
-    /// This program's.
+    /// The hello of this program.
     pub fn ours() -> Hello {
         Hello {
             protocol: VERSION,
@@ -76,40 +77,40 @@ impl Hello {
     }
 }
 
-/// Where to look for pools.
+/// Where to search for pools.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SearchArgs {
     /// Directories and files, absolute; empty: the default device directories.
     pub paths: Vec<PathBuf>,
-    /// Destroyed pools instead.
+    /// Search for destroyed pools instead.
     pub destroyed: bool,
 }
 
 /// An import.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImportArgs {
-    /// Where to look.
+    /// Where to search.
     pub search: SearchArgs,
-    /// The pool's guid, as discovery told it.
+    /// The pool's guid, from discovery.
     pub guid: u64,
     /// Its name on disk, for messages.
     pub name: String,
-    /// Never write.
+    /// Never write to the pool.
     pub readonly: bool,
-    /// Ignore that another system had it.
+    /// Ignore that another system had it imported.
     pub force: bool,
-    /// Go back a few groups if the newest is damaged.
+    /// Rewind by a few txgs if the newest is damaged.
     pub rewind: bool,
-    /// With `rewind`: only say whether it would work.
+    /// With `rewind`: only report whether it would work.
     pub dry_run: bool,
-    /// With `rewind`: as far as necessary.
+    /// With `rewind`: as many txgs as necessary.
     pub extreme: bool,
-    /// Open the pool as of this group.
+    /// Open the pool as of this txg.
     pub txg: Option<u64>,
-    /// Make the space maps anew.
+    /// Rebuild the space maps.
     #[serde(default)]
     pub rebuild_space: bool,
-    /// Do without missing log devices.
+    /// Import without missing log devices.
     pub missing_log: bool,
     /// Prefix of all mountpoints.
     pub altroot: Option<PathBuf>,
@@ -125,9 +126,9 @@ pub struct ImportArgs {
     pub mount_options: Vec<String>,
 }
 
-/// Kinds of datasets.
+/// Types of datasets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Kind {
+pub enum DatasetType {
     /// A file system.
     Filesystem,
     /// A volume.
@@ -138,18 +139,18 @@ pub enum Kind {
     Bookmark,
 }
 
-/// Which datasets, and what of them.
+/// The datasets and properties to list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListArgs {
     /// Names; empty: everything.
     pub roots: Vec<String>,
     /// Levels below the roots; `None`: all.
     pub depth: Option<u32>,
-    /// Kinds wanted; the default of `zfs list` when empty.
-    pub types: Vec<Kind>,
-    /// Properties wanted; `None`: all that apply.
+    /// Types to list; if empty, those that `zfs list` shows by default.
+    pub types: Vec<DatasetType>,
+    /// Properties to list; `None`: all that apply.
     pub props: Option<Vec<String>>,
-    /// A root named outright is listed whatever its kind.
+    /// A root that is named is listed whatever its type.
     pub named_any_kind: bool,
 }
 
@@ -158,31 +159,31 @@ pub struct ListArgs {
 pub struct MountArgs {
     /// Dataset or, for unmount, mountpoint; `None`: all.
     pub target: Option<String>,
-    /// With everything below it.
+    /// Include everything below it.
     pub recursive: bool,
-    /// Over a directory that is not empty; when unmounting: even if busy.
+    /// Mount over a directory that is not empty; unmount even if busy.
     pub force: bool,
     /// Mount options.
     pub options: Vec<String>,
     /// A dataset with `mountpoint=legacy` is mounted at this directory.
     #[serde(default)]
     pub at: Option<PathBuf>,
-    /// Options that are unknown are left out.
+    /// Ignore unknown options.
     #[serde(default)]
     pub lax: bool,
 }
 
-/// What a client asks for.
+/// A client's request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
-    /// How the daemon is.
+    /// The daemon's state.
     Status,
     /// Unmount and export everything and end.
     Stop {
         /// Even if mounts are busy.
         force: bool,
     },
-    /// Pools that could be imported.
+    /// Pools that can be imported.
     Discover(SearchArgs),
     /// Import one.
     Import(Box<ImportArgs>),
@@ -199,14 +200,14 @@ pub enum Request {
     PoolStatus {
         /// Its name.
         name: String,
-        /// With the paths of damaged files.
+        /// Include the paths of damaged files.
         verbose: bool,
     },
     /// Properties of one pool.
     PoolProps {
         /// Its name.
         name: String,
-        /// Which; `None`: all.
+        /// Their names; `None`: all.
         props: Option<Vec<String>>,
     },
     /// Datasets with properties, as rows.
@@ -219,12 +220,12 @@ pub enum Request {
     Unmount(MountArgs),
     /// Paths of the kstats.
     KstatNames,
-    /// The kstats at these paths, as far as they are there; [`BATCH_MAX`] at most.
+    /// The kstats with these paths, if they exist; [`BATCH_MAX`] at most.
     Kstats {
-        /// As [`Request::KstatNames`] told them.
+        /// Paths as in the reply to [`Request::KstatNames`].
         paths: Vec<String>,
     },
-    /// Tunables by any of their names; all without a name.
+    /// Tunables by any of their names; all if there is no name.
     Tunables {
         /// The names.
         names: Vec<String>,
@@ -236,42 +237,42 @@ pub enum Request {
         /// The value, as the user wrote it.
         value: String,
     },
-    /// What the cache would do at other sizes.
+    /// The cache's expected hit ratios at other sizes.
     WhatIf,
     /// Create a pool.
     Create(Box<CreateArgs>),
     /// Add vdevs to one.
     Add(Box<AddArgs>),
-    /// Change one.
+    /// Change a pool.
     Change {
         /// Its name.
         pool: String,
-        /// How.
+        /// The change.
         change: Change,
         /// The command, for the pool's history.
         command: String,
     },
-    /// Make or change datasets.
+    /// Create or change datasets.
     ChangeDatasets(Box<DatasetChange>),
-    /// Wipe the labels of a device that is no pool's.
+    /// Clear the labels of a device that is in no imported pool.
     LabelClear {
         /// Its absolute path.
         path: PathBuf,
-        /// Even if a pool that is not open here may still want it.
+        /// Even if a pool that is not imported here may use it.
         force: bool,
     },
     /// The history of a pool.
     History {
         /// Its name.
         name: String,
-        /// Records to leave out at the start.
+        /// Number of records to skip.
         from: u64,
     },
 }
 
-/// A property value on the wire.
+/// The value of a property.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Data {
+pub enum PropertyValue {
     /// No value.
     None,
     /// A number.
@@ -280,56 +281,56 @@ pub enum Data {
     Str(String),
 }
 
-/// A value's source on the wire.
+/// The source of a property's value.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Origin {
-    /// Not settable.
+    /// The property cannot be set.
     None,
-    /// Nobody set it.
+    /// It is not set.
     Default,
-    /// Set here.
+    /// It is set on this dataset.
     Local,
-    /// By the mount.
+    /// The mount options determine it.
     Temporary,
-    /// From an ancestor.
+    /// It is inherited from an ancestor.
     Inherited(String),
-    /// From a stream.
+    /// It was received in a stream.
     Received,
 }
 
-/// A property on the wire.
+/// A property with its source.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Value {
-    /// In effect.
-    pub value: Data,
-    /// Whence.
+pub struct PropertyEntry {
+    /// The value in effect.
+    pub value: PropertyValue,
+    /// Its source.
     pub source: Origin,
-    /// What a stream brought.
-    pub received: Option<Data>,
+    /// The value that was received in a stream.
+    pub received: Option<PropertyValue>,
 }
 
-impl From<&PropData> for Data {
-    fn from(d: &PropData) -> Data {
+impl From<&PropData> for PropertyValue {
+    fn from(d: &PropData) -> PropertyValue {
         match d {
-            PropData::None => Data::None,
-            PropData::Num(n) => Data::Num(*n),
-            PropData::Str(s) => Data::Str(s.clone()),
+            PropData::None => PropertyValue::None,
+            PropData::Num(n) => PropertyValue::Num(*n),
+            PropData::Str(s) => PropertyValue::Str(s.clone()),
         }
     }
 }
 
-impl From<&Data> for PropData {
-    fn from(d: &Data) -> PropData {
+impl From<&PropertyValue> for PropData {
+    fn from(d: &PropertyValue) -> PropData {
         match d {
-            Data::None => PropData::None,
-            Data::Num(n) => PropData::Num(*n),
-            Data::Str(s) => PropData::Str(s.clone()),
+            PropertyValue::None => PropData::None,
+            PropertyValue::Num(n) => PropData::Num(*n),
+            PropertyValue::Str(s) => PropData::Str(s.clone()),
         }
     }
 }
 
-impl From<&PropValue> for Value {
-    fn from(v: &PropValue) -> Value {
+impl From<&PropValue> for PropertyEntry {
+    fn from(v: &PropValue) -> PropertyEntry {
         let source = match &v.source {
             Source::None => Origin::None,
             Source::Default => Origin::Default,
@@ -338,34 +339,34 @@ impl From<&PropValue> for Value {
             Source::Inherited(from) => Origin::Inherited(from.clone()),
             Source::Received => Origin::Received,
         };
-        let received = v.received.as_ref().map(Data::from);
-        Value { value: (&v.value).into(), source, received }
+        let received = v.received.as_ref().map(PropertyValue::from);
+        PropertyEntry { value: (&v.value).into(), source, received }
     }
 }
 
-impl Value {
-    /// A value nobody can set.
-    pub fn fact(value: Data) -> Value {
-        Value { value, source: Origin::None, received: None }
+impl PropertyEntry {
+    /// An entry for a value that cannot be set.
+    pub fn fact(value: PropertyValue) -> PropertyEntry {
+        PropertyEntry { value, source: Origin::None, received: None }
     }
 }
 
-/// One dataset.
+/// A dataset in a listing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Row {
+pub struct DatasetRow {
     /// Full name.
     pub name: String,
-    /// Kind.
-    pub kind: Kind,
-    /// Group of its creation, which orders snapshots.
+    /// Its type.
+    pub kind: DatasetType,
+    /// The txg of its creation, which orders snapshots.
     pub createtxg: u64,
-    /// Properties asked for that apply, in order.
-    pub props: Vec<(String, Value)>,
+    /// The requested properties that apply, in order.
+    pub props: Vec<(String, PropertyEntry)>,
 }
 
-impl Row {
+impl DatasetRow {
     /// The property, if it applies.
-    pub fn prop(&self, name: &str) -> Option<&Value> {
+    pub fn prop(&self, name: &str) -> Option<&PropertyEntry> {
         self.props.iter().find(|(n, _)| n == name).map(|(_, v)| v)
     }
 }
@@ -375,11 +376,11 @@ impl Row {
 pub struct Mounted {
     /// Dataset.
     pub dataset: String,
-    /// Where.
+    /// Its mountpoint.
     pub mountpoint: String,
 }
 
-/// How the daemon is.
+/// The daemon's state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DaemonStatus {
     /// Process id.
@@ -390,51 +391,52 @@ pub struct DaemonStatus {
     pub pools: Vec<String>,
     /// Mounts.
     pub mounts: u64,
-    /// Where volumes appear as files.
+    /// The directory of volumes.
     pub volumes: Option<PathBuf>,
-    /// Where kstats appear as files.
+    /// The directory of kstats.
     pub kstats: Option<PathBuf>,
 }
 
-/// What the daemon answers.
+/// A message of the daemon.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Reply {
     /// Some of the datasets; more may follow.
-    Rows(Vec<Row>),
-    /// Long work goes on: words, units done, units in all.
+    Rows(Vec<DatasetRow>),
+    /// Long work makes progress: description, units done, units in all.
     Progress(String, u64, u64),
-    /// A message for standard error; the request goes on and the command fails.
+    /// A message for standard error; the request continues, and the command will fail.
     Problem(String),
     /// A message for standard error; nothing failed.
     Remark(String),
-    /// Done, nothing to tell.
+    /// Success without a result.
     Done,
-    /// Done, by name.
+    /// Success with a list of names.
     Names(Vec<String>),
     /// Answer to [`Request::Import`]: the pool's name, and lines for standard output.
     Imported(String, Vec<String>),
     /// Answer to [`Request::Status`].
     Status(DaemonStatus),
     /// Answer to [`Request::Discover`]: pools, and files that could not be read.
-    Found(Vec<Found>, Vec<String>),
+    Found(Vec<ImportCandidate>, Vec<String>),
     /// Answer to [`Request::PoolStatus`].
     Pool(Box<Pool>),
     /// Answer to [`Request::PoolProps`].
-    Props(Vec<(String, Value)>),
+    Props(Vec<(String, PropertyEntry)>),
     /// Answer to [`Request::Mounts`].
     Mounts(Vec<Mounted>),
     /// Answer to [`Request::Kstats`].
     Kstats(Vec<Stat>),
     /// Answer to [`Request::Tunables`] and [`Request::Tune`].
     Tunables(Vec<TunableInfo>),
-    /// Answer to [`Request::WhatIf`]; empty while there is nothing to go by.
+    /// Answer to [`Request::WhatIf`]; empty while there are no measurements.
     WhatIf(Vec<WhatIf>),
     /// Answer to [`Request::LabelClear`]: whether there were labels.
     Truth(bool),
     /// Answer to [`Request::History`]: [`HISTORY_MAX`] records at most, and whether
     /// there are more.
     History(Vec<HistoryRecord>, bool),
-    /// What is or would be destroyed, in order, and the bytes that snapshots give back.
+    /// The destroyed datasets (or those that would be destroyed), in order, and the bytes that
+    /// snapshots free.
     Doomed(Vec<String>, u64),
     /// The request failed, with the command's message for standard error.
     Failed(String),
@@ -456,7 +458,7 @@ pub fn send<T: Serialize>(mut to: impl Write, message: &T) -> Result<()> {
     to.write_all(&frame).map_err(|e| Error::io("cannot send to the other side", e))
 }
 
-/// Whether what was to be received did not come in the socket's time.
+/// Whether an error is a timeout of the socket.
 pub(crate) fn timed_out(e: &Error) -> bool {
     let source = std::error::Error::source(e).and_then(|s| s.downcast_ref::<std::io::Error>());
     source.is_some_and(|s| s.kind() == std::io::ErrorKind::WouldBlock)
@@ -495,10 +497,10 @@ pub fn receive<T: DeserializeOwned>(mut from: impl Read) -> Result<Option<T>> {
     decode(&body).map(Some)
 }
 
-/// A message out of a whole frame.
+/// Parses a message from a whole frame.
 ///
 /// # Errors
-/// [`ErrorKind::Corrupt`] for one that is none.
+/// [`ErrorKind::Corrupt`] for bytes that are not a message.
 pub fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
     serde_json::from_slice(body)
         .map_err(|e| Error::corrupt("the other side sent no message of ours").caused_by(e))
@@ -509,10 +511,14 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn data() -> impl Strategy<Value = Data> {
-        prop_oneof![Just(Data::None), any::<u64>().prop_map(Data::Num), ".*".prop_map(Data::Str)]
+    fn data() -> impl Strategy<Value = PropertyValue> {
+        prop_oneof![
+            Just(PropertyValue::None),
+            any::<u64>().prop_map(PropertyValue::Num),
+            ".*".prop_map(PropertyValue::Str)
+        ]
     }
-    fn row() -> impl Strategy<Value = Row> {
+    fn row() -> impl Strategy<Value = DatasetRow> {
         let source = prop_oneof![
             Just(Origin::None),
             Just(Origin::Local),
@@ -520,9 +526,14 @@ mod tests {
             ".*".prop_map(Origin::Inherited)
         ];
         let value = (data(), source, prop::option::of(data()))
-            .prop_map(|(value, source, received)| Value { value, source, received });
+            .prop_map(|(value, source, received)| PropertyEntry { value, source, received });
         (".*", any::<u64>(), prop::collection::vec((".*", value), 0..5)).prop_map(
-            |(name, createtxg, props)| Row { name, kind: Kind::Snapshot, createtxg, props },
+            |(name, createtxg, props)| DatasetRow {
+                name,
+                kind: DatasetType::Snapshot,
+                createtxg,
+                props,
+            },
         )
     }
 

@@ -1,12 +1,13 @@
-//! A pool as it is found or open: its vdevs, their counters, and work under way.
+//! The state of a pool that is open or was found: its vdevs, their counters, and scans and
+//! other work in flight.
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// A vdev's class.
+/// The role of a vdev in the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Class {
+pub enum VdevRole {
     /// Ordinary storage.
     Normal,
     /// Dedup table.
@@ -21,45 +22,45 @@ pub enum Class {
     Spare,
 }
 
-/// A vdev's state, by the words that are printed.
+/// A vdev's state, as in the printed words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum State {
-    /// Works.
+pub enum VdevHealth {
+    /// It works.
     Online,
-    /// Works with less redundancy.
+    /// It works with less redundancy.
     Degraded,
-    /// Too many errors, or corrupt.
+    /// It has too many errors, or is corrupt.
     Faulted,
     /// Taken out by the administrator.
     Offline,
-    /// Pulled.
+    /// It was removed while in use.
     Removed,
-    /// Cannot be opened.
+    /// It cannot be opened.
     Unavail,
 }
 
-impl State {
+impl VdevHealth {
     /// The word in tables.
     pub fn word(self) -> &'static str {
         match self {
-            State::Online => "ONLINE",
-            State::Degraded => "DEGRADED",
-            State::Faulted => "FAULTED",
-            State::Offline => "OFFLINE",
-            State::Removed => "REMOVED",
-            State::Unavail => "UNAVAIL",
+            VdevHealth::Online => "ONLINE",
+            VdevHealth::Degraded => "DEGRADED",
+            VdevHealth::Faulted => "FAULTED",
+            VdevHealth::Offline => "OFFLINE",
+            VdevHealth::Removed => "REMOVED",
+            VdevHealth::Unavail => "UNAVAIL",
         }
     }
 }
 
-/// What a vdev did.
+/// Counters of a vdev's I/O.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Done {
-    /// Nanoseconds in which it did that.
+pub struct VdevIoCounts {
+    /// Nanoseconds over which they were counted.
     pub age: u64,
-    /// Operations that read.
+    /// Read operations.
     pub reads: u64,
-    /// Operations that wrote.
+    /// Write operations.
     pub writes: u64,
     /// Bytes read.
     pub nread: u64,
@@ -67,27 +68,27 @@ pub struct Done {
     pub nwritten: u64,
 }
 
-/// How operations of one class went: histograms by powers of two, of nanoseconds and of
-/// bytes, without the zeros at their ends.
+/// Histograms of one class of operations, in powers of two of nanoseconds and of bytes, without
+/// the zeros at their ends.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClassIo {
-    /// Times that requests waited before the device had them.
+    /// Times that requests waited in the queue.
     pub queued: Vec<u64>,
-    /// Times that operations were with the device.
+    /// Times that the device took.
     pub disk: Vec<u64>,
-    /// Times that requests took in all.
+    /// Total times of requests.
     pub total: Vec<u64>,
-    /// Sizes of operations for one request.
+    /// Sizes of operations that serve one request.
     pub single: Vec<u64>,
-    /// Sizes of operations merged of several.
+    /// Sizes of operations merged from several requests.
     pub merged: Vec<u64>,
-    /// Requests that wait.
+    /// Requests that are queued.
     pub pending: u64,
-    /// Operations with the device.
+    /// Operations in flight.
     pub active: u64,
 }
 
-/// One vdev and what is below it.
+/// A vdev and its children.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vdev {
     /// Guid.
@@ -101,10 +102,10 @@ pub struct Vdev {
     /// Index among its siblings.
     pub id: u64,
     /// Class.
-    pub class: Class,
+    pub class: VdevRole,
     /// State.
-    pub state: State,
-    /// Remark behind the counters.
+    pub state: VdevHealth,
+    /// The text after the counters.
     pub aux: Option<String>,
     /// Failed reads.
     pub read_errors: u64,
@@ -114,10 +115,10 @@ pub struct Vdev {
     pub checksum_errors: u64,
     /// Slow operations.
     pub slow_ios: u64,
-    /// What it and all below it did.
+    /// I/O of the vdev and all its descendants.
     #[serde(default)]
-    pub io: Done,
-    /// How that went: sync reads, sync writes, async reads, async writes, scrub.
+    pub io: VdevIoCounts,
+    /// Histograms of that I/O: sync reads, sync writes, async reads, async writes, scrub.
     #[serde(default)]
     pub io_classes: Vec<ClassIo>,
     /// Opened with O_DIRECT.
@@ -128,7 +129,7 @@ pub struct Vdev {
     pub allocated: u64,
     /// Percent.
     pub fragmentation: Option<u64>,
-    /// Bytes to be had by expansion.
+    /// Bytes that expansion would add.
     pub expandsize: u64,
     /// A leaf's physical bytes.
     pub psize: u64,
@@ -138,7 +139,7 @@ pub struct Vdev {
     pub ashift: u32,
     /// Parity columns.
     pub nparity: u32,
-    /// Below.
+    /// Its children.
     pub children: Vec<Vdev>,
 }
 
@@ -155,7 +156,7 @@ pub struct Scan {
     pub end: u64,
     /// Bytes repaired or resilvered.
     pub processed: u64,
-    /// Errors that stayed.
+    /// Errors that could not be repaired.
     pub errors: u64,
     /// Bytes in all.
     pub to_examine: u64,
@@ -169,7 +170,7 @@ pub struct Scan {
     pub paused: u64,
 }
 
-/// A removal of a top-level vdev.
+/// The removal of a top-level vdev.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Removal {
     /// 1 running, 2 finished, 3 canceled.
@@ -186,11 +187,11 @@ pub struct Removal {
     pub copied: u64,
     /// Bytes to copy.
     pub to_copy: u64,
-    /// Bytes of memory its mapping takes.
+    /// Bytes of memory for its mapping.
     pub mapping_memory: u64,
 }
 
-/// An expansion of a raidz vdev.
+/// The expansion of a raidz vdev.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Expand {
     /// 1 running, 2 finished.
@@ -214,18 +215,19 @@ pub struct Pool {
     pub name: String,
     /// Guid.
     pub guid: u64,
-    /// State of the whole.
-    pub health: State,
+    /// State of the whole pool.
+    pub health: VdevHealth,
     /// I/O is suspended.
     pub suspended: bool,
-    /// What is done to the pool as a whole, instead of its health: `IMPORTING`.
+    /// The operation that is in progress on the whole pool, shown instead of its health:
+    /// `IMPORTING`.
     #[serde(default)]
     pub doing: Option<String>,
-    /// The tree.
+    /// The tree of vdevs.
     pub root: Vdev,
-    /// Data errors known.
+    /// Number of data errors.
     pub error_count: u64,
-    /// Where they are, as `status -v` prints them.
+    /// Their locations, as `status -v` prints them.
     pub errors: Vec<String>,
     /// Last scrub or resilver.
     pub scan: Option<Scan>,
@@ -239,32 +241,32 @@ pub struct Pool {
     pub disabled_features: bool,
 }
 
-/// A pool that could be imported.
+/// A pool that can be imported.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Found {
+pub struct ImportCandidate {
     /// Name.
     pub name: String,
     /// Guid.
     pub guid: u64,
     /// Marked destroyed.
     pub destroyed: bool,
-    /// Another system had it and did not export it.
+    /// Another system had it imported and did not export it.
     pub foreign: bool,
-    /// Who had it.
+    /// The host that had it imported.
     pub hostname: Option<String>,
-    /// Who had it.
+    /// The id of that host.
     pub hostid: Option<u64>,
     /// When it was last written, in seconds since 1970.
     pub last_accessed: Option<u64>,
     /// The administrator's comment.
     pub comment: Option<String>,
-    /// State of the whole.
-    pub health: State,
-    /// Features lacking: name, description, whether a read-only import works.
+    /// State of the whole pool.
+    pub health: VdevHealth,
+    /// Unsupported features: name, description, whether a read-only import works.
     pub unsupported: Vec<(String, String, bool)>,
-    /// The tree.
+    /// The tree of vdevs.
     pub root: Vdev,
-    /// Why it cannot be looked at although nothing need be wrong with it.
+    /// The reason why the pool cannot be examined, although it may be intact.
     #[serde(default)]
     pub held_up: Option<String>,
     /// The name by which this daemon imported it when it started.

@@ -1,12 +1,12 @@
-//! The runtime directory: where the daemon's socket, lock, log and lists lie.
+//! The runtime directory with the daemon's socket, lock, log and lists.
 //!
-//! `$CENOTE_RUNTIME_DIR`, else `/run/cenote` for root, else
-//! `$XDG_RUNTIME_DIR/cenote`, else `/run/user/UID/cenote` where that directory is the
-//! user's own, else `/tmp/cenote-UID`. A name in `/tmp` can be taken by anybody first: the
-//! directory must be one, no link, the user's own, and closed to others; else it is refused
-//! (`private`). Nobody else can replace it then, for `/tmp` is sticky. Two daemons with different directories live side
-//! by side; two with the same one cannot (the lock file). The list of imported pools lies
-//! in `$CENOTE_STATE_DIR` if that is set, so that it can outlive the system.
+//! It is `$CENOTE_RUNTIME_DIR`, else `/run/cenote` for root, else `$XDG_RUNTIME_DIR/cenote`,
+//! else `/run/user/UID/cenote` if that directory is the user's own, else `/tmp/cenote-UID`. Any
+//! user can make a name in `/tmp` first. So the path must be a directory, no link, owned by the
+//! user and closed to others; else it is refused (`private`). No other user can replace it
+//! then, because `/tmp` is sticky. Two daemons with different directories run side by side; two
+//! with the same one cannot (the lock file). The list of imported pools is in
+//! `$CENOTE_STATE_DIR` if that is set, so that it can survive a restart of the system.
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -24,7 +24,7 @@ use serde::de::DeserializeOwned;
 #[derive(Clone, Debug)]
 pub struct Runtime {
     dir: PathBuf,
-    /// Where the list of pools lies.
+    /// The directory of the list of pools.
     state: PathBuf,
 }
 
@@ -48,7 +48,7 @@ fn choose(
     }
 }
 
-/// Whether this is a directory, no link to one, of the user and for the user alone.
+/// Whether the path is a directory, not a link to one, owned by the user and closed to others.
 fn is_private(dir: &Path) -> bool {
     fs::symlink_metadata(dir).is_ok_and(|meta| {
         meta.is_dir() && meta.uid() == geteuid().as_raw() && meta.mode() & 0o077 == 0
@@ -59,8 +59,8 @@ impl Runtime {
     /// The directory that the environment names, or the user's own. It need not exist.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] for a name that is none; `Permission` for a directory below
-    /// `/tmp` that somebody else made.
+    /// [`ErrorKind::Invalid`] for a name that is not absolute; `Permission` for a directory
+    /// below `/tmp` that another user made.
     pub fn from_env() -> Result<Runtime> {
         let var = std::env::var_os;
         let uid = geteuid().as_raw();
@@ -101,24 +101,24 @@ impl Runtime {
     pub fn pools(&self) -> PathBuf {
         self.state.join("pools.json")
     }
-    /// The list of mounts, to be cleaned after a daemon was killed.
+    /// The list of mounts, for cleaning up after a daemon was killed.
     pub fn mounts(&self) -> PathBuf {
         self.dir.join("mounts.json")
     }
-    /// The list of directories made to mount on.
-    pub fn places(&self) -> PathBuf {
+    /// The list of directories made as mountpoints.
+    pub fn made_dirs(&self) -> PathBuf {
         self.state.join("directories.json")
     }
-    /// Where kstats appear as files: what Linux has below `/proc/spl`.
+    /// The directory of kstats as files: the counterpart of Linux's `/proc/spl`.
     pub fn kstats(&self) -> PathBuf {
         self.dir.join("proc/spl/kstat/zfs")
     }
-    /// Where volumes appear as files.
+    /// The directory of volumes as files.
     pub fn volumes(&self) -> PathBuf {
         self.dir.join("volumes")
     }
 
-    /// Makes the directories if need be, for their owner alone.
+    /// Makes the missing directories, closed to other users.
     ///
     /// # Errors
     /// The directory is another user's, or cannot be made.
@@ -132,7 +132,7 @@ impl Runtime {
         fs::read_to_string(self.dir.join("lock")).ok()?.trim().parse().ok()
     }
 
-    /// Takes the daemon's lock; it holds as long as the file lives.
+    /// Takes the daemon's lock, which is held until the file is closed.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] if another daemon has it.
@@ -156,8 +156,8 @@ impl Runtime {
     }
 }
 
-/// Makes a directory for its owner alone, if need be. Below `/tmp` nobody else may have made
-/// it.
+/// Makes a missing directory, closed to other users. A directory below `/tmp` must not have
+/// been made by another user.
 fn private(dir: &Path) -> Result<()> {
     let place = || dir.display().to_string();
     DirBuilder::new()
@@ -180,7 +180,7 @@ fn private(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Reads a list; a file that is not there is an empty one.
+/// Reads a list; a missing file is an empty list.
 ///
 /// # Errors
 /// The file is no list of ours.
@@ -232,7 +232,7 @@ mod tests {
         assert_eq!(choose(None, s(""), 1000, no), Path::new("/tmp/cenote-1000"));
     }
 
-    /// Somebody made the directory in `/tmp` first, to be the daemon's file system.
+    /// Another user made the directory in `/tmp` first, and the daemon would have used it.
     #[test]
     fn a_directory_in_tmp_is_the_users_own() {
         use std::os::unix::fs::{PermissionsExt, symlink};

@@ -16,7 +16,7 @@ pub enum StatValue {
     Str(String),
 }
 
-/// What a kstat holds.
+/// The content of a kstat.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StatBody {
     Named(Vec<(String, StatValue)>),
@@ -29,15 +29,15 @@ pub enum StatBody {
 pub struct Stat {
     /// Where it is registered.
     pub path: String,
-    /// Solaris's class.
+    /// Its class, as in Solaris.
     pub class: String,
-    /// What it holds.
+    /// Its content.
     pub body: StatBody,
-    /// Its number.
+    /// Its id.
     pub kid: u32,
-    /// When it was made, nanoseconds.
+    /// Time of its creation, nanoseconds.
     pub crtime: u64,
-    /// When it was read, nanoseconds.
+    /// Time of its reading, nanoseconds.
     pub snaptime: u64,
 }
 
@@ -96,25 +96,25 @@ impl Stat {
 /// A tunable, described.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TunableInfo {
-    /// Linux's name.
+    /// Its name in OpenZFS on Linux.
     pub name: String,
-    /// FreeBSD's names.
+    /// Its names in OpenZFS on FreeBSD.
     pub freebsd: Vec<String>,
     /// What it does.
     pub what: String,
-    /// Its number; 0 where it follows the machine.
+    /// Its value; 0 where it depends on the machine.
     pub value: u64,
-    /// The number in words.
+    /// The value as text.
     pub shown: String,
-    /// 0 stands for a value of the machine's.
+    /// The value 0 stands for one that depends on the machine.
     pub automatic: bool,
-    /// The number in effect.
+    /// The value in effect.
     pub in_effect: u64,
-    /// That in words.
+    /// The value in effect, as text.
     pub in_effect_shown: String,
-    /// The default in words.
+    /// The default, as text.
     pub default: String,
-    /// The range in words.
+    /// The range, as text.
     pub range: String,
 }
 
@@ -140,10 +140,10 @@ impl TunableInfo {
     }
 }
 
-/// The hit ratios expected at another size.
+/// The hit ratios expected at another size of the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct WhatIf {
-    /// Of the present target size.
+    /// The size, relative to the present target size.
     pub multiple: f64,
     /// For data, 0 to 1.
     pub data: Option<f64>,

@@ -1,4 +1,4 @@
-//! `cenote arc`: the cache on one page, and what other sizes would bring.
+//! `cenote arc`: a summary of the cache, and the expected hit ratios at other sizes.
 
 use std::ffi::OsString;
 use std::fmt::Write;
@@ -11,7 +11,7 @@ use proto::{Reply, Request, TunableInfo, WhatIf};
 use ui::Exit;
 
 use super::number;
-use super::source::{self, Source};
+use super::source::{self, StatSource};
 
 const USAGE: &str = "\
 usage: arc [--what-if] [--path DIR]
@@ -42,7 +42,7 @@ fn of(part: u64, whole: u64) -> String {
     number::percent(part, whole)
 }
 
-/// The page.
+/// The summary.
 fn report(r: &ArcReport, tunables: &[TunableInfo]) -> String {
     let mut out = String::new();
     title(&mut out, "SIZE                                     share of target");
@@ -112,7 +112,7 @@ fn bar(share: Option<f64>) -> String {
     out
 }
 
-/// The table and the picture.
+/// The table and the graph of other sizes.
 fn curve(points: &[WhatIf], target: u64) -> String {
     let any = |p: &WhatIf| p.data.is_some() || p.metadata.is_some();
     if !points.iter().any(any) {
@@ -121,7 +121,7 @@ fn curve(points: &[WhatIf], target: u64) -> String {
     let mut out = String::from("hit ratio expected at other sizes\n\n");
     let _ = writeln!(out, "{:>6}{:>9}{:>10}{:>10}", "times", "size", "data", "metadata");
     for p in points {
-        // Nobody's cache is 2^64 bytes.
+        // No cache has 2^64 bytes.
         let size = nicebytes((target as f64 * p.multiple.max(0.0)) as u64);
         let times = multiple(p.multiple);
         let (data, metadata) = (ratio(p.data), ratio(p.metadata));
@@ -140,10 +140,10 @@ fn curve(points: &[WhatIf], target: u64) -> String {
 
 fn what_if() -> Result<Exit> {
     let mut client = source::daemon()?;
-    let Reply::WhatIf(points) = client.ask(&Request::WhatIf)? else {
+    let Reply::WhatIf(points) = client.request(&Request::WhatIf)? else {
         return Err(Error::corrupt("the daemon answered something else"));
     };
-    let target = Source::Daemon(Box::new(client)).arcstats()?.number("c").unwrap_or(0);
+    let target = StatSource::Daemon(Box::new(client)).arcstats()?.number("c").unwrap_or(0);
     ui::out(&curve(&points, target));
     Ok(Exit::OK)
 }
@@ -167,15 +167,17 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     if parsed.has('w') {
         return what_if();
     }
-    let mut source = Source::open(parsed.last('P'))?;
+    let mut source = StatSource::open(parsed.last('P'))?;
     let arcstats = source.arcstats()?;
     let own = source.get("cenote_arc")?;
     let tunables = match &mut source {
-        Source::Daemon(client) => match client.ask(&Request::Tunables { names: Vec::new() })? {
-            Reply::Tunables(list) => list,
-            _ => return Err(Error::corrupt("the daemon answered something else")),
-        },
-        Source::Dir(_) => Vec::new(),
+        StatSource::Daemon(client) => {
+            match client.request(&Request::Tunables { names: Vec::new() })? {
+                Reply::Tunables(list) => list,
+                _ => return Err(Error::corrupt("the daemon answered something else")),
+            }
+        }
+        StatSource::Dir(_) => Vec::new(),
     };
     ui::out(&report(&ArcReport::new(&arcstats, own.as_ref()), &tunables));
     Ok(Exit::OK)

@@ -1,4 +1,4 @@
-//! `arcstat` (chapter 09 §7.1), today's and the one of 2007.
+//! `arcstat` (chapter 09 §7.1), the present one and that of 2007.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -9,9 +9,9 @@ use cenote::kstat::Kstat;
 use commands::getopt::{Bad, Parsed};
 use ui::{Exit, time};
 
-use super::fields::{self, Field, Sample, Unit};
+use super::fields::{self, ArcField, FieldUnit, Sample};
 use super::number;
-use super::source::Source;
+use super::source::StatSource;
 
 const USAGE: &str = "\
 usage: arcstat [-havxzp] [--2007] [--path DIR] [-f fields] [-o file] [-s string] [interval [count]]
@@ -34,12 +34,12 @@ const ZFETCH: &str = "time,ztotal,zhits,zahead,zpast,zmisses,zmax,zfuture,zstrid
 const DEFAULT_2007: &str = "time,read,miss,miss%,dmis,dm%,pmis,pm%,mmis,mm%,arcsz,c";
 const EXTENDED_2007: &str = "time,mfu,mru,mfug,mrug,eskip,mtxmis,rmis,dread,pread,read";
 
-/// Lines between two headings where no terminal tells how many it has.
+/// Lines between two headings if standard output is not a terminal.
 const PAGE: usize = 20;
 
-/// How lines look.
+/// The format of lines.
 pub(super) struct Style {
-    fields: Vec<Field>,
+    fields: Vec<ArcField>,
     separator: String,
     raw: bool,
     classic: bool,
@@ -48,8 +48,8 @@ pub(super) struct Style {
 impl Style {
     /// The heading.
     pub(super) fn heading(&self) -> String {
-        let cell = |f: &Field| {
-            let name = if self.classic && f.unit == Unit::Time { "Time" } else { &f.name };
+        let cell = |f: &ArcField| {
+            let name = if self.classic && f.unit == FieldUnit::Time { "Time" } else { &f.name };
             if self.raw { name.to_owned() } else { format!("{name:>w$}", w = f.width) }
         };
         self.fields.iter().map(cell).collect::<Vec<_>>().join(&self.separator)
@@ -58,8 +58,8 @@ impl Style {
     /// A line; `clock` is the time of day.
     pub(super) fn line(&self, sample: &Sample<'_>, clock: &str) -> String {
         let exact = sample.seconds == 1.0;
-        let cell = |f: &Field| {
-            if f.unit == Unit::Time {
+        let cell = |f: &ArcField| {
+            if f.unit == FieldUnit::Time {
                 return format!("{clock:>w$}", w = if self.raw { 0 } else { f.width });
             }
             let value = sample.value(&f.name);
@@ -73,19 +73,19 @@ impl Style {
     }
 }
 
-/// The fields of a list. `tier`: there is a second tier.
+/// The fields of a list. `tier`: the cache has a second tier.
 ///
 /// # Errors
 /// The message for a field that does not exist, or that needs a second tier.
-pub(super) fn select(list: &str, classic: bool, tier: bool) -> Result<Vec<Field>> {
+pub(super) fn select(list: &str, classic: bool, tier: bool) -> Result<Vec<ArcField>> {
     let all = fields::all(classic);
     let mut out = Vec::new();
     let mut unknown = Vec::new();
     for name in list.split(',').map(str::trim) {
         match all.iter().find(|f| f.name == name) {
-            // The column was narrower then.
+            // The column was narrower in 2007.
             Some(field) if classic && field.name == "c" => {
-                out.push(Field { width: 4, ..field.clone() });
+                out.push(ArcField { width: 4, ..field.clone() });
             }
             Some(field) => out.push(field.clone()),
             None => unknown.push(format!("'{}'", name.chars().take(40).collect::<String>())),
@@ -95,7 +95,7 @@ pub(super) fn select(list: &str, classic: bool, tier: bool) -> Result<Vec<Field>
         let unknown = unknown.join(", ");
         return Err(Error::invalid(format!("Invalid column definition! -- [{unknown}]")));
     }
-    let needs_tier = |f: &Field| f.name.starts_with("l2") && !f.name.starts_with("l2hsz");
+    let needs_tier = |f: &ArcField| f.name.starts_with("l2") && !f.name.starts_with("l2hsz");
     if !tier && out.iter().any(needs_tier) {
         return Err(Error::invalid("Incompatible field specified! There is no L2ARC."));
     }
@@ -137,17 +137,17 @@ fn style(parsed: &Parsed, classic: bool, arcstats: &Kstat) -> Result<Style> {
     })
 }
 
-/// Lines of a page of the terminal, less the heading's.
+/// Lines of the terminal, minus the heading's.
 fn page() -> usize {
     ui::rows().map_or(PAGE, |rows| rows - 3)
 }
 
-fn read(source: &mut Source) -> Result<(Kstat, Kstat)> {
+fn read(source: &mut StatSource) -> Result<(Kstat, Kstat)> {
     let zfetch = source.get("zfetchstats")?.unwrap_or_else(|| Kstat::numbers([]));
     Ok((source.arcstats()?, zfetch))
 }
 
-/// `arcstat`; `classic` if it was called by the name of 2007.
+/// `arcstat`; `classic` if it was called by its name of 2007.
 ///
 /// # Errors
 /// No statistics can be had, or a field does not exist.
@@ -162,7 +162,7 @@ pub(super) fn main(argv: &[OsString], classic: bool) -> Result<Exit> {
     }
     let classic = classic || parsed.has('7');
     let (interval, count) = super::interval(&parsed.words())?;
-    let mut source = Source::open(parsed.last('P'))?;
+    let mut source = StatSource::open(parsed.last('P'))?;
     let first = read(&mut source)?;
     let style = style(&parsed, classic, &first.0)?;
     let mut file = match parsed.last('o') {
@@ -185,7 +185,7 @@ pub(super) fn main(argv: &[OsString], classic: bool) -> Result<Exit> {
 }
 
 fn run(
-    source: &mut Source,
+    source: &mut StatSource,
     first: (Kstat, Kstat),
     style: &Style,
     interval: Option<Duration>,
@@ -193,8 +193,8 @@ fn run(
     print: &mut dyn FnMut(&str) -> Result<()>,
 ) -> Result<Exit> {
     let seconds = interval.map_or(1.0, |i| i.as_secs_f64());
-    // Today's first line covers the moment since the start of the command; that
-    // of 2007 all the time before.
+    // The first line of the present tool covers the time since the command began; that of 2007
+    // all time before.
     let mut before = if style.classic { None } else { Some(first) };
     let last = if interval.is_some() { count.unwrap_or(u64::MAX) } else { 1 };
     let page = page() as u64;
@@ -210,7 +210,7 @@ fn run(
         print(&style.line(&sample, &clock))?;
         before = Some(now);
         if done + 1 < last {
-            // By the clock's marks, so that slow reading does not add up.
+            // Waits for fixed times, so that slow reading does not add up.
             let due = (done + 1) as f64 * interval.map_or(1.0, |i| i.as_secs_f64());
             let passed = begin.elapsed().as_secs_f64();
             rt::sleep(Duration::from_secs_f64((due - passed).max(0.0)));
@@ -249,7 +249,7 @@ mod tests {
         );
     }
 
-    /// Chapter 09 §7.1: the line of the 2007 page.
+    /// Chapter 09 §7.1: the output in the manual page of 2007.
     #[test]
     fn the_line_of_2007() {
         let gib = |n: u64| n << 30;

@@ -1,15 +1,15 @@
 //! The 189 fields of `arcstat` (chapter 09 §7.1): name, width, unit, words, value.
 //!
 //! # Departures
-//! What the chapter leaves open: a breakdown's `%` twin is a share of `size` for
-//! what the cache is made of, and of all states' bytes for types and states;
-//! targets are shares of all states' bytes by the fractions `meta`, `pd`, `pm`.
+//! Two points are not in the chapter. The `%` twin of a breakdown is a share of `size` for the
+//! parts of the cache, and of the bytes in all states for types and states. Targets are shares
+//! of the bytes in all states, by the fractions `meta`, `pd`, `pm`.
 
 use cenote::kstat::Kstat;
 
-/// What a field's number is.
+/// The unit of a field's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unit {
+pub(crate) enum FieldUnit {
     /// The time of day.
     Time,
     /// A count, or counts a second.
@@ -20,34 +20,34 @@ pub(crate) enum Unit {
     Percent,
 }
 
-impl Unit {
-    /// What suffixes stand for.
+impl FieldUnit {
+    /// The base of the suffixes.
     pub(crate) fn scale(self) -> f64 {
         match self {
-            Unit::Bytes => 1024.0,
-            Unit::Percent => 100.0,
-            Unit::Count | Unit::Time => 1000.0,
+            FieldUnit::Bytes => 1024.0,
+            FieldUnit::Percent => 100.0,
+            FieldUnit::Count | FieldUnit::Time => 1000.0,
         }
     }
 }
 
-/// One field.
+/// One field of the output.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Field {
+pub(crate) struct ArcField {
     /// Its name and heading.
     pub(crate) name: String,
     /// Width of its column.
     pub(crate) width: usize,
-    /// What its number is.
-    pub(crate) unit: Unit,
-    /// What it tells.
+    /// The unit of its number.
+    pub(crate) unit: FieldUnit,
+    /// Its description.
     pub(crate) what: String,
 }
 
-/// Classes of lookups: prefix, widths of counts and percentages, kstat prefixes, words.
-type Class = (&'static str, usize, usize, &'static [&'static str], &'static str);
+/// Classes of lookups: prefix, widths of counts and percentages, kstat prefixes, description.
+type LookupClass = (&'static str, usize, usize, &'static [&'static str], &'static str);
 
-const CLASSES: [Class; 7] = [
+const CLASSES: [LookupClass; 7] = [
     ("d", 4, 3, &["demand_data", "demand_metadata"], "demand"),
     ("dd", 5, 4, &["demand_data"], "demand data"),
     ("dm", 5, 4, &["demand_metadata"], "demand metadata"),
@@ -57,62 +57,68 @@ const CLASSES: [Class; 7] = [
     ("m", 4, 3, &["demand_metadata", "prefetch_metadata"], "metadata"),
 ];
 
-/// Fields that are one counter, a second: name, width, unit, counter, words.
-const RATES: [(&str, usize, Unit, &str, &str); 21] = [
-    ("hits", 4, Unit::Count, "hits", "hits per second"),
-    ("iohs", 4, Unit::Count, "iohits", "I/O hits per second"),
-    ("miss", 4, Unit::Count, "misses", "misses per second"),
-    ("mfu", 4, Unit::Count, "mfu_hits", "MFU list hits per second"),
-    ("mru", 4, Unit::Count, "mru_hits", "MRU list hits per second"),
-    ("mfug", 4, Unit::Count, "mfu_ghost_hits", "MFU ghost list hits per second"),
-    ("mrug", 4, Unit::Count, "mru_ghost_hits", "MRU ghost list hits per second"),
-    ("unc", 4, Unit::Count, "uncached_hits", "uncached list hits per second"),
-    ("eskip", 5, Unit::Count, "evict_skip", "evict skips per second"),
+/// Fields that are the rate of one counter: name, width, unit, counter, description.
+const RATES: [(&str, usize, FieldUnit, &str, &str); 21] = [
+    ("hits", 4, FieldUnit::Count, "hits", "hits per second"),
+    ("iohs", 4, FieldUnit::Count, "iohits", "I/O hits per second"),
+    ("miss", 4, FieldUnit::Count, "misses", "misses per second"),
+    ("mfu", 4, FieldUnit::Count, "mfu_hits", "MFU list hits per second"),
+    ("mru", 4, FieldUnit::Count, "mru_hits", "MRU list hits per second"),
+    ("mfug", 4, FieldUnit::Count, "mfu_ghost_hits", "MFU ghost list hits per second"),
+    ("mrug", 4, FieldUnit::Count, "mru_ghost_hits", "MRU ghost list hits per second"),
+    ("unc", 4, FieldUnit::Count, "uncached_hits", "uncached list hits per second"),
+    ("eskip", 5, FieldUnit::Count, "evict_skip", "evict skips per second"),
     (
         "el2skip",
         7,
-        Unit::Bytes,
+        FieldUnit::Bytes,
         "evict_l2_skip",
         "bytes skipped by eviction for L2 writes per second",
     ),
-    ("el2cach", 7, Unit::Bytes, "evict_l2_cached", "bytes evicted that L2 has per second"),
-    ("el2el", 5, Unit::Bytes, "evict_l2_eligible", "bytes evicted that L2 may have per second"),
-    ("el2mfu", 6, Unit::Bytes, "evict_l2_eligible_mfu", "of these from MFU per second"),
-    ("el2mru", 6, Unit::Bytes, "evict_l2_eligible_mru", "of these from MRU per second"),
+    ("el2cach", 7, FieldUnit::Bytes, "evict_l2_cached", "bytes evicted that L2 has per second"),
+    (
+        "el2el",
+        5,
+        FieldUnit::Bytes,
+        "evict_l2_eligible",
+        "bytes evicted that L2 may have per second",
+    ),
+    ("el2mfu", 6, FieldUnit::Bytes, "evict_l2_eligible_mfu", "of these from MFU per second"),
+    ("el2mru", 6, FieldUnit::Bytes, "evict_l2_eligible_mru", "of these from MRU per second"),
     (
         "el2inel",
         7,
-        Unit::Bytes,
+        FieldUnit::Bytes,
         "evict_l2_ineligible",
         "bytes evicted that L2 may not have per second",
     ),
-    ("mtxmis", 6, Unit::Count, "mutex_miss", "mutex misses per second"),
-    ("rmis", 4, Unit::Count, "recycle_miss", "recycle misses per second"),
-    ("l2hits", 6, Unit::Count, "l2_hits", "L2ARC hits per second"),
-    ("l2miss", 6, Unit::Count, "l2_misses", "L2ARC misses per second"),
-    ("l2bytes", 7, Unit::Bytes, "l2_read_bytes", "bytes read from the L2ARC per second"),
-    ("l2wbytes", 8, Unit::Bytes, "l2_write_bytes", "bytes written to the L2ARC per second"),
+    ("mtxmis", 6, FieldUnit::Count, "mutex_miss", "mutex misses per second"),
+    ("rmis", 4, FieldUnit::Count, "recycle_miss", "recycle misses per second"),
+    ("l2hits", 6, FieldUnit::Count, "l2_hits", "L2ARC hits per second"),
+    ("l2miss", 6, FieldUnit::Count, "l2_misses", "L2ARC misses per second"),
+    ("l2bytes", 7, FieldUnit::Bytes, "l2_read_bytes", "bytes read from the L2ARC per second"),
+    ("l2wbytes", 8, FieldUnit::Bytes, "l2_write_bytes", "bytes written to the L2ARC per second"),
 ];
 
-/// Fields that are one counter as it stands.
-const LEVELS: [(&str, usize, Unit, &str, &str); 14] = [
-    ("arcsz", 5, Unit::Bytes, "size", "ARC size"),
-    ("size", 5, Unit::Bytes, "size", "ARC size"),
-    ("c", 5, Unit::Bytes, "c", "ARC target size"),
-    ("l2size", 6, Unit::Bytes, "l2_size", "size of the L2ARC"),
-    ("l2asize", 7, Unit::Bytes, "l2_asize", "space taken by the L2ARC"),
-    ("l2pref", 6, Unit::Bytes, "l2_prefetch_asize", "L2ARC space of prefetched blocks"),
-    ("l2mfu", 5, Unit::Bytes, "l2_mfu_asize", "L2ARC space of MFU blocks"),
-    ("l2mru", 5, Unit::Bytes, "l2_mru_asize", "L2ARC space of MRU blocks"),
-    ("l2data", 6, Unit::Bytes, "l2_bufc_data_asize", "L2ARC space of data"),
-    ("l2meta", 6, Unit::Bytes, "l2_bufc_metadata_asize", "L2ARC space of metadata"),
-    ("need", 5, Unit::Bytes, "arc_need_free", "ARC bytes to be given back"),
-    ("free", 5, Unit::Bytes, "memory_free_bytes", "free memory"),
-    ("avail", 5, Unit::Bytes, "memory_available_bytes", "memory that the ARC may still take"),
-    ("waste", 5, Unit::Bytes, "abd_chunk_waste_size", "memory wasted by rounding"),
+/// Fields that are the value of one counter.
+const LEVELS: [(&str, usize, FieldUnit, &str, &str); 14] = [
+    ("arcsz", 5, FieldUnit::Bytes, "size", "ARC size"),
+    ("size", 5, FieldUnit::Bytes, "size", "ARC size"),
+    ("c", 5, FieldUnit::Bytes, "c", "ARC target size"),
+    ("l2size", 6, FieldUnit::Bytes, "l2_size", "size of the L2ARC"),
+    ("l2asize", 7, FieldUnit::Bytes, "l2_asize", "space taken by the L2ARC"),
+    ("l2pref", 6, FieldUnit::Bytes, "l2_prefetch_asize", "L2ARC space of prefetched blocks"),
+    ("l2mfu", 5, FieldUnit::Bytes, "l2_mfu_asize", "L2ARC space of MFU blocks"),
+    ("l2mru", 5, FieldUnit::Bytes, "l2_mru_asize", "L2ARC space of MRU blocks"),
+    ("l2data", 6, FieldUnit::Bytes, "l2_bufc_data_asize", "L2ARC space of data"),
+    ("l2meta", 6, FieldUnit::Bytes, "l2_bufc_metadata_asize", "L2ARC space of metadata"),
+    ("need", 5, FieldUnit::Bytes, "arc_need_free", "ARC bytes to be given back"),
+    ("free", 5, FieldUnit::Bytes, "memory_free_bytes", "free memory"),
+    ("avail", 5, FieldUnit::Bytes, "memory_available_bytes", "memory that the ARC may still take"),
+    ("waste", 5, FieldUnit::Bytes, "abd_chunk_waste_size", "memory wasted by rounding"),
 ];
 
-/// What the cache is made of: name, counter, words.
+/// The parts of the cache: name, counter, description.
 const PARTS: [(&str, &str, &str); 8] = [
     ("cmp", "compressed_size", "compressed"),
     ("ovh", "overhead_size", "overhead"),
@@ -124,7 +130,7 @@ const PARTS: [(&str, &str, &str); 8] = [
     ("abd", "abd_chunk_waste_size", "ABD chunk waste"),
 ];
 
-/// States: name, counter's prefix, words.
+/// States: name, prefix of the counter, description.
 const STATES: [(&str, &str, &str); 4] = [
     ("ano", "anon", "anonymous"),
     ("mfu", "mfu", "MFU"),
@@ -132,7 +138,7 @@ const STATES: [(&str, &str, &str); 4] = [
     ("unc", "uncached", "uncached"),
 ];
 
-/// Of a state: suffix, counter's suffix, words.
+/// Sizes in a state: suffix, suffix of the counter, description.
 const SIZES: [(&str, &str, &str); 5] = [
     ("sz", "size", "size"),
     ("da", "data", "data size"),
@@ -141,15 +147,15 @@ const SIZES: [(&str, &str, &str); 5] = [
     ("em", "evictable_metadata", "evictable metadata"),
 ];
 
-/// Of a remembered state.
+/// The same in a ghost state.
 const GHOSTS: [(&str, &str, &str); 3] =
     [("gsz", "size", "size"), ("gd", "data", "data size"), ("gm", "metadata", "metadata size")];
 
-/// Targets of a list.
+/// Targets of the lists.
 const TARGETS: [(&str, &str); 3] =
     [("tg", "target"), ("dt", "data target"), ("mt", "metadata target")];
 
-/// The prefetcher: name, width, counters summed, words.
+/// Fields of the prefetcher: name, width, counters summed, description.
 const ZFETCH: [(&str, usize, &[&str], &str); 10] = [
     ("ztotal", 6, &["hits", "future", "stride", "past", "misses"], "prefetcher calls per second"),
     ("zhits", 5, &["hits"], "prefetcher stream hits per second"),
@@ -163,32 +169,31 @@ const ZFETCH: [(&str, usize, &[&str], &str); 10] = [
     ("zactive", 7, &["io_active"], "prefetches under way"),
 ];
 
-/// Further percentages and sums: name, width, words.
-const OTHERS: [(&str, usize, Unit, &str); 16] = [
-    ("time", 8, Unit::Time, "time"),
-    ("read", 4, Unit::Count, "accesses per second"),
-    ("hit%", 4, Unit::Percent, "hit percentage"),
-    ("ioh%", 4, Unit::Percent, "I/O hit percentage"),
-    ("miss%", 5, Unit::Percent, "miss percentage"),
-    ("l2read", 6, Unit::Count, "L2ARC accesses per second"),
-    ("l2hit%", 6, Unit::Percent, "L2ARC hit percentage"),
-    ("l2miss%", 7, Unit::Percent, "L2ARC miss percentage"),
-    ("l2pref%", 7, Unit::Percent, "L2ARC share of prefetched blocks"),
-    ("l2mfu%", 6, Unit::Percent, "L2ARC share of MFU blocks"),
-    ("l2mru%", 6, Unit::Percent, "L2ARC share of MRU blocks"),
-    ("l2data%", 7, Unit::Percent, "L2ARC share of data"),
-    ("l2meta%", 7, Unit::Percent, "L2ARC share of metadata"),
-    ("grow", 4, Unit::Count, "1 if the ARC may grow"),
-    ("datatg", 6, Unit::Bytes, "data target"),
-    ("metatg", 6, Unit::Bytes, "metadata target"),
+/// Further percentages and sums: name, width, description.
+const OTHERS: [(&str, usize, FieldUnit, &str); 16] = [
+    ("time", 8, FieldUnit::Time, "time"),
+    ("read", 4, FieldUnit::Count, "accesses per second"),
+    ("hit%", 4, FieldUnit::Percent, "hit percentage"),
+    ("ioh%", 4, FieldUnit::Percent, "I/O hit percentage"),
+    ("miss%", 5, FieldUnit::Percent, "miss percentage"),
+    ("l2read", 6, FieldUnit::Count, "L2ARC accesses per second"),
+    ("l2hit%", 6, FieldUnit::Percent, "L2ARC hit percentage"),
+    ("l2miss%", 7, FieldUnit::Percent, "L2ARC miss percentage"),
+    ("l2pref%", 7, FieldUnit::Percent, "L2ARC share of prefetched blocks"),
+    ("l2mfu%", 6, FieldUnit::Percent, "L2ARC share of MFU blocks"),
+    ("l2mru%", 6, FieldUnit::Percent, "L2ARC share of MRU blocks"),
+    ("l2data%", 7, FieldUnit::Percent, "L2ARC share of data"),
+    ("l2meta%", 7, FieldUnit::Percent, "L2ARC share of metadata"),
+    ("grow", 4, FieldUnit::Count, "1 if the ARC may grow"),
+    ("datatg", 6, FieldUnit::Bytes, "data target"),
+    ("metatg", 6, FieldUnit::Bytes, "metadata target"),
 ];
 
-/// Every field. The one of `arcstat.pl` that is no longer there (`rmis`) is among
-/// them only if `classic`.
-pub(crate) fn all(classic: bool) -> Vec<Field> {
-    let mut out: Vec<Field> = Vec::new();
-    let mut add = |name: String, width: usize, unit: Unit, what: String| {
-        out.push(Field { name, width, unit, what });
+/// Every field. `rmis`, which only the old `arcstat.pl` had, is included if `classic`.
+pub(crate) fn all(classic: bool) -> Vec<ArcField> {
+    let mut out: Vec<ArcField> = Vec::new();
+    let mut add = |name: String, width: usize, unit: FieldUnit, what: String| {
+        out.push(ArcField { name, width, unit, what });
     };
     for (name, width, unit, what) in OTHERS {
         add(name.into(), width, unit, what.into());
@@ -199,26 +204,26 @@ pub(crate) fn all(classic: bool) -> Vec<Field> {
         }
     }
     for (p, width, narrow, _, what) in CLASSES {
-        add(format!("{p}hit"), width, Unit::Count, format!("{what} hits per second"));
-        add(format!("{p}ioh"), width, Unit::Count, format!("{what} I/O hits per second"));
-        add(format!("{p}mis"), width, Unit::Count, format!("{what} misses per second"));
-        add(format!("{p}read"), width + 1, Unit::Count, format!("{what} accesses per second"));
-        add(format!("{p}h%"), narrow, Unit::Percent, format!("{what} hit percentage"));
-        add(format!("{p}i%"), narrow, Unit::Percent, format!("{what} I/O hit percentage"));
-        add(format!("{p}m%"), narrow, Unit::Percent, format!("{what} miss percentage"));
+        add(format!("{p}hit"), width, FieldUnit::Count, format!("{what} hits per second"));
+        add(format!("{p}ioh"), width, FieldUnit::Count, format!("{what} I/O hits per second"));
+        add(format!("{p}mis"), width, FieldUnit::Count, format!("{what} misses per second"));
+        add(format!("{p}read"), width + 1, FieldUnit::Count, format!("{what} accesses per second"));
+        add(format!("{p}h%"), narrow, FieldUnit::Percent, format!("{what} hit percentage"));
+        add(format!("{p}i%"), narrow, FieldUnit::Percent, format!("{what} I/O hit percentage"));
+        add(format!("{p}m%"), narrow, FieldUnit::Percent, format!("{what} miss percentage"));
     }
     for (name, width, unit, _, what) in LEVELS {
         add(name.into(), width, unit, what.into());
     }
     for (name, width, _, what) in ZFETCH {
-        add(name.into(), width, Unit::Count, what.into());
+        add(name.into(), width, FieldUnit::Count, what.into());
     }
     let mut pair = |name: String, what: String, alone: bool| {
         let twin = format!("{name}%");
         if alone {
-            add(name.clone(), name.len(), Unit::Bytes, what.clone());
+            add(name.clone(), name.len(), FieldUnit::Bytes, what.clone());
         }
-        add(twin.clone(), twin.len(), Unit::Percent, format!("{what}, percentage"));
+        add(twin.clone(), twin.len(), FieldUnit::Percent, format!("{what}, percentage"));
     };
     for (name, _, what) in PARTS {
         pair(format!("{name}sz"), format!("{what} size"), true);
@@ -239,15 +244,15 @@ pub(crate) fn all(classic: bool) -> Vec<Field> {
     for (name, _, what) in &STATES[1..3] {
         for (suffix, _, size) in GHOSTS {
             let name = format!("{name}{suffix}");
-            add(name.clone(), name.len(), Unit::Bytes, format!("{what} ghost {size}"));
+            add(name.clone(), name.len(), FieldUnit::Bytes, format!("{what} ghost {size}"));
         }
     }
     out
 }
 
-/// Two moments, and the time between them.
+/// Two readings, and the time between them.
 pub(crate) struct Sample<'a> {
-    /// `arcstats` before, or `None` for everything since the start.
+    /// The kstats before, or `None` for everything since the start.
     pub(crate) before: Option<&'a (Kstat, Kstat)>,
     /// `arcstats` and `zfetchstats` now.
     pub(crate) now: &'a (Kstat, Kstat),
@@ -264,12 +269,12 @@ fn ratio(part: f64, whole: f64) -> f64 {
 }
 
 impl Sample<'_> {
-    /// A counter of `arcstats` as it stands.
+    /// The value of a counter of `arcstats`.
     fn level(&self, name: &str) -> f64 {
         signed(&self.now.0, name)
     }
 
-    /// Its growth a second.
+    /// Its increase a second.
     fn rate(&self, name: &str) -> f64 {
         (self.level(name) - self.before.map_or(0.0, |b| signed(&b.0, name))) / self.seconds
     }
@@ -286,11 +291,11 @@ impl Sample<'_> {
     }
 
     fn of_class(&self, name: &str) -> Option<f64> {
-        let is = |c: &&Class| {
+        let is = |c: &&LookupClass| {
             let known = ["hit", "ioh", "mis", "read", "h%", "i%", "m%"];
             name.strip_prefix(c.0).is_some_and(|rest| known.contains(&rest))
         };
-        // The longest prefix: `dmm%` is of `dm`, not of `d`.
+        // The longest prefix: `dmm%` belongs to `dm`, not to `d`.
         let class = CLASSES.iter().filter(is).max_by_key(|c| c.0.len())?;
         let [hits, iohits, misses] = self.lookups(class.3);
         let read = hits + iohits + misses;
@@ -374,7 +379,7 @@ impl Sample<'_> {
         })
     }
 
-    /// A field's value; 0 for one that is unknown.
+    /// A field's value; 0 for an unknown field.
     pub(crate) fn value(&self, name: &str) -> f64 {
         if let Some(rate) = RATES.iter().find(|r| r.0 == name) {
             return self.rate(rate.3);

@@ -1,4 +1,4 @@
-//! `cenote kstat`: kstats as Solaris's `kstat` lists them.
+//! `cenote kstat`: kstats in the format of Solaris's `kstat`.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use cenote::kstat::{json, prometheus, solaris};
 use commands::getopt::Bad;
 use ui::Exit;
 
-use super::source::Source;
+use super::source::StatSource;
 
 const USAGE: &str = "\
 usage: kstat [-pj] [-m MODULE] [-n NAME] [--prometheus] [--path DIR] [interval [count]]
@@ -21,8 +21,8 @@ usage: kstat [-pj] [-m MODULE] [-n NAME] [--prometheus] [--path DIR] [interval [
 Measurements (*_bench) are made and shown only when -n names them.
 ";
 
-/// Whether a path is shown. Benchmarks take a moment when first read, so they must
-/// be asked for.
+/// Whether a path is shown. Benchmark kstats are shown only if they are named, because the
+/// first reading takes time.
 fn is_wanted(path: &str, module: Option<&str>, name: Option<&str>) -> bool {
     let named = name.is_some_and(|n| n != "*");
     solaris::wanted(path, module, name) && (named || !path.ends_with("_bench"))
@@ -40,7 +40,7 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     };
     let (interval, count) = super::interval(&parsed.words())?;
     let (module, name) = (parsed.last('m'), parsed.last('n'));
-    let mut source = Source::open(parsed.last('P'))?;
+    let mut source = StatSource::open(parsed.last('P'))?;
     let last = if interval.is_some() { count.unwrap_or(u64::MAX) } else { 1 };
     let mut found = false;
     for done in 0..last {
@@ -62,7 +62,7 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
             rt::sleep(interval.unwrap_or(Duration::ZERO));
         }
     }
-    // As Solaris's: nothing found is a failure.
+    // As in Solaris, it is a failure if nothing is found.
     Ok(Exit::failed_if(!found))
 }
 

@@ -1,12 +1,12 @@
-//! What the cache and the pools count, for people and scripts: `arcstat`,
-//! `arc_summary`, `zilstat`, `cenote kstat`, `cenote trace`, `cenote arc`, `cenote tune` (chapter 09 §6, §7).
+//! Statistics of the cache and the pools, for people and scripts: `arcstat`, `arc_summary`,
+//! `zilstat`, `cenote kstat`, `cenote trace`, `cenote arc`, `cenote tune` (chapter 09 §6, §7).
 //!
-//! The statistics come from the daemon, or from a directory that looks like
-//! `/proc/spl/kstat/zfs` (`source`).
+//! They are read from the daemon, or from a directory in the layout of `/proc/spl/kstat/zfs`
+//! (`source`).
 //!
 //! # What it must not know
-//! How anything is counted, and what a tunable does: it reads kstats and shows them, and
-//! sets tunables by their names.
+//! How anything is counted, and the effect of a tunable: it reads and shows kstats, and sets
+//! tunables by their names.
 
 mod arc;
 mod arcstat;
@@ -29,7 +29,7 @@ use ui::Exit;
 /// `arcstat`, `arc_summary`, `kstat`, `arc`, `tune`, `zilstat` and `trace`, by their names.
 ///
 /// # Errors
-/// The statistics cannot be had, or the command's words are no request.
+/// The statistics cannot be read, or the command line is wrong.
 pub fn main(name: &str, argv: &[OsString]) -> Result<Exit> {
     match name {
         "arcstat" | "zarcstat" => arcstat::main(argv, false),
@@ -43,7 +43,7 @@ pub fn main(name: &str, argv: &[OsString]) -> Result<Exit> {
     }
 }
 
-/// What is wrong with a command line, then how it is right.
+/// Prints the error in a command line, then the usage.
 fn usage(bad: &Bad, text: &str, code: Exit) -> Exit {
     if let Some(message) = bad.message() {
         ui::err(&message);
@@ -54,7 +54,7 @@ fn usage(bad: &Bad, text: &str, code: Exit) -> Exit {
     Exit::OK
 }
 
-/// Longest interval, a year: longer ones are mistakes.
+/// Longest interval, a year; a longer one is a mistake.
 const INTERVAL_MAX: f64 = 365.0 * 86_400.0;
 
 /// `[interval [count]]`: fractions of seconds are accepted.

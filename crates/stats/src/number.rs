@@ -1,10 +1,10 @@
-//! Numbers as `arcstat` and `arc_summary` write them (chapter 09 §7).
+//! Formats of numbers in `arcstat` and `arc_summary` (chapter 09 §7).
 
 const SUFFIX: [&str; 6] = ["", "K", "M", "G", "T", "P"];
 
-/// `arcstat`'s: right-justified in `width`, divided by `scale` while larger, with
-/// a suffix and at most one decimal. `exact`: the interval is one second, so that
-/// whole numbers are whole.
+/// `arcstat`'s format: right-justified in `width`, divided by `scale` while larger, with a
+/// suffix and at most one decimal. `exact`: the interval is one second, so whole numbers have
+/// no decimal.
 pub(crate) fn pretty(n: f64, width: usize, scale: f64, exact: bool) -> String {
     let (n, suffix) = scaled(n, scale);
     let width = width - usize::from(!suffix.is_empty()).min(width);
@@ -13,7 +13,7 @@ pub(crate) fn pretty(n: f64, width: usize, scale: f64, exact: bool) -> String {
     format!("{n:>width$.decimals$}{suffix}")
 }
 
-/// `arcstat.pl`'s of 2007: integers, rounded down.
+/// The format of `arcstat.pl` of 2007: integers, rounded down.
 pub(crate) fn classic(n: f64, width: usize, scale: f64) -> String {
     let (n, suffix) = scaled(n, scale);
     let width = width - usize::from(!suffix.is_empty()).min(width);
@@ -21,7 +21,7 @@ pub(crate) fn classic(n: f64, width: usize, scale: f64) -> String {
 }
 
 fn scaled(mut n: f64, scale: f64) -> (f64, &'static str) {
-    // What never happened is no number.
+    // A ratio with the denominator zero.
     if !n.is_finite() {
         n = 0.0;
     }
@@ -33,14 +33,14 @@ fn scaled(mut n: f64, scale: f64) -> (f64, &'static str) {
     (n, SUFFIX[index])
 }
 
-/// `arc_summary`'s bytes: `1.2 GiB`, `12 Bytes`.
+/// `arc_summary`'s format of bytes: `1.2 GiB`, `12 Bytes`.
 pub(crate) fn bytes(n: u64) -> String {
     const UNITS: [&str; 7] = ["Bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     let (n, index) = divided(n, 1024.0);
     if index == 0 { format!("{n:.0} Bytes") } else { format!("{n:.1} {}", UNITS[index]) }
 }
 
-/// `arc_summary`'s counts: `1.2k`.
+/// `arc_summary`'s format of counts: `1.2k`.
 pub(crate) fn count(n: u64) -> String {
     const UNITS: [&str; 7] = ["", "k", "M", "G", "T", "P", "E"];
     let (n, index) = divided(n, 1000.0);
@@ -57,7 +57,7 @@ fn divided(n: u64, base: f64) -> (f64, usize) {
     (n, index)
 }
 
-/// A share: `12.3 %`, `< 0.1 %`, `n/a` of nothing.
+/// A share: `12.3 %`, `< 0.1 %`; `n/a` if the whole is zero.
 pub(crate) fn percent(part: u64, whole: u64) -> String {
     if whole == 0 {
         return "n/a".to_owned();
@@ -92,14 +92,14 @@ mod tests {
         ] {
             assert_eq!(pretty(n, width, scale, true), text, "{n}");
         }
-        // Over two seconds a whole rate shows its decimal where there is room.
+        // Over two seconds, a whole rate has a decimal if there is room.
         assert_eq!(pretty(12.0, 4, 1000.0, false), "12.0");
         assert_eq!(pretty(0.0, 4, 1000.0, true), "   0");
         assert_eq!(pretty(-2048.0, 5, 1024.0, true), "  -2K");
         assert_eq!(pretty(f64::NAN, 3, 100.0, true), "  0");
     }
 
-    /// Chapter 09 §7.1, the line of 2007.
+    /// Chapter 09 §7.1, the output of 2007.
     #[test]
     fn integers_of_2007() {
         assert_eq!(classic(985_900_000.0, 4, 1000.0), "985M");

@@ -1,4 +1,4 @@
-//! Where statistics come from.
+//! The source of statistics.
 
 use std::fs::{File, OpenOptions};
 use std::io::Read;
@@ -11,21 +11,21 @@ use proto::client::Client;
 use proto::runtime::Runtime;
 use proto::{BATCH_MAX, Reply, Request};
 
-/// Names a directory of kstats instead of the daemon.
+/// Environment variable: a directory of kstats to read instead of the daemon's.
 const ENV: &str = "CENOTE_KSTAT_DIR";
-/// Most files of a directory that are looked at.
+/// Maximum number of files read in a directory.
 const FILES_MAX: usize = 1 << 16;
 
-/// Where statistics come from.
-pub(crate) enum Source {
+/// The source of statistics.
+pub(crate) enum StatSource {
     /// The daemon.
     Daemon(Box<Client>),
     /// A directory such as `/proc/spl/kstat/zfs`.
     Dir(PathBuf),
 }
 
-/// The daemon did not answer what was asked.
-fn odd() -> Error {
+/// The daemon's reply has an unexpected type.
+fn unexpected_reply() -> Error {
     Error::corrupt("the daemon answered something else")
 }
 
@@ -34,21 +34,21 @@ fn odd() -> Error {
 /// # Errors
 /// There is none.
 pub(crate) fn daemon() -> Result<Client> {
-    Client::for_looking(&Runtime::from_env()?)?
+    Client::connect_for_query(&Runtime::from_env()?)?
         .ok_or_else(|| Error::invalid("no daemon is running: import a pool first"))
 }
 
-impl Source {
-    /// The directory given, or named by the environment; else the daemon.
+impl StatSource {
+    /// Opens the directory that is given or named by the environment; else the daemon.
     ///
     /// # Errors
     /// There is no such directory, or no daemon.
-    pub(crate) fn open(path: Option<String>) -> Result<Source> {
+    pub(crate) fn open(path: Option<String>) -> Result<StatSource> {
         let named = path.map(PathBuf::from);
         let env = || std::env::var_os(ENV).filter(|v| !v.is_empty()).map(PathBuf::from);
         match named.or_else(env) {
-            None => Ok(Source::Daemon(Box::new(daemon()?))),
-            Some(dir) if dir.is_dir() => Ok(Source::Dir(dir)),
+            None => Ok(StatSource::Daemon(Box::new(daemon()?))),
+            Some(dir) if dir.is_dir() => Ok(StatSource::Dir(dir)),
             Some(dir) => Err(Error::not_found(format!("{}: no such directory", dir.display()))),
         }
     }
@@ -59,32 +59,32 @@ impl Source {
     /// The connection's or the file system's.
     pub(crate) fn names(&mut self) -> Result<Vec<String>> {
         match self {
-            Source::Daemon(client) => match client.ask(&Request::KstatNames)? {
+            StatSource::Daemon(client) => match client.request(&Request::KstatNames)? {
                 Reply::Names(names) => Ok(names),
-                _ => Err(odd()),
+                _ => Err(unexpected_reply()),
             },
-            Source::Dir(dir) => names_below(dir),
+            StatSource::Dir(dir) => names_below(dir),
         }
     }
 
-    /// The kstats at these paths, as far as they are there.
+    /// The kstats at these paths, if they exist.
     ///
     /// # Errors
     /// The connection's, or a file that is no kstat.
     pub(crate) fn read(&mut self, paths: &[String]) -> Result<Vec<(String, Kstat)>> {
         let mut out = Vec::new();
         match self {
-            Source::Daemon(client) => {
+            StatSource::Daemon(client) => {
                 for batch in paths.chunks(BATCH_MAX) {
-                    match client.ask(&Request::Kstats { paths: batch.to_vec() })? {
+                    match client.request(&Request::Kstats { paths: batch.to_vec() })? {
                         Reply::Kstats(stats) => {
                             out.extend(stats.into_iter().map(proto::Stat::into_kstat));
                         }
-                        _ => return Err(odd()),
+                        _ => return Err(unexpected_reply()),
                     }
                 }
             }
-            Source::Dir(dir) => {
+            StatSource::Dir(dir) => {
                 for path in paths {
                     if let Some(kstat) = read_file(&dir.join(path))? {
                         out.push((path.clone(), kstat));
@@ -98,22 +98,22 @@ impl Source {
     /// One kstat.
     ///
     /// # Errors
-    /// As [`Source::read`].
+    /// As [`StatSource::read`].
     pub(crate) fn get(&mut self, path: &str) -> Result<Option<Kstat>> {
         Ok(self.read(&[path.to_owned()])?.pop().map(|(_, k)| k))
     }
 
-    /// `arcstats`, which must be there.
+    /// `arcstats`, which must exist.
     ///
     /// # Errors
-    /// It is not; else as [`Source::read`].
+    /// It is missing; else as for [`StatSource::read`].
     pub(crate) fn arcstats(&mut self) -> Result<Kstat> {
         let missing = || Error::not_found("there is no arcstats: is this a directory of kstats?");
         self.get("arcstats")?.ok_or_else(missing)
     }
 }
 
-/// Files right in a directory and in its directories: pools.
+/// Files in a directory and in its subdirectories, which stand for pools.
 fn names_below(dir: &Path) -> Result<Vec<String>> {
     let mut out = Vec::new();
     let mut todo = vec![(dir.to_owned(), String::new())];
@@ -121,7 +121,7 @@ fn names_below(dir: &Path) -> Result<Vec<String>> {
         let io = |e| Error::io("cannot read", e).on_path(at.display().to_string());
         for entry in std::fs::read_dir(&at).map_err(io)? {
             let entry = entry.map_err(io)?;
-            // Names that are no text are none of ours.
+            // A name that is not UTF-8 is not a kstat's.
             let Ok(name) = entry.file_name().into_string() else { continue };
             let path = format!("{prefix}{name}");
             match entry.file_type() {
@@ -143,7 +143,7 @@ fn names_below(dir: &Path) -> Result<Vec<String>> {
 fn read_file(path: &Path) -> Result<Option<Kstat>> {
     let place = || path.display().to_string();
     let io = |e| Error::io("cannot read", e).on_path(place());
-    // A pipe that somebody put there must not hang us.
+    // Does not block if the path is a pipe.
     let open = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
     let file: File = match open {
         Ok(file) => file,

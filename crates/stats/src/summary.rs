@@ -1,7 +1,7 @@
 //! `arc_summary` (chapter 09 §7.2).
 //!
-//! A section is a list of lines made from the kstats; all have 72 columns, the
-//! text to the left and one or two values to the right.
+//! A section is a list of lines made from the kstats. Each line has 72 columns, with text on
+//! the left and one or two values on the right.
 
 use std::ffi::OsString;
 use std::fmt::Write;
@@ -13,7 +13,7 @@ use proto::{Reply, Request, TunableInfo};
 use ui::{Exit, time};
 
 use super::number::{bytes, count, percent};
-use super::source::Source;
+use super::source::StatSource;
 
 const USAGE: &str = "\
 usage: arc_summary [-adgrh] [-s SECTION] [--path DIR]
@@ -29,7 +29,7 @@ const WIDTH: usize = 72;
 const INDENT: &str = "        ";
 const SECTIONS: [&str; 8] = ["arc", "archits", "dmu", "l2arc", "spl", "tunables", "vdev", "zil"];
 
-/// What a report is made of.
+/// The data of a report.
 pub(super) struct Input {
     pub(super) arc: Kstat,
     pub(super) zfetch: Option<Kstat>,
@@ -37,10 +37,10 @@ pub(super) struct Input {
     tunables: Vec<TunableInfo>,
 }
 
-/// Lines being collected.
-struct Page(String);
+/// The lines of a report.
+struct SummaryText(String);
 
-impl Page {
+impl SummaryText {
     fn put(&mut self, text: &str, value: &str) {
         let room = WIDTH.saturating_sub(text.chars().count());
         let _ = writeln!(self.0, "{text}{value:>room$}");
@@ -66,7 +66,7 @@ fn n(k: &Kstat, name: &str) -> u64 {
     k.number(name).unwrap_or(0)
 }
 
-/// A sum that a hostile file cannot overflow.
+/// A sum that saturates, because a file may be hostile.
 fn sum(k: &Kstat, names: &[&str]) -> u64 {
     names.iter().fold(0u64, |all, name| all.saturating_add(n(k, name)))
 }
@@ -75,7 +75,7 @@ fn header(now: u64) -> String {
     let uname = rustix::system::uname();
     let text = |s: &std::ffi::CStr| s.to_string_lossy().into_owned();
     let version = format!("cenote {}", env!("CARGO_PKG_VERSION"));
-    let mut page = Page(String::new());
+    let mut page = SummaryText(String::new());
     page.gap();
     page.head(&"-".repeat(WIDTH));
     page.put("ZFS Subsystem Report", &time::strftime("%a %b %d %H:%M:%S %Y", now));
@@ -100,7 +100,7 @@ const BYTES: [(&str, &str); 8] = [
 const STATES: [(&str, &str); 4] =
     [("Anonymous", "anon"), ("MFU", "mfu"), ("MRU", "mru"), ("Uncached", "uncached")];
 
-fn states(page: &mut Page, k: &Kstat) {
+fn states(page: &mut SummaryText, k: &Kstat) {
     let all = sum(k, &["anon_size", "mfu_size", "mru_size", "uncached_size"]);
     page.put("ARC states breakdown (compressed + overhead):", &bytes(all));
     let fraction = |name: &str| (n(k, name) as f64 / 4_294_967_296.0).clamp(0.0, 1.0);
@@ -133,7 +133,7 @@ fn states(page: &mut Page, k: &Kstat) {
 
 fn arc(i: &Input) -> String {
     let k = &i.arc;
-    let mut page = Page(String::new());
+    let mut page = SummaryText(String::new());
     let health = if n(k, "memory_throttle_count") > 0 { "THROTTLED" } else { "HEALTHY" };
     page.put("ARC status:", health);
     let (memory, max, size) = (n(k, "memory_all_bytes"), n(k, "c_max"), n(k, "size"));
@@ -202,7 +202,7 @@ fn arc(i: &Input) -> String {
 
 fn archits(i: &Input) -> String {
     let k = &i.arc;
-    let mut page = Page(String::new());
+    let mut page = SummaryText(String::new());
     let all = sum(k, &["hits", "iohits", "misses"]);
     page.put("ARC total accesses:", &count(all));
     for (text, name) in
@@ -261,7 +261,7 @@ fn archits(i: &Input) -> String {
 }
 
 fn dmu(i: &Input) -> String {
-    let mut page = Page(String::new());
+    let mut page = SummaryText(String::new());
     let Some(k) = &i.zfetch else {
         return "DMU prefetcher not detected, skipping section\n\n".to_owned();
     };
@@ -294,7 +294,7 @@ fn l2arc(i: &Input) -> String {
     if size == 0 && n(k, "l2_ndev") == 0 && hits == 0 {
         return "L2ARC not detected, skipping section\n\n".to_owned();
     }
-    let mut page = Page(String::new());
+    let mut page = SummaryText(String::new());
     let errors = sum(k, &["l2_writes_error", "l2_cksum_bad", "l2_io_error"]);
     page.put("L2ARC status:", if errors > 0 { "DEGRADED" } else { "HEALTHY" });
     for (text, name) in [
@@ -348,7 +348,7 @@ fn zil(i: &Input) -> String {
     let Some(k) = &i.zil else {
         return "ZIL not detected, skipping section\n\n".to_owned();
     };
-    let mut page = Page(String::new());
+    let mut page = SummaryText(String::new());
     page.put("ZIL committed transactions:", &count(n(k, "zil_itx_count")));
     page.one("Commit requests:", &count(n(k, "zil_commit_count")));
     page.one("Flushes to stable storage:", &count(n(k, "zil_commit_writer_count")));
@@ -368,7 +368,7 @@ fn tunables(i: &Input, alternate: bool, described: bool) -> String {
     if i.tunables.is_empty() {
         return "Tunables not in a directory of kstats, skipping section\n\n".to_owned();
     }
-    let mut page = Page(String::new());
+    let mut page = SummaryText(String::new());
     page.head("Tunables:");
     for t in &i.tunables {
         if described {
@@ -384,7 +384,7 @@ fn tunables(i: &Input, alternate: bool, described: bool) -> String {
     page.0
 }
 
-/// A picture of the cache: what of the largest size is taken, by list.
+/// A graph of the cache: the used part of the maximum size, by list.
 fn graph(k: &Kstat) -> String {
     const INSIDE: usize = WIDTH - 14;
     let max = n(k, "c_max");
@@ -415,7 +415,7 @@ fn graph(k: &Kstat) -> String {
 }
 
 fn raw(i: &Input) -> String {
-    let mut page = Page(String::new());
+    let mut page = SummaryText(String::new());
     for (title, kstat) in
         [("arcstats", Some(&i.arc)), ("zfetchstats", i.zfetch.as_ref()), ("zil", i.zil.as_ref())]
     {
@@ -427,7 +427,7 @@ fn raw(i: &Input) -> String {
     page.0
 }
 
-/// One section; `None` if there is none of that name.
+/// One section; `None` if no section has that name.
 fn section(name: &str, i: &Input, alternate: bool, described: bool) -> Option<String> {
     Some(match name {
         "arc" => arc(i),
@@ -443,15 +443,17 @@ fn section(name: &str, i: &Input, alternate: bool, described: bool) -> Option<St
 }
 
 fn gather(path: Option<String>) -> Result<Input> {
-    let mut source = Source::open(path)?;
+    let mut source = StatSource::open(path)?;
     let (arc, zfetch) = (source.arcstats()?, source.get("zfetchstats")?);
     let zil = source.get("zil")?;
     let tunables = match &mut source {
-        Source::Daemon(client) => match client.ask(&Request::Tunables { names: Vec::new() })? {
-            Reply::Tunables(list) => list,
-            _ => Vec::new(),
-        },
-        Source::Dir(_) => Vec::new(),
+        StatSource::Daemon(client) => {
+            match client.request(&Request::Tunables { names: Vec::new() })? {
+                Reply::Tunables(list) => list,
+                _ => Vec::new(),
+            }
+        }
+        StatSource::Dir(_) => Vec::new(),
     };
     Ok(Input { arc, zfetch, zil, tunables })
 }

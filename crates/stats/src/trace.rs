@@ -1,10 +1,9 @@
-//! `cenote trace zil`: commits, records, blocks and latencies of intent logs while they
-//! happen.
+//! `cenote trace zil`: commits, records, blocks and latencies of intent logs over an interval.
 //!
 //! # Theory
-//! The daemon counts all of it all the time (`zil::Stats`), and shows it as kstats
-//! `POOL/cenote_zil`. Tracing is the difference between two pictures: it costs nothing while
-//! it runs, and whoever may talk to the daemon may trace.
+//! The daemon always counts these (`zil::Stats`), and shows them as kstats `POOL/cenote_zil`. A
+//! trace is the difference of two readings. It costs nothing while it runs, and every user who
+//! may connect to the daemon may trace.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -15,7 +14,7 @@ use cenote::inspect::ondisk::zil::RECORD_TYPES;
 use commands::getopt::Bad;
 use ui::{Exit, time};
 
-use super::source::Source;
+use super::source::StatSource;
 
 const USAGE: &str = "\
 usage: trace zil [-h] [-l] [--path DIR] [POOL] [SECONDS]
@@ -26,12 +25,12 @@ Without SECONDS: one second; without POOL: all pools.
 
 /// Width of the widest bar.
 const BAR: u64 = 40;
-/// Companies shown.
+/// Number of co-committing threads shown.
 const SHARED_MAX: usize = 10;
 
-type Counts = BTreeMap<String, u64>;
+type ZilCounters = BTreeMap<String, u64>;
 
-fn read(source: &mut Source, pool: Option<&str>) -> Result<Counts> {
+fn read(source: &mut StatSource, pool: Option<&str>) -> Result<ZilCounters> {
     let mut paths = source.names()?;
     paths.retain(|p| {
         p.strip_suffix("/cenote_zil").is_some_and(|name| pool.is_none_or(|wanted| wanted == name))
@@ -40,7 +39,7 @@ fn read(source: &mut Source, pool: Option<&str>) -> Result<Counts> {
         let of = pool.map_or_else(|| "no pool".to_owned(), |p| format!("no pool '{p}'"));
         return Err(Error::not_found(format!("{of} is open for writing")));
     }
-    let mut out = Counts::new();
+    let mut out = ZilCounters::new();
     for (_, kstat) in source.read(&paths)? {
         for (name, value) in kstat.entries() {
             *out.entry(name.to_string()).or_default() += value.as_u64().unwrap_or(0);
@@ -49,15 +48,15 @@ fn read(source: &mut Source, pool: Option<&str>) -> Result<Counts> {
     Ok(out)
 }
 
-fn since(now: &Counts, before: &Counts) -> Counts {
-    let went = |(name, n): (&String, &u64)| {
+fn since(now: &ZilCounters, before: &ZilCounters) -> ZilCounters {
+    let delta = |(name, n): (&String, &u64)| {
         (name.clone(), n.saturating_sub(before.get(name).copied().unwrap_or(0)))
     };
-    now.iter().map(went).filter(|(_, n)| *n > 0).collect()
+    now.iter().map(delta).filter(|(_, n)| *n > 0).collect()
 }
 
-/// Counters of a family by their numbers.
-fn family(counts: &Counts, prefix: &str) -> BTreeMap<u32, u64> {
+/// Counters of a family by the numbers in their names.
+fn family(counts: &ZilCounters, prefix: &str) -> BTreeMap<u32, u64> {
     let of = |(name, n): (&String, &u64)| {
         let index = name.strip_prefix(prefix)?.parse().ok()?;
         Some((index, *n))
@@ -76,7 +75,7 @@ fn bars(title: &str, rows: &[(String, u64)]) -> String {
     out + "\n"
 }
 
-/// All powers from the least to the largest that occur.
+/// All powers from the smallest to the largest that occurs.
 fn powers(found: &BTreeMap<u32, u64>, label: impl Fn(u32) -> String) -> Vec<(String, u64)> {
     let Some((first, last)) = found.keys().next().zip(found.keys().next_back()) else {
         return Vec::new();
@@ -94,7 +93,7 @@ fn nanos(power: u32) -> String {
     }
 }
 
-/// A thread, with its group and name while it lives.
+/// A thread, with its process and name while it exists.
 fn thread(id: &str) -> String {
     let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default();
     let of = |key: &str| {
@@ -108,8 +107,8 @@ fn thread(id: &str) -> String {
     }
 }
 
-fn report(went: &Counts, name: &dyn Fn(&str) -> String) -> String {
-    let n = |name: &str| went.get(name).copied().unwrap_or(0);
+fn report(delta: &ZilCounters, name: &dyn Fn(&str) -> String) -> String {
+    let n = |name: &str| delta.get(name).copied().unwrap_or(0);
     let mut out = format!(
         "  commits {}, batches {}, waited for a group {}, records {}, blocks {}\n\n",
         n("commits"),
@@ -118,13 +117,13 @@ fn report(went: &Counts, name: &dyn Fn(&str) -> String) -> String {
         n("records"),
         n("blocks")
     );
-    let types: Vec<(String, u64)> = family(went, "type_")
+    let types: Vec<(String, u64)> = family(delta, "type_")
         .into_iter()
         .map(|(i, n)| ((*RECORD_TYPES.get(i as usize).unwrap_or(&"?")).to_owned(), n))
         .collect();
-    let sizes = powers(&family(went, "size_"), |i| (1u64 << i.min(63)).to_string());
-    let latency = powers(&family(went, "latency_"), nanos);
-    let company = powers(&family(went, "company_"), |i| match i {
+    let sizes = powers(&family(delta, "size_"), |i| (1u64 << i.min(63)).to_string());
+    let latency = powers(&family(delta, "latency_"), nanos);
+    let company = powers(&family(delta, "company_"), |i| match i {
         0 => "1".to_owned(),
         1 => "2".to_owned(),
         _ => format!("{}-{}", (1u64 << (i - 1).min(62)) + 1, 1u64 << i.min(63)),
@@ -139,7 +138,7 @@ fn report(went: &Counts, name: &dyn Fn(&str) -> String) -> String {
             out.push_str(&bars(title, rows));
         }
     }
-    let shared = went.iter().filter_map(|(key, n)| Some((key.strip_prefix("shared_")?, *n)));
+    let shared = delta.iter().filter_map(|(key, n)| Some((key.strip_prefix("shared_")?, *n)));
     let mut shared: Vec<(&str, u64)> = shared.filter(|(key, _)| key.contains('+')).collect();
     shared.sort_by_key(|(key, n)| (std::cmp::Reverse(*n), *key));
     if !shared.is_empty() {
@@ -181,7 +180,7 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     if !(0.001..=86_400.0).contains(&seconds) || rest.len() > 1 {
         return Ok(misuse("invalid interval or pool"));
     }
-    let mut source = Source::open(parsed.last('P'))?;
+    let mut source = StatSource::open(parsed.last('P'))?;
     let pool = rest.first().map(String::as_str);
     let mut before = read(&mut source, pool)?;
     loop {
@@ -202,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_report_of_what_went() {
-        let counts = |list: &[(&str, u64)]| -> Counts {
+        let counts = |list: &[(&str, u64)]| -> ZilCounters {
             list.iter().map(|(k, n)| ((*k).to_owned(), *n)).collect()
         };
         let before = counts(&[("commits", 5), ("size_12", 5), ("type_9", 5)]);

@@ -1,4 +1,4 @@
-//! `cenote tune`: tunables of the running daemon.
+//! `cenote tune`: the tunables of the running daemon.
 
 use std::ffi::OsString;
 
@@ -21,14 +21,17 @@ Sizes take suffixes (512M). A change takes effect at once and lasts as long as
 the daemon.
 ";
 
-fn ask(client: &mut proto::client::Client, request: &Request) -> Result<Vec<TunableInfo>> {
-    match client.ask(request)? {
+fn fetch_tunables(
+    client: &mut proto::client::Client,
+    request: &Request,
+) -> Result<Vec<TunableInfo>> {
+    match client.request(request)? {
         Reply::Tunables(list) => Ok(list),
         _ => Err(Error::corrupt("the daemon answered something else")),
     }
 }
 
-/// The value, and what it comes to where it follows the machine.
+/// The value; for a value that depends on the machine, also the one in effect.
 fn value(t: &TunableInfo) -> String {
     if t.automatic && t.value == 0 && t.in_effect != 0 {
         return format!("0 (automatic: {})", t.in_effect_shown);
@@ -80,7 +83,7 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     let listing = words.is_empty() || words == ["list"];
     if listing {
         let all = parsed.has('a') || !words.is_empty();
-        let list = ask(&mut client, &Request::Tunables { names: Vec::new() })?;
+        let list = fetch_tunables(&mut client, &Request::Tunables { names: Vec::new() })?;
         ui::out(&show(&list, all));
         return Ok(Exit::OK);
     }
@@ -91,7 +94,7 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
             Some((name, value)) => Request::Tune { name: name.into(), value: value.into() },
             None => Request::Tunables { names: vec![word] },
         };
-        match ask(&mut client, &request) {
+        match fetch_tunables(&mut client, &request) {
             Ok(list) => shown.extend(list),
             Err(e) => {
                 ui::err(e.message());

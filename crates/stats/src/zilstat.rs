@@ -1,4 +1,4 @@
-//! `zilstat`: what intent logs wrote, a line at a time (chapter 09 §7.3).
+//! `zilstat`: the writes of intent logs, one line for each interval (chapter 09 §7.3).
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -9,7 +9,7 @@ use commands::getopt::Bad;
 use ui::{Exit, time};
 
 use super::number;
-use super::source::Source;
+use super::source::StatSource;
 
 const USAGE: &str = "\
 usage: zilstat [-hgdvas f] [-i interval] [-p pool[,...]] [-d dataset[,...]] [--path DIR]
@@ -24,15 +24,15 @@ usage: zilstat [-hgdvas f] [-i interval] [-p pool[,...]] [-d dataset[,...]] [--p
 	 --path : a directory such as /proc/spl/kstat/zfs instead of the daemon
 ";
 
-/// A field: its name, its width, what it is, and the counters that it adds up.
+/// A field: its name, its width, its description, and the counters that it sums.
 #[derive(Debug)]
-struct Field {
+struct ZilField {
     name: &'static str,
     width: usize,
     what: &'static str,
     bytes: bool,
     sum: &'static [&'static str],
-    /// A percentage of these.
+    /// The field is a percentage of the sum of these.
     of: &'static [&'static str],
 }
 
@@ -41,8 +41,8 @@ const fn field(
     what: &'static str,
     bytes: bool,
     sum: &'static [&'static str],
-) -> Field {
-    Field { name, width: 5, what, bytes, sum, of: &[] }
+) -> ZilField {
+    ZilField { name, width: 5, what, bytes, sum, of: &[] }
 }
 
 const COPIED: &str = "zil_itx_copied_count";
@@ -56,11 +56,11 @@ const SLOG_BYTES: &str = "zil_itx_metaslab_slog_bytes";
 const SLOG_WRITE: &str = "zil_itx_metaslab_slog_write";
 const SLOG_ALLOC: &str = "zil_itx_metaslab_slog_alloc";
 
-const FIELDS: &[Field] = &[
-    Field { width: 8, ..field("time", "the time of day", false, &[]) },
-    Field { width: 12, ..field("pool", "the pool", false, &[]) },
-    Field { width: 12, ..field("ds", "the dataset", false, &[]) },
-    Field { width: 8, ..field("obj", "the dataset's object, hexadecimal", false, &[]) },
+const FIELDS: &[ZilField] = &[
+    ZilField { width: 8, ..field("time", "the time of day", false, &[]) },
+    ZilField { width: 12, ..field("pool", "the pool", false, &[]) },
+    ZilField { width: 12, ..field("ds", "the dataset", false, &[]) },
+    ZilField { width: 8, ..field("obj", "the dataset's object, hexadecimal", false, &[]) },
     field("cc", "commits", false, &["zil_commit_count"]),
     field("cwc", "commits that wrote", false, &["zil_commit_writer_count"]),
     field("cec", "commits that could not be written", false, &["zil_commit_error_count"]),
@@ -91,7 +91,7 @@ const FIELDS: &[Field] = &[
     field("imb", "bytes of records in blocks", true, &[NORMAL_BYTES, SLOG_BYTES]),
     field("imw", "bytes of blocks written", true, &[NORMAL_WRITE, SLOG_WRITE]),
     field("ima", "bytes of blocks allocated", true, &[NORMAL_ALLOC, SLOG_ALLOC]),
-    Field {
+    ZilField {
         of: &[NORMAL_ALLOC, SLOG_ALLOC],
         ..field(
             "se%",
@@ -100,7 +100,7 @@ const FIELDS: &[Field] = &[
             &[NORMAL_BYTES, SLOG_BYTES],
         )
     },
-    Field {
+    ZilField {
         of: &[NORMAL_WRITE, SLOG_WRITE],
         ..field("te%", "records, of what was written: imb/imw", false, &[NORMAL_BYTES, SLOG_BYTES])
     },
@@ -108,7 +108,7 @@ const FIELDS: &[Field] = &[
 
 const DEFAULT: &str = "time,ds,cc,ic,idc,idb,iic,iib,imnc,imnw,imsc,imsw";
 
-fn fields(list: &str, global: bool) -> Result<Vec<&'static Field>> {
+fn fields(list: &str, global: bool) -> Result<Vec<&'static ZilField>> {
     let mut out = Vec::new();
     for name in list.split(',').map(str::trim) {
         let found = FIELDS.iter().find(|f| f.name == name);
@@ -123,24 +123,24 @@ fn fields(list: &str, global: bool) -> Result<Vec<&'static Field>> {
     Ok(out)
 }
 
-/// A log that is shown.
-struct Row {
+/// A log in the output.
+struct LogRow {
     pool: String,
     name: String,
     object: String,
     counters: Kstat,
 }
 
-impl Row {
-    /// A kstat of a dataset: `POOL/objset-0x…`.
-    fn of(path: &str, counters: Kstat) -> Option<Row> {
+impl LogRow {
+    /// From a dataset's kstat: `POOL/objset-0x…`.
+    fn of(path: &str, counters: Kstat) -> Option<LogRow> {
         let (pool, file) = path.split_once('/')?;
         let object = file.strip_prefix("objset-0x")?.to_owned();
         let Some(Value::Str(name)) = counters.get("dataset_name") else { return None };
-        Some(Row { pool: pool.to_owned(), name: name.clone(), object, counters })
+        Some(LogRow { pool: pool.to_owned(), name: name.clone(), object, counters })
     }
 
-    fn cell(&self, f: &Field, before: Option<&Kstat>, seconds: f64, clock: &str) -> String {
+    fn cell(&self, f: &ZilField, before: Option<&Kstat>, seconds: f64, clock: &str) -> String {
         let width = f.width;
         let sum = |names: &[&str]| {
             let of = |k: &Kstat| names.iter().filter_map(|n| k.number(n)).sum::<u64>();
@@ -162,30 +162,30 @@ impl Row {
     }
 }
 
-fn heading(fields: &[&Field]) -> String {
+fn heading(fields: &[&ZilField]) -> String {
     let cells: Vec<String> =
         fields.iter().map(|f| format!("{:>w$}", f.name, w = f.width)).collect();
     cells.join("  ")
 }
 
-/// Which logs are asked for.
-struct Wanted {
+/// The logs to show.
+struct LogFilter {
     global: bool,
     pools: Option<Vec<String>>,
     datasets: Option<Vec<String>>,
 }
 
-impl Wanted {
-    fn read(&self, source: &mut Source) -> Result<Vec<Row>> {
+impl LogFilter {
+    fn read(&self, source: &mut StatSource) -> Result<Vec<LogRow>> {
         if self.global {
             let missing = || Error::not_found("there is no kstat 'zil'");
             let counters = source.get("zil")?.ok_or_else(missing)?;
             let (pool, name, object) = (String::new(), String::new(), String::new());
-            return Ok(vec![Row { pool, name, object, counters }]);
+            return Ok(vec![LogRow { pool, name, object, counters }]);
         }
         let mut paths = source.names()?;
         paths.retain(|p| p.contains("/objset-0x"));
-        let rows = source.read(&paths)?.into_iter().filter_map(|(path, k)| Row::of(&path, k));
+        let rows = source.read(&paths)?.into_iter().filter_map(|(path, k)| LogRow::of(&path, k));
         let named = |list: &Option<Vec<String>>, name: &str| {
             list.as_ref().is_none_or(|l| l.iter().any(|n| n == name))
         };
@@ -224,8 +224,9 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     let mut words: Vec<String> = parsed.last('i').into_iter().collect();
     words.extend(parsed.words());
     let (interval, count) = super::interval(&words)?;
-    let wanted = Wanted { global, pools: list(parsed.last('p')), datasets: list(parsed.last('d')) };
-    let mut source = Source::open(parsed.last('P'))?;
+    let wanted =
+        LogFilter { global, pools: list(parsed.last('p')), datasets: list(parsed.last('d')) };
+    let mut source = StatSource::open(parsed.last('P'))?;
     ui::out(&format!("{}\n", heading(&shown)));
     let mut before: BTreeMap<String, Kstat> = BTreeMap::new();
     let last = if interval.is_some() { count.unwrap_or(u64::MAX) } else { 1 };
@@ -280,7 +281,7 @@ mod tests {
             (NORMAL_WRITE, 4096),
             (NORMAL_ALLOC, 8192),
         ]);
-        let row = Row { pool: "p".into(), name: "p/d".into(), object: "36".into(), counters };
+        let row = LogRow { pool: "p".into(), name: "p/d".into(), object: "36".into(), counters };
         let cell = |name: &str, before: Option<&Kstat>, seconds| {
             let field = fields(name, false).unwrap()[0];
             row.cell(field, before, seconds, "1:00:00").trim().to_owned()

@@ -1,18 +1,18 @@
-//! What people and scripts see of a command: text on standard streams, tables, progress,
-//! dates, exit codes; and the signals that end it.
+//! The output of commands for people and scripts: text on standard streams, tables, progress,
+//! dates, exit codes; and the signals that end a command.
 //!
 //! # Theory
-//! A command makes lines; this crate writes them. Tables have one form for people and one
-//! for scripts ([`table`]). A progress line appears on a terminal alone, and only for work
-//! that takes longer than a second ([`progress`]). Messages go to standard error, without
-//! the numbers that the system gives its errors.
+//! A command makes lines; this crate writes them. Tables have one form for people and one for
+//! scripts ([`table`]). A progress line appears only on a terminal, and only for work that
+//! takes longer than a second ([`progress`]). Messages go to standard error, without the
+//! numbers that the system gives its errors.
 //!
 //! # Invariants
 //! * A reader that closes standard output ends the process without a message.
 //!
 //! # What it must not know
-//! Commands, the daemon, its protocol, pools. Of the engine it uses the tables of
-//! properties alone (`cenote::props`): widths of columns and the form of sizes.
+//! Commands, the daemon, its protocol, pools. Of the engine it uses only the tables of
+//! properties (`cenote::props`): widths of columns and the format of sizes.
 
 pub mod progress;
 pub mod signals;
@@ -26,12 +26,12 @@ use std::time::Duration;
 
 use base::{Error, ErrorKind, rt};
 
-/// How a command ends (chapter 09 §1.1).
+/// The exit code of a command (chapter 09 §1.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exit(pub u8);
 
 impl Exit {
-    /// The command did what it was asked to do.
+    /// The command succeeded.
     pub const OK: Exit = Exit(0);
     /// It failed, at least in part.
     pub const FAILURE: Exit = Exit(1);
@@ -44,12 +44,12 @@ impl Exit {
     }
 }
 
-/// How every command says that something is not there yet.
+/// The message about something that Cenote does not have yet.
 pub fn not_yet(what: &str) -> String {
     format!("{what} is not supported by this version of Cenote")
 }
 
-/// A line about a path that could not be looked at.
+/// A message about a path that could not be examined.
 pub fn problem(path: &Path, e: &Error) -> String {
     match e.kind() {
         ErrorKind::Permission => format!("{}: {}", path.display(), e.message()),
@@ -57,31 +57,31 @@ pub fn problem(path: &Path, e: &Error) -> String {
     }
 }
 
-/// A path that keeps a command so long is said to be silent.
+/// A path that blocks a command for this long is reported as silent.
 const SILENT: Duration = Duration::from_secs(2);
 
-/// Looks at a path, which may lie on a device that does not answer; says so every
-/// `SILENT` on standard error. The command can be interrupted meanwhile.
+/// Examines a path that may be on a device that does not answer; reports that every `SILENT` on
+/// standard error. The command can be interrupted meanwhile.
 pub fn look_at<T>(path: &Path, look: impl FnOnce() -> T) -> T {
-    let (seen, told) = channel::<()>();
+    let (seen, done) = channel::<()>();
     let shown = path.display().to_string();
     let begin = rt::now();
     let watch = rt::spawn("silence", move || {
-        while told.recv_timeout(SILENT) == Err(RecvTimeoutError::Timeout) {
+        while done.recv_timeout(SILENT) == Err(RecvTimeoutError::Timeout) {
             err(&format!("{shown} has not answered for {} s", begin.elapsed().as_secs()));
         }
     });
     let found = look();
     drop(seen);
-    // Without a thread nothing is said.
+    // Without a thread nothing is reported.
     if let Ok(watch) = watch {
         watch.join();
     }
     found
 }
 
-/// Writes to standard output; a reader that went away ends the process quietly,
-/// as the signal would.
+/// Writes to standard output. A reader that has closed it ends the process silently, as
+/// `SIGPIPE` would.
 pub fn out(text: &str) {
     out_bytes(text.as_bytes());
 }
@@ -94,7 +94,7 @@ fn out_bytes(bytes: &[u8]) {
     }
 }
 
-/// Lines of the terminal that standard output is; none if it is no terminal.
+/// Lines of the terminal at standard output; `None` if it is no terminal.
 pub fn rows() -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
     Some(usize::from(size.ws_row)).filter(|rows| *rows > 3)

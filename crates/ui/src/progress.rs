@@ -1,4 +1,4 @@
-//! A progress line on a terminal: what is done, how fast, how long it will take.
+//! A progress line on a terminal: the share done, the rate, the time left.
 
 use std::io::Write;
 use std::time::Duration;
@@ -6,8 +6,8 @@ use std::time::Duration;
 use base::rt::{self, Instant};
 use cenote::props::nicebytes;
 
-/// A progress line. Silent unless standard error is a terminal, and for the
-/// first second: short work leaves no trace.
+/// A progress line. It is silent unless standard error is a terminal, and for the first second,
+/// so that short work shows nothing.
 pub struct Progress {
     label: String,
     total: Option<u64>,
@@ -17,7 +17,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Of `total` bytes, if known.
+    /// A line for work of `total` bytes, if known.
     pub fn new(label: impl Into<String>, total: Option<u64>) -> Progress {
         let terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
         Progress { label: label.into(), total, start: rt::now(), drawn: None, terminal }
@@ -37,7 +37,7 @@ impl Progress {
         let _ = write!(std::io::stderr().lock(), "\r\x1b[K{line}");
     }
 
-    /// `done` of `total` steps are done; shows what is being done.
+    /// `done` of `total` steps are done; shows the present one.
     pub fn step(&mut self, what: &str, done: u64, total: u64) {
         if self.terminal && self.start.elapsed() >= Duration::from_secs(1) {
             self.drawn = Some(rt::now());
@@ -49,7 +49,7 @@ impl Progress {
         }
     }
 
-    /// Wipes the line.
+    /// Removes the line.
     pub fn finish(&mut self) {
         if self.drawn.take().is_some() {
             let _ = write!(std::io::stderr().lock(), "\r\x1b[K");

@@ -2,7 +2,7 @@
 
 use base::{Error, ErrorKind, Result};
 
-/// The signals that end the program, taken by one thread instead of a handler.
+/// The signals that end the program, received by one thread instead of a handler.
 pub struct Signals(libc::sigset_t);
 
 impl Signals {

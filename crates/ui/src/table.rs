@@ -13,9 +13,9 @@ pub struct Column {
     pub header: String,
     /// Right-justified.
     pub right: bool,
-    /// Least width; the heading's width counts too.
+    /// Minimum width; the heading's width counts too.
     pub min: usize,
-    /// Longer values stick out instead of widening the column.
+    /// Longer values exceed the column instead of widening it.
     pub fixed: bool,
 }
 
@@ -117,7 +117,7 @@ mod tests {
         );
     }
 
-    /// A ratio wider than its column sticks out; `-p` widens.
+    /// A ratio wider than its column exceeds it; `-p` widens the column.
     #[test]
     fn fixed_columns_let_values_stick_out() {
         let prop = dataset_column("ratio").unwrap();

@@ -1,4 +1,4 @@
-//! `zdb -b`, `-c`: the audit's report in zdb's shape (chapter 09 §8.3).
+//! `zdb -b`, `-c`: the audit's report in zdb's format (chapter 09 §8.3).
 
 use std::fmt::Write;
 
@@ -17,7 +17,7 @@ use ui::Exit;
 use ui::progress::Progress;
 
 use super::bptext::{self, histogram};
-use super::{Ask, exit, worse};
+use super::{DumpOptions, exit, worse};
 
 struct Screen {
     progress: Mutex<Option<Progress>>,
@@ -32,9 +32,8 @@ impl Screen {
     }
 }
 
-/// `<objset, object, level, blkid>`; numbers that stand for something special are
-/// shown as zdb does.
-fn place(at: Bookmark) -> String {
+/// `<objset, object, level, blkid>`; special values are shown as zdb shows them.
+fn bookmark_text(at: Bookmark) -> String {
     format!("<{}, {}, {}, {:x}>", at.objset, at.object, at.level, at.blkid)
 }
 
@@ -55,7 +54,7 @@ impl Watch for Screen {
         let errno = zdb_errno(error);
         self.line(&format!(
             "zdb_blkptr_cb: Got error {errno} reading {}  -- skipping\n",
-            place(at)
+            bookmark_text(at)
         ));
     }
 
@@ -69,7 +68,7 @@ impl Watch for Screen {
             };
             self.line(&format!(
                 "block claim error: {} {}:{:x}:{:x} is {why}\n",
-                place(*at),
+                bookmark_text(*at),
                 dva.vdev.0,
                 dva.offset,
                 dva.asize.0
@@ -79,13 +78,13 @@ impl Watch for Screen {
 }
 
 /// Audits and reports.
-pub(super) fn main(ask: &Ask, spa: &Spa) -> Result<Exit> {
-    let verify = match ask.level('c') {
+pub(super) fn main(opts: &DumpOptions, spa: &Spa) -> Result<Exit> {
+    let verify = match opts.level('c') {
         0 => Verify::Nothing,
         1 => Verify::Metadata,
         _ => Verify::All,
     };
-    let options = AuditOptions { verify, leaks: !ask.has('L'), ..AuditOptions::default() };
+    let options = AuditOptions { verify, leaks: !opts.has('L'), ..AuditOptions::default() };
     let what = match verify {
         Verify::Nothing => "",
         Verify::Metadata => "metadata ",
@@ -100,11 +99,11 @@ pub(super) fn main(ask: &Ask, spa: &Spa) -> Result<Exit> {
     let to = if checks.is_empty() && leaks.is_empty() { "" } else { "to " };
     ui::out(&format!("\nTraversing all blocks {to}{checks}{leaks}...\n\n"));
     let screen = Screen { progress: Mutex::new(None) };
-    // Nobody else is there to give way to.
+    // No other I/O competes with the audit.
     spa.zio().tree().set_queue_limits(QueueLimits::for_checks());
     let report = spa.audit(options, &screen)?;
     drop(screen);
-    ui::out(&text(&report, ask));
+    ui::out(&text(&report, opts));
     Ok(verdict(&report))
 }
 
@@ -114,7 +113,7 @@ fn verdict(report: &Report) -> Exit {
     worse(space, read)
 }
 
-fn text(report: &Report, ask: &Ask) -> String {
+fn text(report: &Report, opts: &DumpOptions) -> String {
     let mut out = String::new();
     if !report.errnos.is_empty() {
         out.push_str("\nError counts:\n\n\terrno  count\n");
@@ -122,9 +121,9 @@ fn text(report: &Report, ask: &Ask) -> String {
             let _ = writeln!(out, "\t{errno:5}  {count}");
         }
     }
-    wrong(report, &mut out);
+    space_errors(report, &mut out);
     // -c alone is zdb's -b with checksums.
-    let level = ask.level('b').max(usize::from(ask.has('c')));
+    let level = opts.level('b').max(usize::from(opts.has('c')));
     summary(report, &mut out);
     if level >= 3 {
         embedded_sizes(&report.stats, &mut out);
@@ -132,8 +131,8 @@ fn text(report: &Report, ask: &Ask) -> String {
     let _ = writeln!(out, "\tDittoed blocks on same vdev: {}", report.stats.same_vdev)
         .and_then(|()| indirect(report, &mut out));
     if level >= 2 {
-        table(&report.stats, level >= 3, ask.has('P'), &mut out);
-        sizes(&report.stats, ask.has('P'), &mut out);
+        table(&report.stats, level >= 3, opts.has('P'), &mut out);
+        sizes(&report.stats, opts.has('P'), &mut out);
     }
     out.push('\n');
     out
@@ -150,8 +149,8 @@ fn indirect(report: &Report, out: &mut String) -> std::fmt::Result {
     Ok(())
 }
 
-/// What is wrong with space, or that nothing is.
-fn wrong(report: &Report, out: &mut String) {
+/// The errors in space accounting, or that there are none.
+fn space_errors(report: &Report, out: &mut String) {
     for problem in &report.problems {
         let _ = match problem {
             Problem::Leak(vdev, offset, len) => {
@@ -276,7 +275,7 @@ fn embedded_sizes(stats: &BlockStats, out: &mut String) {
     }
 }
 
-/// One row; what takes no space is drawn as nothing, as zdb does.
+/// One row; rows without space are empty, as in zdb.
 fn row(s: &Sums, total: u64, exact: bool, name: &str) -> String {
     if s.asize == 0 {
         return format!("     -\t    -\t    -\t    -\t    -\t    -\t     -\t{name}\n");

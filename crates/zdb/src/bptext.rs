@@ -111,8 +111,8 @@ fn long_block(b: &Block, kind: &str) -> String {
     out
 }
 
-/// The short notation of lists of indirect blocks: `0:400:200 200L/200P F=1 B=4/4`;
-/// with `all` addresses or only the first.
+/// The short notation in lists of indirect blocks: `0:400:200 200L/200P F=1 B=4/4`; with `all`
+/// every address, else only the first.
 pub(crate) fn compact(bp: &BlkPtr, all: bool) -> String {
     let head = bp.head();
     match bp {
@@ -142,19 +142,19 @@ pub(crate) fn compact(bp: &BlkPtr, all: bool) -> String {
     }
 }
 
-/// A size as people read it, or exactly with `-P`.
+/// A size in the form for people, or exact with `-P`.
 pub(crate) fn size(n: u64, exact: bool) -> String {
     if exact { n.to_string() } else { cenote::props::nicenum(n) }
 }
 
-/// A histogram's stars: at most 40, at least one for what is not nothing.
+/// The stars of a histogram: at most 40, and at least one for a count that is not zero.
 pub(crate) fn stars(count: u64, max: u64) -> String {
     let wide = max.max(40);
     let n = (u128::from(count) * 40).div_ceil(u128::from(wide));
     "*".repeat(usize::try_from(n).unwrap_or(40))
 }
 
-/// Rows from the first to the last that is not empty, in zdb's shape.
+/// Rows from the first to the last that is not empty, in zdb's format.
 pub(crate) fn histogram(rows: &[(usize, u64)]) -> String {
     let used = |r: &&(usize, u64)| r.1 > 0;
     let (Some(first), Some(last)) = (rows.iter().find(used), rows.iter().rev().find(used)) else {

@@ -8,9 +8,9 @@ use cenote::inspect::ondisk::uberblock::{ScratchState, Uberblock};
 use cenote::inspect::spa::Spa;
 use ui::time::strftime;
 
-use super::{Ask, bptext};
+use super::{DumpOptions, bptext};
 
-/// The configuration that the MOS holds.
+/// The configuration in the MOS.
 pub(super) fn mos_config(spa: &Spa) -> Result<()> {
     let Some(object) = spa.mos().lookup("config")? else { return Ok(()) };
     let list = spa.mos().packed_nvlist(object)?;
@@ -66,11 +66,11 @@ fn scratch(state: ScratchState) -> u64 {
 }
 
 /// The uberblock that the pool was opened from.
-pub(super) fn uberblock(_ask: &Ask, spa: &Spa) {
+pub(super) fn uberblock(_ask: &DumpOptions, spa: &Spa) {
     ui::out(&format!("\nUberblock:\n{}\n", uberblock_text(spa.uberblock(), true)));
 }
 
-/// The history, one line a record, with what ioctls got and gave.
+/// The history, one line for each record, with the input and output of ioctls.
 pub(super) fn history(spa: &Spa) -> Result<()> {
     let mut out = "\nHistory:\n".to_owned();
     for record in spa.history()? {

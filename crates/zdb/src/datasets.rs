@@ -11,13 +11,13 @@ use cenote::inspect::zpl::FileSystem;
 use ui::Exit;
 
 use super::object::{self, Dump};
-use super::{Ask, bptext, exit, logs, worse};
+use super::{DumpOptions, bptext, exit, logs, worse};
 
-/// Group in which a pool begins; zdb's answer for the MOS.
+/// The txg in which a pool begins; zdb shows it for the MOS.
 const TXG_INITIAL: u64 = 4;
 
 /// One object set to show.
-struct Shown {
+struct ListedObjset {
     name: String,
     id: u64,
     created: u64,
@@ -26,10 +26,10 @@ struct Shown {
     dataset: Option<DslDataset>,
 }
 
-fn mos_shown(spa: &Spa) -> Result<Shown> {
+fn listed_mos(spa: &Spa) -> Result<ListedObjset> {
     let root = spa.root_dir()?;
     let used = root.child("$MOS")?.map_or(0, |d| d.phys().used_bytes);
-    Ok(Shown {
+    Ok(ListedObjset {
         name: "mos".to_owned(),
         id: 0,
         created: TXG_INITIAL,
@@ -39,9 +39,9 @@ fn mos_shown(spa: &Spa) -> Result<Shown> {
     })
 }
 
-fn shown(dataset: DslDataset) -> Result<Option<Shown>> {
+fn shown(dataset: DslDataset) -> Result<Option<ListedObjset>> {
     let Some(os) = dataset.open_objset()? else { return Ok(None) };
-    Ok(Some(Shown {
+    Ok(Some(ListedObjset {
         name: dataset.name().to_owned(),
         id: dataset.object(),
         created: dataset.phys().creation_txg.0,
@@ -51,9 +51,9 @@ fn shown(dataset: DslDataset) -> Result<Option<Shown>> {
     }))
 }
 
-/// Shows what the operands name: the MOS and everything, or one dataset, or some
+/// Shows the objects that the operands name: the MOS and everything, or one dataset, or some
 /// objects of either.
-pub(super) fn main(ask: &Ask, spa: &Spa, target: &str, rest: &[String]) -> Result<Exit> {
+pub(super) fn main(opts: &DumpOptions, spa: &Spa, target: &str, rest: &[String]) -> Result<Exit> {
     let Ok(objects) = rest.iter().map(|o| parse(o)).collect::<std::result::Result<Vec<_>, _>>()
     else {
         ui::err("zdb: objects are given by number");
@@ -66,19 +66,19 @@ pub(super) fn main(ask: &Ask, spa: &Spa, target: &str, rest: &[String]) -> Resul
             return Ok(exit::OPEN);
         };
         return match shown(dataset)? {
-            Some(one) => show(ask, spa, &one, &objects),
+            Some(one) => show(opts, spa, &one, &objects),
             None => Ok(Exit::OK),
         };
     }
-    let mos = mos_shown(spa)?;
+    let mos = listed_mos(spa)?;
     if !objects.is_empty() {
-        return show(ask, spa, &mos, &objects);
+        return show(opts, spa, &mos, &objects);
     }
-    let mut result = show(ask, spa, &mos, &[])?;
+    let mut result = show(opts, spa, &mos, &[])?;
     each(&spa.root_dir()?, &mut |dataset| {
         let name = dataset.name().to_owned();
         let shown = shown(dataset).and_then(|one| match one {
-            Some(one) => show(ask, spa, &one, &[]),
+            Some(one) => show(opts, spa, &one, &[]),
             None => Ok(Exit::OK),
         });
         let exit = shown.unwrap_or_else(|e| {
@@ -98,7 +98,7 @@ fn parse(text: &str) -> std::result::Result<i64, std::num::ParseIntError> {
     }
 }
 
-/// The dataset of that name; a slash at the end is the root dataset's.
+/// The dataset with that name; a name with a slash at its end is the root dataset's.
 fn find(spa: &Spa, target: &str) -> Result<Option<DslDataset>> {
     let target = target.strip_suffix('/').unwrap_or(target);
     let (name, snapshot) = match target.split_once('@') {
@@ -121,7 +121,7 @@ fn each(dir: &DslDir, f: &mut impl FnMut(DslDataset) -> Result<()>) -> Result<()
     let mos = dir.mos();
     for entry in mos.zap_entries(dir.phys().child_dir_zapobj)? {
         let name = String::from_utf8_lossy(&entry.name).into_owned();
-        // Depth is bounded by `child`, which refuses datasets nested too deep.
+        // The depth is bounded by `child`, which refuses datasets nested too deep.
         if !name.starts_with('$')
             && let Some(child) = dir.child(&name)?
         {
@@ -137,9 +137,9 @@ fn each(dir: &DslDir, f: &mut impl FnMut(DslDataset) -> Result<()>) -> Result<()
     f(head)
 }
 
-fn show(ask: &Ask, spa: &Spa, one: &Shown, objects: &[i64]) -> Result<Exit> {
-    let exact = ask.has('P');
-    let level = ask.level('d');
+fn show(opts: &DumpOptions, spa: &Spa, one: &ListedObjset, objects: &[i64]) -> Result<Exit> {
+    let exact = opts.has('P');
+    let level = opts.level('d');
     let root = if level >= 4 {
         format!(", rootbp {}", bptext::long(&one.os.root_bp()))
     } else {
@@ -154,11 +154,11 @@ fn show(ask: &Ask, spa: &Spa, one: &Shown, objects: &[i64]) -> Result<Exit> {
         bptext::size(one.size, exact),
         one.os.object_count()
     ));
-    if (ask.has('i') || level >= 2 && objects.is_empty())
+    if (opts.has('i') || level >= 2 && objects.is_empty())
         && let Some(dataset) = &one.dataset
         && !dataset.is_snapshot()
     {
-        logs::show(ask, spa, &one.os)?;
+        logs::show(opts, spa, &one.os)?;
     }
     if level >= 3
         && objects.is_empty()
@@ -172,7 +172,7 @@ fn show(ask: &Ask, spa: &Spa, one: &Shown, objects: &[i64]) -> Result<Exit> {
     if level < 2 && objects.is_empty() {
         return Ok(Exit::OK);
     }
-    let dump = Dump::new(ask, spa, &one.os, one.dataset.as_ref());
+    let dump = Dump::new(opts, spa, &one.os, one.dataset.as_ref());
     let result = if objects.is_empty() { dump.all()? } else { some(&dump, objects)? };
     ui::out("\n");
     Ok(result)
@@ -189,7 +189,7 @@ fn some(dump: &Dump<'_>, objects: &[i64]) -> Result<Exit> {
     Ok(result)
 }
 
-/// What waits to be freed, pool-wide.
+/// The blocks that wait to be freed in the whole pool.
 fn pending_frees(spa: &Spa, exact: bool) -> Result<()> {
     let mut out = "\n".to_owned();
     for (key, title) in [("sync_bplist", "Deferred frees"), ("free_bpobj", "Pool snapshot frees")] {
@@ -255,7 +255,12 @@ fn deadlist(spa: &Spa, dataset: &DslDataset, level: usize, exact: bool) -> Resul
 }
 
 /// `-O`: the object behind a path of a dataset.
-pub(super) fn by_path(ask: &Ask, spa: &Spa, target: &str, rest: &[String]) -> Result<Exit> {
+pub(super) fn by_path(
+    opts: &DumpOptions,
+    spa: &Spa,
+    target: &str,
+    rest: &[String],
+) -> Result<Exit> {
     let [path] = rest else {
         ui::err("zdb: -O needs a dataset and a path");
         return Ok(exit::OPEN);
@@ -273,7 +278,7 @@ pub(super) fn by_path(ask: &Ask, spa: &Spa, target: &str, rest: &[String]) -> Re
     let fs = FileSystem::open(Arc::clone(&os), Io::WAIT)?;
     match fs.walk(path.trim_matches('/').as_bytes(), Io::WAIT) {
         Ok(ObjectId(id)) => {
-            let dump = Dump::new(ask, spa, &os, Some(&dataset)).at_least(object::PATH_LEVEL);
+            let dump = Dump::new(opts, spa, &os, Some(&dataset)).at_least(object::PATH_LEVEL);
             dump.one(id.cast_signed())?;
             Ok(Exit::OK)
         }

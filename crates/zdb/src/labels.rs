@@ -9,12 +9,12 @@ use cenote::inspect::spa::labels::{LABELS, LeafLabels};
 use ui::Exit;
 
 use super::config::uberblock_text;
-use super::{Ask, exit};
+use super::{DumpOptions, exit};
 
 const RULE: &str = "------------------------------------\n";
 
-/// Prints each label once, with the numbers of those that are the same.
-pub(super) fn main(ask: &Ask, words: &[String]) -> Result<Exit> {
+/// Prints each different label once, with the numbers of the labels that have it.
+pub(super) fn main(opts: &DumpOptions, words: &[String]) -> Result<Exit> {
     let [path] = words else {
         ui::err("zdb: -l needs one device");
         return Ok(exit::OPEN);
@@ -34,13 +34,13 @@ pub(super) fn main(ask: &Ask, words: &[String]) -> Result<Exit> {
             return Ok(Exit(2));
         }
     };
-    let good = show(ask, &labels);
+    let good = show(opts, &labels);
     Ok(if good { Exit::OK } else { Exit(2) })
 }
 
-/// Whether at least one label could be read.
-fn show(ask: &Ask, labels: &LeafLabels) -> bool {
-    let quiet = ask.has('q');
+/// Prints one device's labels; returns whether at least one could be read.
+fn show(opts: &DumpOptions, labels: &LeafLabels) -> bool {
+    let quiet = opts.has('q');
     let mut shown = [false; LABELS];
     let mut any = false;
     for i in 0..LABELS {
@@ -70,13 +70,13 @@ fn show(ask: &Ask, labels: &LeafLabels) -> bool {
         }
         ui::out(&out);
     }
-    if ask.has('u') && !quiet {
+    if opts.has('u') && !quiet {
         uberblocks(labels);
     }
     any
 }
 
-/// Every uberblock of every label, equal ones once.
+/// Every uberblock of all labels; equal ones once.
 fn uberblocks(labels: &LeafLabels) {
     let tree = labels.discovery_config().and_then(|(c, _)| c.list("vdev_tree"));
     let ashift = tree.and_then(|t| t.u64("ashift")).unwrap_or(9);

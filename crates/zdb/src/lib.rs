@@ -1,18 +1,15 @@
-//! `zdb`: a look inside a pool, without a daemon and without changing it
-//! (chapter 09 §8.1). Output has OpenZFS's shapes, so that scripts and eyes that
-//! know those find their way.
+//! `zdb`: inspection of a pool without a daemon and without changing it (chapter 09 §8.1). The
+//! output has OpenZFS's format, for scripts and users that know it.
 //!
-//! A pool that the daemon has imported is read without locks, as of its last synced group,
-//! from the devices that the daemon names.
+//! A pool that the daemon has imported is read without locks, as of its last synced txg, from
+//! the devices that the daemon names.
 //!
-//! Departures: without `-e` there is no cache file to go by, so other pools are
-//! searched for all the same; an audit (`-b`, `-c`) lists everything that is
-//! wrong instead of aborting at the first contradiction.
+//! Departures: without `-e` OpenZFS reads a cache file; here other pools are searched for. An
+//! audit (`-b`, `-c`) lists all errors instead of aborting at the first contradiction.
 //!
 //! # What it must not know
-//! How a pool is changed. Structures and their checks are the engine's
-//! (`cenote::inspect`); this crate shows them. It asks the daemon for the names of devices
-//! alone.
+//! How a pool is changed. Structures and their checks are the engine's (`cenote::inspect`);
+//! this crate shows them. It requests only the names of devices from the daemon.
 
 mod blocks;
 mod bptext;
@@ -61,7 +58,7 @@ Usage:	zdb [-bcdhimuyCLPvAFX] [-e [-p DIR]...] [-t TXG] POOL[/DATASET[@SNAP]] [O
         -A -G -I -o -U -x -Y -V  ignored
 ";
 
-/// How a command of zdb's ends.
+/// The exit codes of zdb.
 pub(crate) mod exit {
     use ui::Exit;
 
@@ -73,13 +70,13 @@ pub(crate) mod exit {
     pub(crate) const READ: Exit = Exit(3);
 }
 
-/// What was asked for: how often each letter was given.
-pub(crate) struct Ask {
+/// The options: how often each letter was given.
+pub(crate) struct DumpOptions {
     parsed: Parsed,
 }
 
-impl Ask {
-    /// How often a letter was given; `-v` adds to those that were.
+impl DumpOptions {
+    /// The level of a letter: how often it was given; `-v` adds to letters that were given.
     pub(crate) fn level(&self, letter: char) -> usize {
         let of = |l: char| self.parsed.opts.iter().filter(|o| o.letter == l).count();
         match of(letter) {
@@ -94,7 +91,7 @@ impl Ask {
     }
 }
 
-/// The worse of two exits: the first that is not success wins.
+/// The worse of two exit codes: the first that is not success.
 pub(crate) fn worse(a: Exit, b: Exit) -> Exit {
     if a == Exit::OK { b } else { a }
 }
@@ -102,7 +99,7 @@ pub(crate) fn worse(a: Exit, b: Exit) -> Exit {
 /// Runs zdb.
 ///
 /// # Errors
-/// What was asked for cannot be read.
+/// The requested data cannot be read.
 pub fn main(argv: &[OsString]) -> Result<Exit> {
     let command = commands::find("cenote", "zdb");
     let parsed = match command.parse(argv) {
@@ -115,21 +112,21 @@ pub fn main(argv: &[OsString]) -> Result<Exit> {
             return Ok(exit::OPEN);
         }
     };
-    let ask = Ask { parsed };
-    let absent = command.flags.iter().find(|f| f.usage == Use::Refused && ask.has(f.letter));
+    let opts = DumpOptions { parsed };
+    let absent = command.flags.iter().find(|f| f.usage == Use::Refused && opts.has(f.letter));
     if let Some(flag) = absent {
         ui::err(&ui::not_yet(&format!("zdb: option -{}", flag.letter)));
         return Ok(exit::OPEN);
     }
-    let words = ask.parsed.words();
-    if ask.has('l') {
-        return labels::main(&ask, &words);
+    let words = opts.parsed.words();
+    if opts.has('l') {
+        return labels::main(&opts, &words);
     }
     let Some(target) = words.first() else {
         ui::err(USAGE.trim_end());
         return Ok(exit::OPEN);
     };
-    let pool = match open(&ask, target) {
+    let pool = match open(&opts, target) {
         Ok(pool) => pool,
         Err(e) => {
             ui::err(&format!("zdb: can't open '{target}': {}", reason(&e)));
@@ -137,13 +134,13 @@ pub fn main(argv: &[OsString]) -> Result<Exit> {
         }
     };
     let rest = words.get(1..).unwrap_or_default();
-    if ask.has('O') {
-        return datasets::by_path(&ask, pool.spa(), target, rest);
+    if opts.has('O') {
+        return datasets::by_path(&opts, pool.spa(), target, rest);
     }
-    everything(&ask, pool.spa(), target, rest)
+    everything(&opts, pool.spa(), target, rest)
 }
 
-/// zdb's words where it has some.
+/// The text for an error, zdb's own where it has one.
 fn reason(error: &base::Error) -> String {
     match error.kind() {
         ErrorKind::NotFound => "No such file or directory".to_owned(),
@@ -161,7 +158,7 @@ fn imported(name: &str) -> Option<proto::Pool> {
     let runtime = Runtime::from_env().ok()?;
     let mut client = Client::running(&runtime).ok()??;
     let request = Request::PoolStatus { name: name.to_owned(), verbose: false };
-    match client.ask(&request) {
+    match client.request(&request) {
         Ok(Reply::Pool(pool)) => Some(*pool),
         _ => None,
     }
@@ -173,13 +170,13 @@ fn leaves(vdev: &proto::Vdev, out: &mut Vec<PathBuf>) {
     vdev.children.iter().for_each(|child| leaves(child, out));
 }
 
-fn open(ask: &Ask, target: &str) -> Result<Arc<Pool>> {
+fn open(opts: &DumpOptions, target: &str) -> Result<Arc<Pool>> {
     let config = EngineConfig { cache_bytes: Some(CACHE), ..EngineConfig::default() };
     let engine = Engine::new(config)?;
-    let dirs = ask.parsed.opts.iter().filter(|o| o.letter == 'p');
+    let dirs = opts.parsed.opts.iter().filter(|o| o.letter == 'p');
     let mut paths: Vec<PathBuf> = dirs.map(|o| PathBuf::from(&o.arg)).collect();
     let name = pool_of(target);
-    let imported = if ask.has('e') { None } else { imported(name) };
+    let imported = if opts.has('e') { None } else { imported(name) };
     if let Some(pool) = &imported {
         ui::err(&format!(
             "zdb: '{name}' is imported: this is its last synced state, which may change meanwhile"
@@ -200,7 +197,7 @@ fn open(ask: &Ask, target: &str) -> Result<Arc<Pool>> {
     if matching.next().is_some() {
         return Err(base::Error::invalid("more than one pool has this name; use its guid"));
     }
-    let txg = match ask.parsed.last('t') {
+    let txg = match opts.parsed.last('t') {
         None => None,
         Some(text) => {
             let bad = |_| base::Error::invalid(format!("bad transaction group '{text}'"));
@@ -208,10 +205,10 @@ fn open(ask: &Ask, target: &str) -> Result<Arc<Pool>> {
         }
     };
     let options = ImportOptions {
-        rewind: ask.has('F') || ask.has('X'),
-        extreme: ask.has('X'),
+        rewind: opts.has('F') || opts.has('X'),
+        extreme: opts.has('X'),
         missing_log: true,
-        // By its guid, it goes by its own name; under a temporary name, by that.
+        // Found by guid, the pool keeps its own name; under a temporary name it keeps that.
         new_name: match guid {
             Some(_) => Some(name.to_owned()),
             None => (pool.name != name).then(|| pool.name.clone()),
@@ -223,33 +220,33 @@ fn open(ask: &Ask, target: &str) -> Result<Arc<Pool>> {
     engine.inspect(pool, &options)
 }
 
-/// Does all that the letters ask for, in zdb's order.
-fn everything(ask: &Ask, spa: &Spa, target: &str, rest: &[String]) -> Result<Exit> {
+/// Prints everything that the letters select, in zdb's order.
+fn everything(opts: &DumpOptions, spa: &Spa, target: &str, rest: &[String]) -> Result<Exit> {
     let mut result = Exit::OK;
-    let any = ['C', 'u', 'm', 'd', 'i', 'b', 'c', 'h', 'y'].iter().any(|&l| ask.has(l));
+    let any = ['C', 'u', 'm', 'd', 'i', 'b', 'c', 'h', 'y'].iter().any(|&l| opts.has(l));
     if !any {
         ui::err("zdb: nothing to do; give at least one of -bcdhimuyC");
         return Ok(exit::OPEN);
     }
-    if ask.has('C') {
+    if opts.has('C') {
         config::mos_config(spa)?;
     }
-    if ask.has('u') {
-        config::uberblock(ask, spa);
+    if opts.has('u') {
+        config::uberblock(opts, spa);
     }
-    if ask.has('m') {
-        result = worse(result, metaslabs::main(ask, spa, rest)?);
+    if opts.has('m') {
+        result = worse(result, metaslabs::main(opts, spa, rest)?);
     }
-    if ask.has('d') || ask.has('i') {
-        result = worse(result, datasets::main(ask, spa, target, rest)?);
+    if opts.has('d') || opts.has('i') {
+        result = worse(result, datasets::main(opts, spa, target, rest)?);
     }
-    if ask.has('b') || ask.has('c') {
-        result = worse(result, blocks::main(ask, spa)?);
+    if opts.has('b') || opts.has('c') {
+        result = worse(result, blocks::main(opts, spa)?);
     }
-    if ask.has('h') {
+    if opts.has('h') {
         config::history(spa)?;
     }
-    if ask.has('y') {
+    if opts.has('y') {
         result = worse(result, spacecheck::main(spa)?);
     }
     Ok(result)

@@ -15,15 +15,15 @@ use cenote::inspect::spa::audit::log::{LogVisitor, log_header, walk_log};
 use cenote::inspect::zio::Zio;
 use ui::time::ctime;
 
-use super::{Ask, bptext};
+use super::{DumpOptions, bptext};
 
 /// Shows a dataset's log, if it has one.
-pub(super) fn show(ask: &Ask, spa: &Spa, os: &Objset) -> Result<()> {
+pub(super) fn show(opts: &DumpOptions, spa: &Spa, os: &Objset) -> Result<()> {
     let header = log_header(&os.phys())?;
     if header.log.is_end() {
         return Ok(());
     }
-    let level = ask.level('i').max(ask.level('d'));
+    let level = opts.level('i').max(opts.level('d'));
     ui::out(&format!(
         "\n    ZIL header: claim_txg {}, claim_blk_seq {}, claim_lr_seq {} replay_seq {}, flags \
          0x{:x}\n",
@@ -52,8 +52,7 @@ struct Lines<'a> {
     zio: &'a Zio,
 }
 
-/// Bytes of a write, as `zdb` shows them: what can be printed, and numbers of signed
-/// characters.
+/// Bytes of a write in zdb's format: printable characters, and the others as signed numbers.
 fn dump(data: &[u8], most: usize) -> String {
     let mut out = "\t\t\t".to_owned();
     for byte in data.iter().take(most) {
@@ -66,7 +65,7 @@ fn dump(data: &[u8], most: usize) -> String {
     out + "\n"
 }
 
-/// A value on lines of its own: as it is if that can be read.
+/// A value on lines of its own; as text if it is readable.
 fn readable(value: &[u8]) -> String {
     let plain = |b: &u8| matches!(b, b' '..=b'~' | b'\n' | b'\t');
     let text = match std::str::from_utf8(value) {
@@ -94,7 +93,7 @@ impl Lines<'_> {
         ui::out(&format!("{gap}{out}{end}"));
     }
 
-    /// What claiming does with something of this birth.
+    /// The effect of claiming on a block with this birth.
     fn claim(&self, birth: Txg) -> &'static str {
         if self.header.claim_txg != Txg::ZERO {
             "already claimed"
@@ -148,13 +147,13 @@ impl LogVisitor for Lines<'_> {
     }
 }
 
-/// The blocks of a clone, each with its number.
+/// The blocks of a clone, each with its index.
 fn cloned(clone: &CloneRange<'_>, out: &mut String) {
     let pointers = clone.pointers();
     let n = pointers.len();
     for (i, bp) in pointers.enumerate() {
         let text = match bp {
-            // Of nothing at all `zdb` tells the size of a sector.
+            // For an empty block pointer zdb shows the size of a sector.
             Ok(bp) if bp == BlkPtr::default() => {
                 "HOLE [L0 unallocated] size=200L birth=0L".to_owned()
             }
@@ -229,7 +228,7 @@ impl Lines<'_> {
             }
             RecordBody::SetAttr(s) => {
                 let _ = writeln!(out, "\t\t\tfoid {}, mask 0x{:x}", s.object.0, s.mask);
-                // As `zdb` reads the mask, whoever wrote it: with the bits of illumos.
+                // As zdb reads the mask on every system: with the bits of illumos.
                 let time = |[seconds, nanoseconds]: [u64; 2]| {
                     format!("{seconds}.{nanoseconds:09} {}", ctime(seconds))
                 };
@@ -268,7 +267,7 @@ impl Lines<'_> {
         };
     }
 
-    /// What a write wrote: its block, and with more detail its first bytes, or all of them.
+    /// The content of a write: its block, and with more detail its first bytes, or all of them.
     fn content(
         &self,
         record: &Record<'_>,

@@ -1,7 +1,7 @@
 //! `zdb -m`: metaslabs, their space maps and histograms (chapter 09 §8.2).
 //!
-//! `free` is what the metaslab's own map leaves; changes that are still in the
-//! logs are not in it, as with zdb.
+//! `free` is computed from the metaslab's own space map, as in zdb; changes that are still in
+//! the logs are not included.
 
 use std::fmt::Write;
 
@@ -14,16 +14,16 @@ use cenote::inspect::spa::space::{Metaslab, PoolSpace, VdevSpace};
 use ui::Exit;
 
 use super::bptext::{histogram, size};
-use super::{Ask, exit};
+use super::{DumpOptions, exit};
 
-/// Words of an object of births that are read at most.
+/// Maximum number of words read from an object of births.
 const BIRTHS_MAX: u64 = 1 << 20;
 /// Free segments below this are not counted.
 const SEGMENT_MIN: u64 = 16 << 10;
 
 /// Prints the metaslabs; operands choose a vdev and metaslabs of it.
-pub(super) fn main(ask: &Ask, spa: &Spa, operands: &[String]) -> Result<Exit> {
-    let level = ask.level('m');
+pub(super) fn main(opts: &DumpOptions, spa: &Spa, operands: &[String]) -> Result<Exit> {
+    let level = opts.level('m');
     let numbers: Vec<u64> = operands.iter().filter_map(|o| o.parse().ok()).collect();
     if numbers.len() != operands.len() {
         ui::err("zdb: vdev and metaslabs are given by number");
@@ -31,7 +31,7 @@ pub(super) fn main(ask: &Ask, spa: &Spa, operands: &[String]) -> Result<Exit> {
     }
     let space = spa.load_space()?;
     let replayed =
-        if level >= 3 && !ask.has('L') { Some(maps::replay_own(spa, &space)?) } else { None };
+        if level >= 3 && !opts.has('L') { Some(maps::replay_own(spa, &space)?) } else { None };
     ui::out("\nMetaslabs:\n");
     for config in &spa.config().vdev_tree.children {
         let chosen = numbers.first().is_none_or(|&v| v == u64::from(config.id));
@@ -40,11 +40,11 @@ pub(super) fn main(ask: &Ask, spa: &Spa, operands: &[String]) -> Result<Exit> {
         }
         if config.kind == VdevType::Indirect {
             let none = VdevSpace { vdev: VdevId(config.id), ..VdevSpace::default() };
-            View { ask, spa, vdev: &none, level, replayed: None }.header(None);
+            MetaslabView { opts, spa, vdev: &none, level, replayed: None }.header(None);
             indirect(spa, config.id)?;
         }
         let Some(vdev) = space.vdev(VdevId(config.id)) else { continue };
-        let of = View { ask, spa, vdev, level, replayed: replayed.as_ref() };
+        let of = MetaslabView { opts, spa, vdev, level, replayed: replayed.as_ref() };
         let zap = config.top.as_ref().and_then(|t| t.zap).filter(|z| z.0 != 0);
         let unflushed = match zap {
             Some(zap) => spa.mos().zap(zap.0)?.lookup_u64("com.delphix:ms_unflushed_phys_txgs")?,
@@ -91,7 +91,7 @@ fn indirect(spa: &Spa, id: u32) -> Result<()> {
     Ok(())
 }
 
-/// The logs of changes, and how many entries of each still count.
+/// The logs of changes, with the number of entries in each that still apply.
 fn logs(spa: &Spa, space: &PoolSpace) -> Result<()> {
     ui::out("\n");
     if space.logs.is_empty() {
@@ -129,15 +129,15 @@ fn object_lines(object: u64, header: &Header, out: &mut String) {
     let _ = writeln!(out, "  smp_alloc = 0x{:x}", header.alloc);
 }
 
-struct View<'a> {
-    ask: &'a Ask,
+struct MetaslabView<'a> {
+    opts: &'a DumpOptions,
     spa: &'a Spa,
     vdev: &'a VdevSpace,
     level: usize,
     replayed: Option<&'a Replayed>,
 }
 
-impl View<'_> {
+impl MetaslabView<'_> {
     fn header(&self, unflushed: Option<u64>) {
         let mut out = format!("\tvdev {:10}   ", self.vdev.vdev.0);
         if let Some(object) = unflushed {
@@ -162,7 +162,7 @@ impl View<'_> {
 
     fn metaslab(&self, m: &Metaslab) -> Result<()> {
         let own = m.header.alloc.max(0) as u64;
-        let free = size(m.size.saturating_sub(own), self.ask.has('P'));
+        let free = size(m.size.saturating_sub(own), self.opts.has('P'));
         let mut out = format!(
             "\tmetaslab {:6}   offset {:12x}   spacemap {:6}   free {free:>8}\n",
             m.id, m.start, m.space_map
@@ -194,12 +194,12 @@ impl View<'_> {
         Ok(())
     }
 
-    /// What loading the metaslab gives: free segments and their sizes.
+    /// The free segments and their sizes after loading the metaslab.
     fn in_memory(&self, m: &Metaslab, replayed: &Replayed, out: &mut String) {
         let (mut segments, mut largest, mut total) = (0u64, 0u64, 0u64);
         let mut rows: Vec<(usize, u64)> = (0..64).map(|i| (i, 0)).collect();
         replayed.bits.free_in(self.vdev.vdev, m.id, &mut |_, len| {
-            // zdb's size-sorted tree holds only what is worth sorting.
+            // zdb's size-sorted tree has only segments of this size or more.
             segments += u64::from(len >= SEGMENT_MIN);
             largest = largest.max(len);
             total += len;
@@ -212,7 +212,7 @@ impl View<'_> {
             out,
             "\t {:>25} {segments:10}   maxsize {:>7}   freepct {percent:4}%",
             "segments",
-            size(largest, self.ask.has('P'))
+            size(largest, self.opts.has('P'))
         );
         let _ = writeln!(out, "\tIn-memory histogram:");
         out.push_str(&histogram(&rows));

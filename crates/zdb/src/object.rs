@@ -1,4 +1,4 @@
-//! One object: its row in the table, its bonus, content and blocks.
+//! Output for one object: its row in the table, its bonus buffer, content and blocks.
 
 use std::cell::Cell;
 use std::fmt::Write;
@@ -17,49 +17,49 @@ use cenote::inspect::zpl::FileSystem;
 use ui::Exit;
 use ui::time::ctime;
 
-use super::{Ask, bptext, exit, zaps};
+use super::{DumpOptions, bptext, exit, zaps};
 
-/// What `-O` shows without more `-d`s.
+/// The verbosity of `-O` without more `-d`s.
 pub(super) const PATH_LEVEL: usize = 2;
-/// Directories climbed to name a file.
+/// Maximum number of directories climbed to find a file's path.
 const PATH_MAX: usize = 512;
 
 const HEADER: &str = "\n    Object  lvl   iblk   dblk  dsize  dnsize  lsize   %full  type\n";
 
-/// An object, or what can be seen of one without its key.
+/// An object; without its key only its dnode is known.
 struct Handle {
     id: i64,
     dnode: Arc<Dnode>,
     object: Option<Object>,
 }
 
-/// Shows objects of one object set.
+/// Prints objects of one object set.
 pub(super) struct Dump<'a> {
     spa: &'a Spa,
     os: &'a Arc<Objset>,
     fs: Option<Arc<FileSystem>>,
     level: usize,
     exact: bool,
-    /// The header is still to be printed.
+    /// The header has not been printed yet.
     header: Cell<bool>,
 }
 
 impl<'a> Dump<'a> {
-    /// For this object set.
+    /// The printer for an object set.
     pub(super) fn new(
-        ask: &Ask,
+        opts: &DumpOptions,
         spa: &'a Spa,
         os: &'a Arc<Objset>,
         _dataset: Option<&DslDataset>,
     ) -> Dump<'a> {
-        // A locked file system shows what its dnodes tell.
-        let fs = (os.kind() == ObjsetType::Zfs && ask.level('d') >= 4 || ask.has('O'))
+        // A locked file system shows only its dnodes.
+        let fs = (os.kind() == ObjsetType::Zfs && opts.level('d') >= 4 || opts.has('O'))
             .then(|| FileSystem::open(Arc::clone(os), Io::WAIT).ok())
             .flatten();
-        Dump { spa, os, fs, level: ask.level('d'), exact: ask.has('P'), header: Cell::new(true) }
+        Dump { spa, os, fs, level: opts.level('d'), exact: opts.has('P'), header: Cell::new(true) }
     }
 
-    /// With at least this verbosity.
+    /// Sets the minimum verbosity.
     pub(super) fn at_least(mut self, level: usize) -> Self {
         self.level = self.level.max(level);
         self
@@ -106,15 +106,15 @@ impl<'a> Dump<'a> {
         Ok(result)
     }
 
-    /// The dnodes of one block. Those of a locked dataset show all but their
-    /// bonus.
+    /// The dnodes of one block. Of a locked dataset's dnodes everything but the bonus buffer is
+    /// readable.
     fn dnodes(&self, blkid: u64) -> Result<Vec<(u64, Result<Dnode>)>> {
         let bp = self.os.meta_object().block_pointer(0, blkid, Io::WAIT)?;
         let block = self.os.zio().read_dnodes(&bp, Io::WAIT)?;
         Ok(dnodes_in_block(&block, bp.endian()).collect())
     }
 
-    /// An object by its dnode; without content if its key is missing.
+    /// An object by its dnode; without content if its key is not loaded.
     fn handle(&self, id: u64, dnode: Dnode) -> Handle {
         let object = self.os.object(ObjectId(id), Io::WAIT).ok();
         Handle { id: id.cast_signed(), dnode: Arc::new(dnode), object }
@@ -309,7 +309,7 @@ impl<'a> Dump<'a> {
         }
     }
 
-    /// The attributes of a file and where it is.
+    /// The attributes and the path of a file.
     fn znode(&self, object: &Object) {
         let kind = object.dnode().bonus_type;
         let (true, Some(fs)) = (matches!(kind, ObjType::SA | ObjType::ZNODE), &self.fs) else {
@@ -440,7 +440,7 @@ impl<'a> Dump<'a> {
             return;
         }
         if level == 0 && dnode.object_type == ObjType::DNODE {
-            // Of a block of dnodes, the slots in use are the data.
+            // Of a block of dnodes, the slots in use count as data.
             for (slot, dnode) in self.dnodes(blkid).unwrap_or_default() {
                 let slots = dnode.map_or(1, |d| u64::from(d.slots));
                 let at = blkid.saturating_mul(DNODES_PER_BLOCK).saturating_add(slot);
@@ -473,7 +473,7 @@ impl<'a> Dump<'a> {
     }
 }
 
-/// Runs of data, for the lines at the end.
+/// Collects runs of data for the lines at the end.
 struct Runs {
     open: Option<(u64, u64)>,
     out: String,
@@ -499,7 +499,7 @@ impl Runs {
     }
 }
 
-/// zdb calls new-style ZAPs `zap` and the like.
+/// zdb's names: new-style ZAPs are `zap` and the like.
 fn type_name(kind: ObjType) -> &'static str {
     kind.name()
 }

@@ -1,4 +1,4 @@
-//! `zdb -y`: space maps and their logs replayed, looking for contradictions.
+//! `zdb -y`: replays space maps and their logs to find contradictions.
 
 use base::Result;
 use cenote::inspect::spa::Spa;

@@ -1,4 +1,4 @@
-//! The content of a ZAP, as `zdb -dddd` shows it.
+//! The content of a ZAP, in the format of `zdb -dddd`.
 
 use std::fmt::Write;
 
@@ -27,7 +27,7 @@ const KINDS: [&str; 16] = [
     "15 (invalid)",
 ];
 
-/// Prints a ZAP's figures and entries.
+/// Prints a ZAP's statistics and entries.
 ///
 /// # Errors
 /// Those of reading it.

@@ -75,8 +75,8 @@ impl Leader {
 /// The default policy.
 pub struct Default {
     slab: NodeSlab<4>,
-    arc: reference::Directory,
-    lirs: lirs::Directory,
+    arc: reference::ArcDirectory,
+    lirs: lirs::LirsDirectory,
     /// Resident blocks, by the set of shadows that hold them (bits of [`Leader`]).
     classes: [BlockList; 9],
     orphans: BlockList,
@@ -108,8 +108,8 @@ impl Default {
     pub fn new(bytes: u64) -> Self {
         Default {
             slab: NodeSlab::new(),
-            arc: reference::Directory::new(bytes),
-            lirs: lirs::Directory::new(bytes),
+            arc: reference::ArcDirectory::new(bytes),
+            lirs: lirs::LirsDirectory::new(bytes),
             classes: [BlockList::EMPTY; 9],
             orphans: BlockList::EMPTY,
             bytes: [0; 4],
@@ -133,9 +133,9 @@ impl Default {
     }
 
     fn wanted_by(&self, id: Id) -> u8 {
-        let arc = u8::from(reference::Directory::is_resident(&self.slab, id));
-        let lirs = u8::from(lirs::Directory::is_resident(&self.slab, id));
-        let lru = u8::from(lirs::Directory::is_recent(&self.slab, id));
+        let arc = u8::from(reference::ArcDirectory::is_resident(&self.slab, id));
+        let lirs = u8::from(lirs::LirsDirectory::is_resident(&self.slab, id));
+        let lru = u8::from(lirs::LirsDirectory::is_recent(&self.slab, id));
         arc * Leader::Arc as u8 + lirs * Leader::Lirs as u8 + lru * Leader::Lru as u8
     }
 
@@ -203,7 +203,7 @@ impl Default {
     }
 
     fn is_remembered(&self, id: Id) -> bool {
-        self.slab.tag(reference::ARC, id) != 0 || lirs::Directory::is_known(&self.slab, id)
+        self.slab.tag(reference::ARC, id) != 0 || lirs::LirsDirectory::is_known(&self.slab, id)
     }
 
     /// Shrinks both shadows to the target and to the bytes that they may remember.
@@ -438,7 +438,7 @@ impl Policy for Default {
     fn remove(&mut self, id: Id) {
         self.take(id);
         self.arc.remove(&mut self.slab, id);
-        if lirs::Directory::is_known(&self.slab, id) {
+        if lirs::LirsDirectory::is_known(&self.slab, id) {
             self.lirs.remove(&mut self.slab, id);
         }
         self.trim(NIL);

@@ -44,7 +44,7 @@ const ON_STACK: u8 = 4;
 const RECENT: u8 = 8;
 const WHAT: u8 = 3;
 
-pub(super) struct Directory {
+pub(super) struct LirsDirectory {
     stack: BlockList,
     queue: BlockList,
     gone: BlockList,
@@ -55,10 +55,10 @@ pub(super) struct Directory {
     mark: Id,
 }
 
-impl Directory {
+impl LirsDirectory {
     pub(super) const fn new(c: u64) -> Self {
         let (stack, queue, gone) = (BlockList::EMPTY, BlockList::EMPTY, BlockList::EMPTY);
-        Directory { stack, queue, gone, lir: 0, c, recent: 0, mark: NIL }
+        LirsDirectory { stack, queue, gone, lir: 0, c, recent: 0, mark: NIL }
     }
 
     pub(super) fn set_target(&mut self, c: u64) {

@@ -27,7 +27,7 @@
 use super::slab::{BlockList, NIL, NodeSlab};
 use super::{Id, Policy, PolicyState};
 
-/// The family of links that [`Directory`] uses.
+/// The family of links that [`ArcDirectory`] uses.
 pub(super) const ARC: usize = 0;
 
 const T1: usize = 0;
@@ -37,7 +37,7 @@ const B2: usize = 3;
 
 /// The lists without their nodes, so that the default policy can keep them with others
 /// over the same slab. A block's tag is the number of its list plus one.
-pub(super) struct Directory {
+pub(super) struct ArcDirectory {
     lists: [BlockList; 4],
     c: u64,
     p: u64,
@@ -48,9 +48,9 @@ pub(super) struct Directory {
     from_b2: bool,
 }
 
-impl Directory {
+impl ArcDirectory {
     pub(super) const fn new(c: u64) -> Self {
-        Directory { lists: [BlockList::EMPTY; 4], c, p: 0, newcomer: 0, from_b2: false }
+        ArcDirectory { lists: [BlockList::EMPTY; 4], c, p: 0, newcomer: 0, from_b2: false }
     }
 
     pub(super) fn set_target(&mut self, c: u64) {
@@ -189,13 +189,13 @@ impl Directory {
 /// The published ARC.
 pub struct Reference {
     slab: NodeSlab<1>,
-    dir: Directory,
+    dir: ArcDirectory,
 }
 
 impl Reference {
     /// An empty cache of `bytes`.
     pub fn new(bytes: u64) -> Self {
-        Reference { slab: NodeSlab::new(), dir: Directory::new(bytes) }
+        Reference { slab: NodeSlab::new(), dir: ArcDirectory::new(bytes) }
     }
 }
 
@@ -209,7 +209,7 @@ impl Policy for Reference {
     }
 
     fn hit(&mut self, id: Id) {
-        if Directory::is_resident(&self.slab, id) {
+        if ArcDirectory::is_resident(&self.slab, id) {
             self.dir.hit(&mut self.slab, id);
         }
     }

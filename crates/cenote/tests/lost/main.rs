@@ -43,7 +43,7 @@ impl Shape {
 }
 
 /// A pool in a directory of its own.
-struct Rig {
+struct LostPool {
     scratch: Scratch,
     _engine: Arc<Engine>,
     pool: Arc<Pool>,
@@ -53,8 +53,8 @@ fn writing() -> ImportOptions {
     ImportOptions { force: true, ..ImportOptions::default() }
 }
 
-impl Rig {
-    fn new(name: &str, shape: Shape, ashift: u64) -> Rig {
+impl LostPool {
+    fn new(name: &str, shape: Shape, ashift: u64) -> LostPool {
         let scratch = Scratch::new(&format!("lost-{name}"));
         let leaf = |i: usize| {
             let path = scratch.path().join(format!("d{i}"));
@@ -80,7 +80,7 @@ impl Rig {
         let engine = testkit::engine();
         let pool = engine.create_pool(&request).unwrap().unwrap();
         pool.create_filesystem(DATASET, &[], None).unwrap();
-        Rig { scratch, _engine: engine, pool }
+        LostPool { scratch, _engine: engine, pool }
     }
 
     fn dir(&self) -> &Path {
@@ -146,17 +146,17 @@ impl Down {
         self.scratch.path()
     }
 
-    fn import(&self, options: &ImportOptions) -> Result<Rig2, cenote::Error> {
+    fn import(&self, options: &ImportOptions) -> Result<SecondImport, cenote::Error> {
         let engine = testkit::engine();
         let pool = import_from(&engine, self.dir(), options)?;
-        Ok(Rig2 { _engine: engine, pool })
+        Ok(SecondImport { _engine: engine, pool })
     }
 
-    fn up(self, options: &ImportOptions) -> Rig {
+    fn up(self, options: &ImportOptions) -> LostPool {
         let engine = testkit::engine();
         let pool = import_from(&engine, self.dir(), options).unwrap();
         assert_eq!(pool.read_only_because(), None);
-        Rig { scratch: self.scratch, _engine: engine, pool }
+        LostPool { scratch: self.scratch, _engine: engine, pool }
     }
 
     /// Names and contents as a reader finds them.
@@ -192,7 +192,7 @@ impl Down {
 }
 
 /// An import beside others.
-struct Rig2 {
+struct SecondImport {
     _engine: Arc<Engine>,
     pool: Arc<Pool>,
 }

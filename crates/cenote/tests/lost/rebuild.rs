@@ -19,8 +19,8 @@ fn rebuilding() -> ImportOptions {
 }
 
 /// A pool with something in several metaslabs, all changes in the maps themselves.
-fn rig(name: &str, shape: Shape, ashift: u64) -> Rig {
-    let rig = Rig::new(name, shape, ashift);
+fn rig(name: &str, shape: Shape, ashift: u64) -> LostPool {
+    let rig = LostPool::new(name, shape, ashift);
     for (name, seed, len) in FILES {
         rig.write(name, *seed, *len);
     }
@@ -29,19 +29,19 @@ fn rig(name: &str, shape: Shape, ashift: u64) -> Rig {
     rig.export().up(&writing())
 }
 
-fn space(rig: &Rig) -> PoolSpace {
+fn space(rig: &LostPool) -> PoolSpace {
     rig.pool.spa().load_space().unwrap()
 }
 
 /// A metaslab's map that the groups under way do not change: most is allocated there.
-fn quiet_map(rig: &Rig) -> u64 {
+fn quiet_map(rig: &LostPool) -> u64 {
     let space = space(rig);
     let used = space.vdevs[0].metaslabs.iter().filter(|m| m.space_map != 0);
     used.max_by_key(|m| m.allocated()).unwrap().space_map
 }
 
 /// Overwrites a block on the disks with noise, all of its copies.
-fn spoil(rig: &Rig, bp: &BlkPtr) {
+fn spoil(rig: &LostPool, bp: &BlkPtr) {
     let block = bp.as_block().unwrap();
     let tree = rig.pool.spa().zio().tree();
     let mut rng = Rng::new(77);
@@ -64,13 +64,13 @@ fn spoil(rig: &Rig, bp: &BlkPtr) {
 }
 
 /// Does something to the MOS in a group of its own.
-fn task(rig: &Rig, act: impl FnOnce(&mut TaskCx<'_>) -> cenote::Result<()> + Send + 'static) {
+fn task(rig: &LostPool, act: impl FnOnce(&mut TaskCx<'_>) -> cenote::Result<()> + Send + 'static) {
     let writer = rig.pool.writer().unwrap();
     writer.sync_task(|_| Ok(()), move |cx, ()| act(cx)).unwrap();
 }
 
 /// Overwrites the words of an array.
-fn spoil_words(rig: &Rig, object: u64) {
+fn spoil_words(rig: &LostPool, object: u64) {
     task(rig, move |cx| {
         let os = cx.writer.mos().objset();
         os.write(cx.tx, ObjectId(object), 0, &(1u64 << 40).to_le_bytes().repeat(4))
@@ -104,18 +104,18 @@ const ALL: &[Damage] = &[
 ];
 
 /// The first data block of an object of the MOS.
-fn first_block(rig: &Rig, object: u64) -> BlkPtr {
+fn first_block(rig: &LostPool, object: u64) -> BlkPtr {
     let object = rig.pool.spa().mos().object(object).unwrap();
     object.block_pointer(0, 0, Io::WAIT).unwrap()
 }
 
-fn vdev_word(rig: &Rig, key: &str) -> u64 {
+fn vdev_word(rig: &LostPool, key: &str) -> u64 {
     let spa = rig.pool.spa();
     let zap = spa.config().vdev_tree.children[0].top.as_ref().unwrap().zap.unwrap();
     spa.mos().zap(zap.0).unwrap().lookup_u64(key).unwrap().unwrap()
 }
 
-fn damage(rig: &Rig, damage: Damage) {
+fn damage(rig: &LostPool, damage: Damage) {
     let map = quiet_map(rig);
     match damage {
         Damage::MapBlock => spoil(rig, &first_block(rig, map)),
@@ -238,7 +238,7 @@ fn every_layout() {
 
 /// Damage to the directory of the logs of space maps (chapter 05 §4.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Directory {
+enum DirectoryDamage {
     /// Its block fails its checksum.
     Unreadable,
     /// Its block is no ZAP's, under a right checksum.
@@ -248,7 +248,7 @@ enum Directory {
 }
 
 /// Gives the directory of the logs another block, or none, in the image of a single disk.
-fn forge_directory(down: &Down, object: u64, damage: Directory) {
+fn forge_directory(down: &Down, object: u64, damage: DirectoryDamage) {
     let disk = Disk::new(down.dir().join("d0"));
     let mut forge = Forge::new(&disk, 0);
     let block = |n: &MetadataBlock| {
@@ -257,7 +257,7 @@ fn forge_directory(down: &Down, object: u64, damage: Directory) {
     let id = forge.find(|n| block(n) == (0, 0, 0, object / 32)).unwrap();
     let mut dnodes = forge.nodes[id].content.clone();
     let at = (object % 32) as usize * 512;
-    if damage == Directory::Gone {
+    if damage == DirectoryDamage::Gone {
         dnodes[at..at + 512].fill(0);
     } else {
         // Its pointer may hold the few entries themselves: it gets a block of its own.
@@ -274,7 +274,7 @@ fn forge_directory(down: &Down, object: u64, damage: Directory) {
         (bp.head.lsize, bp.psize, bp.fill) = (base::Lsize(len), base::Psize(len), 1);
         bp.compression = COMPRESS_OFF;
         bp.words = fletcher4(&bytes, false);
-        if damage == Directory::Unreadable {
+        if damage == DirectoryDamage::Unreadable {
             bp.words[0] ^= 1;
         }
         dnodes[at + 64..at + 192].copy_from_slice(&BlkPtr::Block(bp).encode().unwrap());
@@ -286,7 +286,7 @@ fn forge_directory(down: &Down, object: u64, damage: Directory) {
 /// anew and left the list behind, as an object that nothing names and that cannot be read.
 #[test]
 fn the_directory_of_logs() {
-    let all = [Directory::Unreadable, Directory::Wrong, Directory::Gone];
+    let all = [DirectoryDamage::Unreadable, DirectoryDamage::Wrong, DirectoryDamage::Gone];
     testkit::side_by_side(&all, |&damage| {
         let rig = rig(&format!("directory-{damage:?}"), Shape::Single, 9);
         // The log of the last groups is there.

@@ -13,7 +13,7 @@ fn newest(dir: &Path) -> Txg {
 }
 
 /// Three states: two files; one of them removed; a third one made.
-fn story(rig: &Rig) -> Txg {
+fn story(rig: &LostPool) -> Txg {
     rig.write("kept", 1, 2 * MB);
     let before = rig.write("precious", 2, MB);
     rig.remove("precious");
@@ -27,7 +27,7 @@ const AFTER: &[(&str, u64, u64)] = &[("kept", 1, 2 * MB)];
 /// earlier group.
 #[test]
 fn a_removed_file_is_read_from_an_earlier_group() {
-    let rig = Rig::new("undelete", Shape::Mirror, 9);
+    let rig = LostPool::new("undelete", Shape::Mirror, 9);
     let before = story(&rig);
     let down = rig.export();
     assert_eq!(down.content(&testkit::readonly()), files(AFTER));
@@ -55,7 +55,7 @@ fn a_pool_goes_on_from_an_earlier_group() {
         (Shape::Draid, 12),
     ];
     for (i, (shape, ashift)) in shapes.into_iter().enumerate() {
-        let rig = Rig::new(&format!("goes-on-{i}"), shape, ashift);
+        let rig = LostPool::new(&format!("goes-on-{i}"), shape, ashift);
         let before = story(&rig);
         rig.write("future", 3, MB);
         let down = rig.crash();
@@ -88,7 +88,7 @@ fn a_pool_goes_on_from_an_earlier_group() {
 /// groups; the pool must not follow it.
 #[test]
 fn a_disk_that_was_absent_does_not_bring_the_future_back() {
-    let rig = Rig::new("absent", Shape::Mirror, 9);
+    let rig = LostPool::new("absent", Shape::Mirror, 9);
     let before = story(&rig);
     rig.write("future", 3, MB);
     let down = rig.crash();
@@ -109,7 +109,7 @@ fn a_disk_that_was_absent_does_not_bring_the_future_back() {
 /// What was promised by fsync after the group that is gone back to belongs to the future.
 #[test]
 fn logs_of_the_future_are_dropped() {
-    let rig = Rig::new("logs", Shape::Single, 9);
+    let rig = LostPool::new("logs", Shape::Single, 9);
     rig.write("kept", 1, 2 * MB);
     let fs = rig.fs();
     let id = fs.lookup(fs.root(), b"kept", Io::WAIT).unwrap().id;
@@ -136,7 +136,7 @@ fn logs_of_the_future_are_dropped() {
 /// still be read.
 #[test]
 fn a_group_that_is_not_whole_is_only_read() {
-    let rig = Rig::new("not-whole", Shape::Single, 9);
+    let rig = LostPool::new("not-whole", Shape::Single, 9);
     let before = story(&rig);
     // Space is used again after some groups.
     for i in 0..6 {

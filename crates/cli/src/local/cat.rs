@@ -1,10 +1,10 @@
-//! Reading a file or volume at the speed of its devices: several threads read
-//! ahead, and the pieces come out in order.
+//! Reading a file or volume at the speed of its devices: several threads read ahead, and the
+//! pieces are delivered in order.
 //!
 //! # Invariants
-//! * At most [`WINDOW`] pieces are held, whatever the consumer's speed.
-//! * Whoever finds a piece puts it among the ready ones, as bytes or as an error; a piece
-//!   is as long as a hole, so that what is nearly nothing but holes takes no time.
+//! * At most [`WINDOW`] pieces are held, however slow the consumer is.
+//! * The thread that finds a piece adds it to the ready ones, as bytes or as an error. A hole
+//!   is one piece, so a sparse file takes little time.
 //!
 //! Lock order: `finder`, `state`.
 
@@ -17,24 +17,24 @@ use cenote::files::FileType as FileKind;
 use cenote::{Extent, FileSystem, Io, Volume};
 use ui::progress::Progress;
 
-use super::{Content, Source};
+use super::{Operand, OperandTarget};
 
 /// Bytes of one read.
 const PIECE: u64 = 4 << 20;
-/// A shorter hole is read like data.
+/// A shorter hole is read as data.
 const HOLE_LEAST: u64 = PIECE / 4;
-/// Threads that read.
+/// Number of reading threads.
 const READERS: usize = 8;
 /// Pieces read or being read, ahead of the consumer.
 const WINDOW: u64 = 16;
 
-/// Something with bytes and holes.
+/// A sequence of bytes with holes.
 pub(super) trait Bytes: Sync {
-    /// Bytes in all.
+    /// Length in bytes.
     fn size(&self) -> u64;
     /// Up to `len` bytes from `offset`.
     fn read(&self, offset: u64, len: usize) -> Result<Vec<Buf>>;
-    /// The run of data or nothing at `offset`.
+    /// The run of data or hole at `offset`.
     fn extent(&self, offset: u64) -> Result<Option<Extent>>;
 }
 
@@ -73,23 +73,23 @@ impl Bytes for Volume {
 pub(super) enum Piece {
     /// Bytes in order.
     Data(Vec<Buf>),
-    /// So many zero bytes that are stored nowhere.
+    /// A number of zero bytes that are not stored.
     Hole(u64),
 }
 
-/// Where a piece lies.
+/// The range of a piece.
 #[derive(Clone, Copy)]
-struct Place {
+struct PieceRange {
     offset: u64,
     len: u64,
     data: bool,
 }
 
-/// Cuts what has bytes into pieces, in order; a hole is one piece, however long.
+/// Divides the source into pieces, in order; a hole is one piece, however long.
 struct Finder<'a> {
     source: &'a dyn Bytes,
     at: u64,
-    /// What is known from `at` on: up to where, and whether it is data.
+    /// The run that contains `at`: its end, and whether it is data.
     run: (u64, bool),
 }
 
@@ -98,7 +98,7 @@ impl<'a> Finder<'a> {
         Finder { source, at: 0, run: (0, false) }
     }
 
-    fn next(&mut self) -> Result<Option<Place>> {
+    fn next(&mut self) -> Result<Option<PieceRange>> {
         let (offset, size) = (self.at, self.source.size());
         if offset >= size {
             return Ok(None);
@@ -113,34 +113,34 @@ impl<'a> Finder<'a> {
         let data = data || end - offset < HOLE_LEAST;
         let of_piece = (offset / PIECE + 1).saturating_mul(PIECE).min(size);
         self.at = if data { of_piece } else { end };
-        Ok(Some(Place { offset, len: self.at - offset, data }))
+        Ok(Some(PieceRange { offset, len: self.at - offset, data }))
     }
 }
 
 #[derive(Default)]
-struct State {
+struct StreamState {
     /// Pieces found.
     found: u64,
     /// Pieces consumed.
     done: u64,
     ready: BTreeMap<u64, Result<(u64, Piece)>>,
-    /// No further piece: the end, an error, or nobody wants more.
+    /// No further piece follows: the end, an error, or the consumer stopped.
     stop: bool,
-    /// A thread died, maybe with a piece in its hands.
+    /// A thread panicked, and its piece may be missing.
     broken: bool,
 }
 
-struct Shared<'a> {
+struct StreamShared<'a> {
     finder: Mutex<Finder<'a>>,
-    state: Mutex<State>,
+    state: Mutex<StreamState>,
     changed: Condvar,
 }
 
-/// Reads everything, ahead with several threads, and hands it to `consume` in
-/// order with its offset.
+/// Reads everything ahead with several threads, and passes it to `consume` in order, with its
+/// offset.
 ///
 /// # Errors
-/// The first error of reading in the order of bytes, or of `consume`.
+/// The first error of reading, in the order of offsets, or of `consume`.
 pub(super) fn stream(
     source: &dyn Bytes,
     consume: &mut (dyn FnMut(u64, Piece) -> Result<()> + Send),
@@ -152,12 +152,12 @@ pub(super) fn stream(
         }
         return Ok(());
     }
-    let (finder, state) = (Mutex::new(finder), Mutex::new(State::default()));
-    let shared = Shared { finder, state, changed: Condvar::new() };
+    let (finder, state) = (Mutex::new(finder), Mutex::new(StreamState::default()));
+    let shared = StreamShared { finder, state, changed: Condvar::new() };
     let result = Mutex::new(Ok(()));
     let consumer = Mutex::new(consume);
     rt::fan_out(READERS + 1, |i| {
-        let _end = End(&shared);
+        let _end = StopOnPanic(&shared);
         if i > 0 {
             shared.read_ahead(source);
             return;
@@ -169,10 +169,10 @@ pub(super) fn stream(
     result.into_inner()
 }
 
-/// A thread of a stream: if it panics, the others do not wait for it.
-struct End<'a>(&'a Shared<'a>);
+/// Guards a thread of a stream: if it panics, the others do not wait for it.
+struct StopOnPanic<'a>(&'a StreamShared<'a>);
 
-impl Drop for End<'_> {
+impl Drop for StopOnPanic<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.0.state.lock().broken = true;
@@ -181,7 +181,7 @@ impl Drop for End<'_> {
     }
 }
 
-impl Shared<'_> {
+impl StreamShared<'_> {
     fn stop(&self) {
         self.state.lock().stop = true;
         self.changed.notify_all();
@@ -189,7 +189,7 @@ impl Shared<'_> {
 
     fn read_ahead(&self, source: &dyn Bytes) {
         loop {
-            // Held while the window is full: then there is nothing to find for others either.
+            // Held while the window is full: other threads could not find a piece either.
             let finder = self.finder.lock();
             let mut state = self.state.lock();
             while !state.stop && state.found - state.done >= WINDOW {
@@ -215,7 +215,7 @@ impl Shared<'_> {
                 fetch(source, place).map(|piece| (place.offset, piece))
             }
             end => {
-                // An error comes in its turn, behind what was found before.
+                // An error is delivered in order, after the pieces before it.
                 state.stop = true;
                 let Err(e) = end else {
                     drop(state);
@@ -231,7 +231,7 @@ impl Shared<'_> {
         self.changed.notify_all();
     }
 
-    /// Hands on what was read. What no reader is about to find it reads itself.
+    /// Delivers the pieces in order. A piece that no reader is about to find is read here.
     fn drain(
         &self,
         source: &dyn Bytes,
@@ -259,7 +259,8 @@ impl Shared<'_> {
         }
     }
 
-    /// Nothing is found that was not consumed: finds and reads, unless a reader is at it.
+    /// All pieces found were consumed: finds and reads the next one, unless a reader is doing
+    /// so.
     fn help(&self, source: &dyn Bytes, number: u64) {
         if let Some(finder) = self.finder.try_lock() {
             if !self.state.lock().stop {
@@ -275,8 +276,8 @@ impl Shared<'_> {
 }
 
 /// The bytes of a piece, if it has any.
-fn fetch(source: &dyn Bytes, place: Place) -> Result<Piece> {
-    let Place { offset, len, data } = place;
+fn fetch(source: &dyn Bytes, place: PieceRange) -> Result<Piece> {
+    let PieceRange { offset, len, data } = place;
     if !data {
         return Ok(Piece::Hole(len));
     }
@@ -289,11 +290,11 @@ fn fetch(source: &dyn Bytes, place: Place) -> Result<Piece> {
 }
 
 /// `cat`: bytes to standard output, holes skipped where that is a regular file.
-pub(super) fn cat(source: &Source) -> Result<bool> {
+pub(super) fn cat(source: &Operand) -> Result<bool> {
     let file;
     let bytes: &dyn Bytes = match &source.content {
-        Content::Volume(volume) => &**volume,
-        Content::File(fs, id) => {
+        OperandTarget::Volume(volume) => &**volume,
+        OperandTarget::File(fs, id) => {
             let attrs = fs.attrs(*id, Io::WAIT)?;
             match attrs.kind {
                 FileKind::Regular => {}
@@ -306,7 +307,7 @@ pub(super) fn cat(source: &Source) -> Result<bool> {
     };
     let zeros = Buf::zeros(1 << 20);
     let io = |e| Error::io("cannot write", e);
-    // Past the line buffer, which would look at every byte.
+    // Bypasses the line buffer, which would scan every byte.
     let mut out: std::fs::File =
         rustix::io::dup(std::io::stdout()).map_err(|e| io(e.into()))?.into();
     let mut progress = if std::io::IsTerminal::is_terminal(&out) {
@@ -338,7 +339,7 @@ pub(super) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A file made of its offsets, with one hole; it can fail somewhere.
+    /// A file whose bytes are its offsets, with one hole; reads can fail at one offset.
     struct Fake {
         size: u64,
         hole: (u64, u64),
@@ -405,8 +406,8 @@ pub(super) mod tests {
         }
     }
 
-    /// A copy of the golden pools once stood still for an hour: of a file of a terabyte with
-    /// nothing in it, every piece of 4 MiB was handed from thread to thread.
+    /// A copy of the golden pools once took an hour: for a file of 1 TB without data, every
+    /// piece of 4 MiB was passed from thread to thread.
     #[test]
     fn a_hole_is_one_piece_however_long() {
         let (size, tail) = (1 << 60, 9 << 20);
@@ -428,8 +429,8 @@ pub(super) mod tests {
 
     #[test]
     fn a_reader_that_dies_ends_the_stream() {
-        struct Dies(Fake);
-        impl Bytes for Dies {
+        struct PanickingBytes(Fake);
+        impl Bytes for PanickingBytes {
             fn size(&self) -> u64 {
                 self.0.size()
             }
@@ -443,7 +444,8 @@ pub(super) mod tests {
                 self.0.extent(offset)
             }
         }
-        let fake = Dies(Fake { size: 64 << 20, hole: (64 << 20, 64 << 20), fails_at: None });
+        let fake =
+            PanickingBytes(Fake { size: 64 << 20, hole: (64 << 20, 64 << 20), fails_at: None });
         let run = std::panic::AssertUnwindSafe(|| stream(&fake, &mut |_, _| Ok(())));
         assert!(std::panic::catch_unwind(run).is_err());
     }

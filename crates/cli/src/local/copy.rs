@@ -17,10 +17,10 @@ use rustix::process::geteuid;
 use ui::progress::Progress;
 
 use super::cat::{Bytes, FileBytes, Piece, stream};
-use super::{Content, DEPTH_MAX, Source, entries, is_dir, too_deep};
+use super::{DEPTH_MAX, Operand, OperandTarget, entries, is_dir, too_deep};
 
 /// `cp SOURCE TARGET`; false if something could not be copied.
-pub(super) fn cp(source: &Source, target: &Path, recursive: bool, many: bool) -> Result<bool> {
+pub(super) fn cp(source: &Operand, target: &Path, recursive: bool, many: bool) -> Result<bool> {
     if target.as_os_str().is_empty() {
         return Err(Error::invalid("missing target"));
     }
@@ -30,12 +30,12 @@ pub(super) fn cp(source: &Source, target: &Path, recursive: bool, many: bool) ->
     }
     let to = if into { target.join(OsStr::from_bytes(&source.name)) } else { target.to_owned() };
     match &source.content {
-        Content::Volume(volume) => {
+        OperandTarget::Volume(volume) => {
             let mut copier = Copier::new(None);
             copier.bytes(&**volume, &to, 0o600)?;
             Ok(copier.fine)
         }
-        Content::File(fs, id) => {
+        OperandTarget::File(fs, id) => {
             let attrs = fs.attrs(*id, Io::WAIT)?;
             if is_dir(&attrs) && !recursive {
                 return Err(Error::new(ErrorKind::IsDir, "is a directory: use -r"));
@@ -49,7 +49,7 @@ pub(super) fn cp(source: &Source, target: &Path, recursive: bool, many: bool) ->
 
 struct Copier<'a> {
     fs: Option<&'a FileSystem>,
-    /// Where files with several names were copied to first.
+    /// The first copy of each file with several names.
     links: HashMap<ObjectId, PathBuf>,
     root: bool,
     fine: bool,
@@ -69,9 +69,9 @@ impl<'a> Copier<'a> {
         Copier { fs, links: HashMap::new(), root: geteuid().is_root(), fine: true }
     }
 
-    /// Copies a file, or a directory with all below it. A directory's attributes
-    /// are set when all in it is done: its own mode may forbid writing, and
-    /// writing changes its times.
+    /// Copies a file, or a directory with everything below it. A directory's attributes are set
+    /// when its content is complete, because its own mode may forbid writing, and writing
+    /// changes its times.
     fn tree(&mut self, attrs: &Attrs, to: &Path) -> Result<()> {
         let fs = self.fs.ok_or_else(|| Error::bug("a tree without a file system"))?;
         if !is_dir(attrs) {
@@ -82,7 +82,7 @@ impl<'a> Copier<'a> {
         while let Some((attrs, to, depth)) = todo.pop() {
             match std::fs::create_dir(&to) {
                 Ok(()) => dirs.push((attrs, to.clone())),
-                // Into a directory that is there, but never through a link.
+                // Copies into an existing directory, but never through a link.
                 Err(_) if std::fs::symlink_metadata(&to).is_ok_and(|m| m.is_dir()) => {
                     dirs.push((attrs, to.clone()));
                 }
@@ -106,7 +106,7 @@ impl<'a> Copier<'a> {
             }
         }
         for (attrs, to) in dirs.into_iter().rev() {
-            self.dress(fs, &attrs, &to);
+            self.set_attributes(fs, &attrs, &to);
         }
         Ok(())
     }
@@ -149,7 +149,7 @@ impl<'a> Copier<'a> {
                 return Err(Error::unsupported("a file of unknown kind"));
             }
         }
-        self.dress(fs, attrs, to);
+        self.set_attributes(fs, attrs, to);
         Ok(())
     }
 
@@ -179,8 +179,8 @@ impl<'a> Copier<'a> {
         file.set_len(source.size()).map_err(|e| io("cannot set the length", to, e))
     }
 
-    /// Sets attributes; what the running system refuses is told and left.
-    fn dress(&mut self, fs: &FileSystem, attrs: &Attrs, to: &Path) {
+    /// Sets attributes; those that the running system refuses are reported and skipped.
+    fn set_attributes(&mut self, fs: &FileSystem, attrs: &Attrs, to: &Path) {
         let link = attrs.kind == FileKind::Symlink;
         if let Err(e) = self.xattrs(fs, attrs, to) {
             self.complain(to, &e);
@@ -194,7 +194,8 @@ impl<'a> Copier<'a> {
             }
         }
         if !link {
-            // Behind the owner: chown drops set-id bits. Another's must not become ours.
+            // After the owner, because chown removes set-id bits. A set-id bit of another user
+            // must not become ours.
             let keep = if self.root { 0o7777 } else { 0o1777 };
             let mode = Mode::from_raw_mode(attrs.mode & keep);
             if let Err(e) = rustix::fs::chmodat(CWD, to, mode, AtFlags::empty()) {
@@ -232,7 +233,7 @@ impl<'a> Copier<'a> {
     }
 }
 
-/// Writes a buffer but for whole pages of zeros: the file was empty before.
+/// Writes a buffer except for whole pages of zeros: the file was empty before.
 fn write_sparse(file: &File, buf: &[u8], offset: u64) -> std::io::Result<()> {
     const PAGE: usize = 64 << 10;
     let mut start = 0;

@@ -8,9 +8,9 @@ use cenote::props::nicebytes;
 use cenote::{FileSystem, Io};
 use ui::time;
 
-use super::{Content, DEPTH_MAX, Source, entries, is_dir, too_deep};
+use super::{DEPTH_MAX, Operand, OperandTarget, entries, is_dir, too_deep};
 
-/// A name that cannot disturb a terminal.
+/// A name without characters that a terminal would interpret.
 fn shown(name: &[u8]) -> String {
     let text = String::from_utf8_lossy(name);
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
@@ -81,15 +81,15 @@ fn line(fs: &FileSystem, name: &[u8], a: &Attrs, long: bool) -> String {
 
 /// `ls`; false if something could not be read.
 pub(super) fn ls(
-    source: &Source,
+    source: &Operand,
     operand: &str,
     long: bool,
     recursive: bool,
     many: bool,
 ) -> Result<bool> {
     let (fs, id) = match &source.content {
-        Content::File(fs, id) => (fs, *id),
-        Content::Volume(volume) => {
+        OperandTarget::File(fs, id) => (fs, *id),
+        OperandTarget::Volume(volume) => {
             let name = shown(&source.name);
             ui::out(&if long {
                 format!("{:>12} {name}\n", volume.size())
@@ -137,8 +137,8 @@ pub(super) fn ls(
 }
 
 /// `tree`; false if something could not be read.
-pub(super) fn tree(source: &Source, operand: &str) -> Result<bool> {
-    let Content::File(fs, id) = &source.content else {
+pub(super) fn tree(source: &Operand, operand: &str) -> Result<bool> {
+    let OperandTarget::File(fs, id) = &source.content else {
         ui::out(&format!("{operand}\n"));
         return Ok(true);
     };
@@ -166,7 +166,7 @@ struct Walk<'a> {
 
 impl Walk<'_> {
     fn run(&mut self, root: ObjectId) -> Result<()> {
-        // A stack of our own: the depth is the disk's.
+        // An explicit stack, because the disk determines the depth.
         let mut stack = vec![(String::new(), entries(self.fs, root)?.into_iter().peekable())];
         while let Some((indent, list)) = stack.last_mut() {
             let Some((name, id)) = list.next() else {

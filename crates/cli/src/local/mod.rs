@@ -1,16 +1,15 @@
-//! Files of a pool without importing it: `ls`, `tree`, `cat` and `cp` on
-//! `POOL/DATASET[@SNAP][:/path]`. No daemon, no mount, no privileges beyond
-//! reading the pool's devices. With `-T` the files are those of an earlier transaction
-//! group, as far as their blocks survive, also of a pool that is imported; `uberblocks` lists
-//! these groups.
+//! Access to files of a pool without importing it: `ls`, `tree`, `cat` and `cp` on
+//! `POOL/DATASET[@SNAP][:/path]`. They need no daemon, no mount, and no privileges except
+//! reading the pool's devices. With `-T` the files are those of an earlier txg, as far as their
+//! blocks still exist, also in a pool that is imported; `uberblocks` lists these txgs.
 //!
-//! The pool is opened for inspection in this process: nothing is written to it,
-//! and it may be exported or have been in use elsewhere.
+//! The pool is opened for inspection in this process: nothing is written to it, and it may be
+//! exported or have been in use on another system.
 
 mod cat;
 mod copy;
 mod list;
-mod past;
+mod uberblocks;
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -31,8 +30,8 @@ const USAGE: &str = "usage:\n\tls [-lR] [-d DIR|FILE]... [-T TXG] POOL/DATASET[@
     [-T TXG] POOL/DATASET[@SNAP][:/path] ...\n\tcp [-r] [-d DIR|FILE]... [-T TXG] \
     POOL/DATASET[@SNAP]:/path ... TARGET\n\tuberblocks [-Hp] [-d DIR|FILE]... POOL";
 
-/// Memory for cached blocks. Content passes once: pages that are used again cost
-/// less than fresh ones, which the system has to zero.
+/// Memory for cached blocks. Content is read once, so a small cache is enough, and reusing its
+/// pages costs less than new ones, which the system has to clear.
 const CACHE: u64 = 128 << 20;
 
 /// `cenote ls|tree|cat|cp`
@@ -88,7 +87,7 @@ pub(crate) fn uberblocks(argv: &[OsString]) -> Result<Exit> {
         return Ok(misuse(Some("exactly one pool must be named")));
     };
     let pools = Pools::new(&parsed, None)?;
-    past::list(&pools.engine, &pools.find(name)?, parsed.has('H'), parsed.has('p'))
+    uberblocks::list(&pools.engine, &pools.find(name)?, parsed.has('H'), parsed.has('p'))
 }
 
 fn misuse(message: Option<&str>) -> Exit {
@@ -99,17 +98,17 @@ fn misuse(message: Option<&str>) -> Exit {
     Exit::USAGE
 }
 
-/// What an operand names.
-enum Content {
+/// The object that an operand names.
+enum OperandTarget {
     /// A file or directory.
     File(Arc<FileSystem>, ObjectId),
     /// A volume.
     Volume(Arc<Volume>),
 }
 
-/// What an operand names, and its last name.
-struct Source {
-    content: Content,
+/// The object that an operand names, with the last component of its name.
+struct Operand {
+    content: OperandTarget,
     name: Vec<u8>,
 }
 
@@ -130,11 +129,11 @@ fn split(operand: &OsStr) -> Result<(String, Vec<u8>)> {
     Ok((name.to_owned(), path.to_vec()))
 }
 
-/// The pools that operands name, each opened once.
+/// The pools of the operands, each opened once.
 struct Pools {
     engine: Arc<Engine>,
     search: Vec<PathBuf>,
-    /// The group that they are looked at as of.
+    /// The txg as of which they are read.
     txg: Option<Txg>,
     open: Vec<Arc<Pool>>,
 }
@@ -151,7 +150,7 @@ impl Pools {
         if let Some(pool) = self.open.iter().find(|p| p.name() == name) {
             return Ok(Arc::clone(pool));
         }
-        // What a daemon writes meanwhile does not touch an earlier group, until it reuses blocks.
+        // The daemon's writes do not change an earlier txg until they reuse its blocks.
         let shared = self.txg.is_some();
         let options = ImportOptions { txg: self.txg, shared, ..ImportOptions::default() };
         let pool = self.engine.inspect(&self.find(name)?, &options)?;
@@ -176,21 +175,21 @@ impl Pools {
         Ok(pool.clone())
     }
 
-    fn open(&mut self, operand: &OsStr) -> Result<Source> {
+    fn open(&mut self, operand: &OsStr) -> Result<Operand> {
         let (name, path) = split(operand)?;
         let end = name.find(['/', '@', '#']).unwrap_or(name.len());
         let pool = self.pool(name.get(..end).unwrap_or(&name))?;
         let dataset = pool.dataset(&name)?;
         if holds_volume(&dataset)? {
             let last = name.rsplit('/').next().unwrap_or(&name);
-            let content = Content::Volume(dataset.open_volume()?);
-            return Ok(Source { content, name: last.as_bytes().to_vec() });
+            let content = OperandTarget::Volume(dataset.open_volume()?);
+            return Ok(Operand { content, name: last.as_bytes().to_vec() });
         }
         let fs = dataset.open_fs()?;
         let id = fs.walk(&path, Io::WAIT)?;
         let last = path.split(|b| *b == b'/').rfind(|p| !p.is_empty());
         let name = last.map_or_else(|| name.replace('/', "-").into_bytes(), <[u8]>::to_vec);
-        Ok(Source { content: Content::File(fs, id), name })
+        Ok(Operand { content: OperandTarget::File(fs, id), name })
     }
 }
 
@@ -203,9 +202,9 @@ fn holds_volume(dataset: &Dataset) -> Result<bool> {
     })
 }
 
-/// All entries of a directory but `.` and `..`, by name. A name that no file can
-/// have (a damaged or hostile directory) is told and left out: it must not lead
-/// out of a copy's target.
+/// All entries of a directory except `.` and `..`, by name. A name that no file can have (in a
+/// damaged or hostile directory) is reported and skipped, because it must not lead out of a
+/// copy's target.
 fn entries(fs: &FileSystem, dir: ObjectId) -> Result<Vec<(Vec<u8>, ObjectId)>> {
     let mut out = Vec::new();
     let mut cookie = 0;
@@ -229,7 +228,7 @@ fn entries(fs: &FileSystem, dir: ObjectId) -> Result<Vec<(Vec<u8>, ObjectId)>> {
     Ok(out)
 }
 
-/// A directory may be damaged so that it holds itself: how deep we follow.
+/// Maximum depth of a walk: a damaged directory may contain itself.
 const DEPTH_MAX: usize = base::limits::PATH_DEPTH_MAX;
 
 fn too_deep() -> Error {

@@ -1,5 +1,5 @@
 //! `cenote sim --workload posix` and `logs`: file systems and their intent logs, crashed at
-//! every event. What a run does follows from its seed, but for vdevs and threads.
+//! every event. A run is determined by its seed, except for vdevs and threads.
 
 use ::sim::{Setup, logs, posix};
 use base::{Error, Result};
@@ -9,35 +9,35 @@ use ui::Exit;
 
 use super::{given, named, pair};
 
-/// Options that say what these workloads do not let one choose.
+/// Options that have fixed values in these workloads.
 const FIXED: [(char, &str); 4] =
     [('o', "--ops"), ('p', "--plant"), ('f', "--fault"), ('k', "--keep")];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Of {
+enum SimTarget {
     Posix,
     Logs,
 }
 
-impl Of {
+impl SimTarget {
     fn name(self) -> &'static str {
         match self {
-            Of::Posix => "posix",
-            Of::Logs => "logs",
+            SimTarget::Posix => "posix",
+            SimTarget::Logs => "logs",
         }
     }
 
     fn setup(self, seed: u64) -> Setup {
         match self {
-            Of::Posix => posix::setup(seed),
-            Of::Logs => logs::setup(seed),
+            SimTarget::Posix => posix::setup(seed),
+            SimTarget::Logs => logs::setup(seed),
         }
     }
 }
 
-/// Which runs.
-struct Plan {
-    of: Of,
+/// The runs to make.
+struct SimPlan {
+    of: SimTarget,
     seed: u64,
     runs: u64,
     layout: Option<::sim::setup::Layout>,
@@ -49,7 +49,7 @@ struct Plan {
     dir: Option<String>,
 }
 
-impl Plan {
+impl SimPlan {
     fn setup(&self, seed: u64) -> Setup {
         let usual = self.of.setup(seed);
         Setup {
@@ -59,7 +59,7 @@ impl Plan {
         }
     }
 
-    /// What brings a run back.
+    /// The command that repeats a run.
     fn command(&self, setup: &Setup) -> String {
         format!(
             "cenote sim --workload {} --seed {} --vdevs {} --threads {}",
@@ -71,23 +71,23 @@ impl Plan {
     }
 }
 
-/// What all runs came to.
+/// Totals over all runs.
 #[derive(Default)]
 struct Sum {
     points: u64,
     images: u64,
-    /// The crash, and what is wrong.
+    /// The crash, and the error.
     failure: Option<(Option<(u64, u64)>, String)>,
 }
 
-/// The plan, if the workload is one of these.
+/// The plan, if the options select one of these workloads.
 ///
 /// # Errors
-/// `Invalid` for options that do not go with it.
-fn plan(parsed: &Parsed) -> Result<Option<Plan>> {
+/// `Invalid` for options that cannot be combined with it.
+fn plan(parsed: &Parsed) -> Result<Option<SimPlan>> {
     let of = match parsed.last('w').as_deref() {
-        Some("posix") => Of::Posix,
-        Some("logs") => Of::Logs,
+        Some("posix") => SimTarget::Posix,
+        Some("logs") => SimTarget::Logs,
         _ => return Ok(None),
     };
     for (letter, name) in FIXED {
@@ -101,7 +101,7 @@ fn plan(parsed: &Parsed) -> Result<Option<Plan>> {
         return Err(Error::invalid("'--dir' goes with '--crash'"));
     }
     let size = |n: Option<u64>| n.map(|n| n as usize);
-    Ok(Some(Plan {
+    Ok(Some(SimPlan {
         of,
         seed: given(parsed, 's', 0..=u64::MAX)?.unwrap_or(1),
         runs: given(parsed, 'r', 1..=u64::MAX)?.unwrap_or(1),
@@ -115,17 +115,17 @@ fn plan(parsed: &Parsed) -> Result<Option<Plan>> {
     }))
 }
 
-/// Makes the run of one seed and crashes it everywhere.
-fn run(plan: &Plan, setup: Setup, sum: &mut Sum) {
+/// Makes the run of one seed and crashes it at every event.
+fn run(plan: &SimPlan, setup: Setup, sum: &mut Sum) {
     match plan.of {
-        Of::Posix => {
+        SimTarget::Posix => {
             let recorded = posix::record_as(setup);
             let tally = recorded.crash_everywhere(plan.stride, plan.more, plan.judges);
             sum.points += tally.points;
             sum.images += tally.images;
             sum.failure = tally.failure.map(|f| (f.crash, f.to_string()));
         }
-        Of::Logs => {
+        SimTarget::Logs => {
             let recorded = logs::record_as(setup, logs::Plant::Nothing);
             let tally = recorded.crash_everywhere(plan.stride, plan.more, plan.judges);
             sum.points += tally.points;
@@ -135,23 +135,23 @@ fn run(plan: &Plan, setup: Setup, sum: &mut Sum) {
     }
 }
 
-fn leave(disks: &SimDisks, plan: &Plan, (event, seed): (u64, u64)) -> Result<()> {
+fn leave(disks: &SimDisks, plan: &SimPlan, (event, seed): (u64, u64)) -> Result<()> {
     let Some(dir) = &plan.dir else { return Ok(()) };
     let images = disks.crash_image(event, seed)?;
     device::sim::write_files(&images, std::path::Path::new(dir)).map(drop)
 }
 
-/// Before that the file system is not yet there.
+/// Before `start` the file system does not exist.
 fn check_event(event: u64, start: u64) -> Result<()> {
     let early = || Error::invalid(format!("the run begins with event {start}"));
     (event >= start).then_some(()).ok_or_else(early)
 }
 
-/// Judges one crash of one run.
-fn one_crash(plan: &Plan, crash: (u64, u64)) -> Result<Exit> {
+/// Checks one crash of one run.
+fn one_crash(plan: &SimPlan, crash: (u64, u64)) -> Result<Exit> {
     let setup = plan.setup(plan.seed);
     let verdict = match plan.of {
-        Of::Posix => {
+        SimTarget::Posix => {
             let recorded = posix::record_as(setup);
             check_event(crash.0, recorded.start)?;
             leave(&recorded.disks, plan, crash)?;
@@ -162,7 +162,7 @@ fn one_crash(plan: &Plan, crash: (u64, u64)) -> Result<Exit> {
                 None => recorded.crash_once(crash.0, crash.1).map(whole),
             }
         }
-        Of::Logs => {
+        SimTarget::Logs => {
             let recorded = logs::record_as(setup, logs::Plant::Nothing);
             check_event(crash.0, recorded.start)?;
             leave(&recorded.disks, plan, crash)?;
@@ -184,10 +184,10 @@ fn one_crash(plan: &Plan, crash: (u64, u64)) -> Result<Exit> {
     Ok(Exit::OK)
 }
 
-/// Does it, if the workload is one of these; `None` if not.
+/// Runs the workload, if it is one of these; `None` if not.
 ///
 /// # Errors
-/// `Invalid` for options that do not go together; those of writing images.
+/// `Invalid` for options that cannot be combined; those of writing images.
 pub(super) fn main(parsed: &Parsed) -> Result<Option<Exit>> {
     let Some(plan) = plan(parsed)? else { return Ok(None) };
     if let Some(crash) = plan.crash {

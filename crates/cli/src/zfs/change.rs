@@ -7,9 +7,9 @@ use cenote::props::{Attr, dataset_prop, is_space_prop, is_user_prop};
 use proto::{Assign, DatasetChange, PropsArgs, SnapshotArgs};
 use ui::Exit;
 
-use super::{ask, command_line, misuse, options, property, select};
+use super::{command_line, misuse, options, property, request_change, select};
 
-/// Complains about names that are none.
+/// Complains about invalid names.
 fn check_names(names: &[String], snapshots: bool) -> Result<()> {
     for name in names {
         let action = if snapshots { "cannot create snapshot" } else { "cannot open" };
@@ -43,7 +43,7 @@ pub(super) fn snapshot(called: &str, argv: &[OsString]) -> Result<Exit> {
     check_names(&names, true)?;
     let recursive = parsed.has('r');
     let args = SnapshotArgs { names, recursive, props, command: command_line(called, argv) };
-    let (_, failed) = ask(DatasetChange::Snapshot(args))?;
+    let (_, failed) = request_change(DatasetChange::Snapshot(args))?;
     Ok(Exit::failed_if(failed))
 }
 
@@ -80,11 +80,11 @@ pub(super) fn set(argv: &[OsString]) -> Result<Exit> {
         no_remount: parsed.has('u'),
         command: command_line("set", argv),
     };
-    let (_, failed) = ask(DatasetChange::Props(args))?;
+    let (_, failed) = request_change(DatasetChange::Props(args))?;
     Ok(Exit::failed_if(failed))
 }
 
-/// Whether a property can be inherited, or what is said and whether the usage follows.
+/// Whether a property can be inherited; else the message, and whether the usage follows.
 fn check_inherit(name: &str, received: bool) -> std::result::Result<(), (String, bool)> {
     if is_user_prop(name) {
         return Ok(());
@@ -103,14 +103,14 @@ fn check_inherit(name: &str, received: bool) -> std::result::Result<(), (String,
             Err((format!("'{name}' property cannot be inherited"), false))
         }
         Attr::Settable if !received => {
-            Err((format!("'{name}' property cannot be inherited\n{}", instead(name)), false))
+            Err((format!("'{name}' property cannot be inherited\n{}", hint(name)), false))
         }
         Attr::Settable | Attr::Inherit => Ok(()),
     }
 }
 
-/// What to do instead.
-fn instead(name: &str) -> String {
+/// The hint at the end of the message.
+fn hint(name: &str) -> String {
     match name {
         "canmount" => "use 'zfs set canmount=on' to clear".to_owned(),
         _ => format!("use 'zfs set {name}=none' to clear"),
@@ -150,7 +150,7 @@ pub(super) fn inherit(argv: &[OsString]) -> Result<Exit> {
         no_remount: false,
         command: command_line("inherit", argv),
     };
-    let (_, failed) = ask(DatasetChange::Props(args))?;
+    let (_, failed) = request_change(DatasetChange::Props(args))?;
     Ok(Exit::failed_if(failed))
 }
 

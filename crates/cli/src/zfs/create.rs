@@ -7,10 +7,10 @@ use commands::getopt::Parsed;
 use proto::{DatasetChange, NewDatasetArgs, VolumeArgs};
 use ui::Exit;
 
-use super::{ask, command_line, misuse, options, property, select};
+use super::{command_line, misuse, options, property, request_change, select};
 
-/// What a command line asks for, or the message before the usage.
-fn asked(parsed: &Parsed) -> std::result::Result<NewDatasetArgs, String> {
+/// The request of a command line, or the message before the usage.
+fn parse_args(parsed: &Parsed) -> std::result::Result<NewDatasetArgs, String> {
     let size = parsed.last('V');
     let words = parsed.words();
     let kind = if size.is_some() { "volume" } else { "filesystem" };
@@ -43,7 +43,7 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         Ok(parsed) => parsed,
         Err(exit) => return Ok(exit),
     };
-    let mut args = match asked(&parsed) {
+    let mut args = match parse_args(&parsed) {
         Ok(args) => args,
         Err(message) => return Ok(misuse("create", Some(&message))),
     };
@@ -57,17 +57,17 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         return Err(Error::invalid(message.replacen("cannot open", "cannot create", 1)));
     }
     args.command = command_line("create", argv);
-    let told = told(&args, parsed.has('P'));
+    let text = report(&args, parsed.has('P'));
     let verbose = parsed.has('v') || parsed.has('P');
     if verbose {
-        ui::out(&told);
+        ui::out(&text);
     }
-    let (_, failed) = ask(DatasetChange::Create(args))?;
+    let (_, failed) = request_change(DatasetChange::Create(args))?;
     Ok(Exit::failed_if(failed))
 }
 
-/// What `-v` and `-P` tell.
-fn told(args: &NewDatasetArgs, parsable: bool) -> String {
+/// The output of `-v` and `-P`.
+fn report(args: &NewDatasetArgs, parsable: bool) -> String {
     let mut props = args.props.clone();
     if let Some(volume) = &args.volume {
         props.push(("volsize".to_owned(), volume.size.clone()));
@@ -104,7 +104,7 @@ mod tests {
 
     fn parse(words: &[&str]) -> std::result::Result<NewDatasetArgs, String> {
         let argv: Vec<OsString> = words.iter().map(OsString::from).collect();
-        asked(&commands::find("zfs", "create").parse(&argv).unwrap())
+        parse_args(&commands::find("zfs", "create").parse(&argv).unwrap())
     }
 
     #[test]
@@ -119,10 +119,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told() {
+    fn the_report_has_openzfs_format() {
         let mut args = parse(&["-n", "tank/a"]).unwrap();
         args.props = vec![("atime".into(), "off".into())];
-        assert_eq!(told(&args, false), "would create tank/a\n\tatime=off\n");
-        assert_eq!(told(&args, true), "create\ttank/a\nproperty\tatime\toff\n");
+        assert_eq!(report(&args, false), "would create tank/a\n\tatime=off\n");
+        assert_eq!(report(&args, true), "create\ttank/a\nproperty\tatime\toff\n");
     }
 }

@@ -7,7 +7,7 @@ use cenote::props::nicebytes;
 use proto::{DatasetChange, DestroyArgs, Reply};
 use ui::Exit;
 
-use super::{ask, command_line, misuse, options, select};
+use super::{command_line, misuse, options, request_change, select};
 
 /// `zfs destroy ...`
 pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
@@ -33,21 +33,21 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         dry_run: parsed.has('n'),
         command: command_line("destroy", argv),
     };
-    let (reply, failed) = match ask(DatasetChange::Destroy(args)) {
-        // Everything was told already.
+    let (reply, failed) = match request_change(DatasetChange::Destroy(args)) {
+        // Every failure was reported already.
         Ok((Reply::Done, _)) => return Ok(Exit::FAILURE),
         other => other?,
     };
-    let Reply::Doomed(names, reclaim) = reply else { return Err(crate::zpool::odd()) };
+    let Reply::Doomed(names, reclaim) = reply else { return Err(crate::zpool::unexpected_reply()) };
     let parsable = parsed.has('p');
     if parsed.has('v') || parsable {
         let reclaim = target.contains('@').then_some(reclaim);
-        ui::out(&told(&names, reclaim, parsed.has('n'), parsable));
+        ui::out(&report(&names, reclaim, parsed.has('n'), parsable));
     }
     Ok(Exit::failed_if(failed))
 }
 
-/// What is wrong with an operand: the list of snapshots has a grammar of its own.
+/// The error in an operand; the list of snapshots has a grammar of its own.
 fn check_target(target: &str) -> std::result::Result<(), String> {
     let Some((fs, list)) = target.split_once('@') else { return select::check_name(target) };
     select::check_name(fs)?;
@@ -61,7 +61,7 @@ fn check_target(target: &str) -> std::result::Result<(), String> {
     Ok(())
 }
 
-fn told(names: &[String], reclaim: Option<u64>, dry_run: bool, parsable: bool) -> String {
+fn report(names: &[String], reclaim: Option<u64>, dry_run: bool, parsable: bool) -> String {
     let mut out = String::new();
     let verb = if dry_run { "would" } else { "will" };
     for name in names {
@@ -93,13 +93,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told() {
+    fn the_report_has_openzfs_format() {
         let names = ["t@a".to_owned(), "t@b".to_owned()];
         assert_eq!(
-            told(&names, Some(1 << 20), true, false),
+            report(&names, Some(1 << 20), true, false),
             "would destroy t@a\nwould destroy t@b\nwould reclaim 1M\n"
         );
-        assert_eq!(told(&names[..1], Some(5), false, true), "destroy\tt@a\nreclaim\t5\n");
-        assert_eq!(told(&names[..1], None, false, false), "will destroy t@a\n");
+        assert_eq!(report(&names[..1], Some(5), false, true), "destroy\tt@a\nreclaim\t5\n");
+        assert_eq!(report(&names[..1], None, false, false), "will destroy t@a\n");
     }
 }

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use base::Result;
 use cenote::props::dataset_prop;
-use proto::{Data, Kind, ListArgs, Origin, Row, Value};
+use proto::{DatasetRow, DatasetType, ListArgs, Origin, PropertyEntry, PropertyValue};
 use ui::Exit;
 use ui::table::{self, Column};
 
@@ -14,7 +14,7 @@ use super::{misuse, options, select};
 const FIELDS: [&str; 5] = ["name", "property", "value", "received", "source"];
 const SOURCES: [&str; 6] = ["local", "default", "inherited", "received", "temporary", "none"];
 
-struct Asked {
+struct GetOptions {
     /// `None`: all.
     props: Option<Vec<String>>,
     fields: Vec<usize>,
@@ -33,10 +33,14 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     let Some((list, roots)) = words.split_first() else {
         return Ok(misuse("get", Some("missing property argument")));
     };
-    let asked =
-        asked(list, parsed.last('o').as_deref(), parsed.last('s').as_deref(), parsed.has('p'));
-    let asked = match asked {
-        Ok(asked) => asked,
+    let opts = parse_options(
+        list,
+        parsed.last('o').as_deref(),
+        parsed.last('s').as_deref(),
+        parsed.has('p'),
+    );
+    let opts = match opts {
+        Ok(opts) => opts,
         Err(message) => return Ok(misuse("get", Some(&message))),
     };
     let kinds = match parsed.last('t').map(|t| select::types(&t)).transpose() {
@@ -49,32 +53,39 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         None if parsed.has('r') || roots.is_empty() => None,
         None => Some(0),
     };
-    let datasets = || vec![Kind::Filesystem, Kind::Volume];
-    let all = || vec![Kind::Filesystem, Kind::Volume, Kind::Snapshot, Kind::Bookmark];
+    let datasets = || vec![DatasetType::Filesystem, DatasetType::Volume];
+    let all = || {
+        vec![
+            DatasetType::Filesystem,
+            DatasetType::Volume,
+            DatasetType::Snapshot,
+            DatasetType::Bookmark,
+        ]
+    };
     let types = kinds.unwrap_or_else(|| if roots.is_empty() { datasets() } else { all() });
     let args = ListArgs {
         roots: roots.to_vec(),
         depth,
         types,
-        props: asked.props.clone(),
+        props: opts.props.clone(),
         named_any_kind: false,
     };
     let (mut rows, failed) = select::fetch(args)?;
     if depth == Some(0) {
-        // Without -r the operands' order counts.
-        let place = |r: &Row| roots.iter().position(|n| *n == r.name);
+        // Without -r the order of the operands is kept.
+        let place = |r: &DatasetRow| roots.iter().position(|n| *n == r.name);
         rows.sort_by_key(place);
     }
-    ui::out(&render(&rows, &asked, parsed.has('H')));
+    ui::out(&render(&rows, &opts, parsed.has('H')));
     Ok(Exit::failed_if(failed))
 }
 
-fn asked(
+fn parse_options(
     list: &str,
     fields: Option<&str>,
     sources: Option<&str>,
     parsable: bool,
-) -> std::result::Result<Asked, String> {
+) -> std::result::Result<GetOptions, String> {
     let props = match list {
         "all" => None,
         list => Some(list.split(',').map(canonical).collect::<std::result::Result<_, _>>()?),
@@ -97,10 +108,10 @@ fn asked(
             .map(|w| position(&SOURCES, w, "source"))
             .collect::<std::result::Result<_, _>>()?,
     };
-    Ok(Asked { props, fields, sources, parsable })
+    Ok(GetOptions { props, fields, sources, parsable })
 }
 
-fn source(value: Option<&Value>) -> (usize, String) {
+fn source(value: Option<&PropertyEntry>) -> (usize, String) {
     match value.map(|v| &v.source) {
         None | Some(Origin::None) => (5, "-".to_owned()),
         Some(Origin::Default) => (1, "default".to_owned()),
@@ -111,29 +122,30 @@ fn source(value: Option<&Value>) -> (usize, String) {
     }
 }
 
-fn render(rows: &[Row], asked: &Asked, scripted: bool) -> String {
+fn render(rows: &[DatasetRow], opts: &GetOptions, scripted: bool) -> String {
     let mut lines: Vec<Vec<String>> = Vec::new();
     let mut width = 0;
-    let name_value = |row: &Row| Value::fact(Data::Str(row.name.clone()));
+    let name_value = |row: &DatasetRow| PropertyEntry::fact(PropertyValue::Str(row.name.clone()));
     for row in rows {
-        let mut add = |name: &str, value: Option<&Value>| {
+        let mut add = |name: &str, value: Option<&PropertyEntry>| {
             let (kind, source) = source(value);
-            if !asked.sources.is_empty() && !asked.sources.contains(&kind) {
+            if !opts.sources.is_empty() && !opts.sources.contains(&kind) {
                 return;
             }
             width = width.max(dataset_prop(name).map_or(0, cenote::props::Prop::min_width));
             let received = value.and_then(|v| v.received.clone());
-            let received = received.map(|r| text(name, Some(&Value::fact(r)), asked.parsable));
+            let received =
+                received.map(|r| text(name, Some(&PropertyEntry::fact(r)), opts.parsable));
             let all = [
                 row.name.clone(),
                 name.to_owned(),
-                text(name, value, asked.parsable),
+                text(name, value, opts.parsable),
                 received.unwrap_or_else(|| "-".to_owned()),
                 source,
             ];
-            lines.push(asked.fields.iter().filter_map(|&f| all.get(f).cloned()).collect());
+            lines.push(opts.fields.iter().filter_map(|&f| all.get(f).cloned()).collect());
         };
-        match &asked.props {
+        match &opts.props {
             None => row.props.iter().for_each(|(n, v)| add(n, Some(v))),
             Some(names) => names.iter().for_each(|n| match n.as_str() {
                 "name" => add(n, Some(&name_value(row))),
@@ -149,7 +161,7 @@ fn render(rows: &[Row], asked: &Asked, scripted: bool) -> String {
         let min = if f == 2 { width } else { 0 };
         Column { min, ..Column::text(header) }
     };
-    let columns: Vec<Column> = asked.fields.iter().map(column).collect();
+    let columns: Vec<Column> = opts.fields.iter().map(column).collect();
     table::render(&columns, &lines, scripted)
 }
 
@@ -162,12 +174,12 @@ mod tests {
     const ZVOL: &str = include_str!("../../tests/fixtures/zvol.props.txt");
     const CRYPT: &str = include_str!("../../tests/fixtures/crypt.props.txt");
 
-    /// Through raw values and back, byte for byte.
+    /// The texts survive the conversion to raw values and back, byte for byte.
     #[test]
     fn golden_get_all() {
         for golden in [SNAPS, ZVOL, CRYPT] {
-            let asked = asked("all", None, None, true).unwrap();
-            assert_eq!(render(&golden_rows(golden), &asked, true), golden);
+            let opts = parse_options("all", None, None, true).unwrap();
+            assert_eq!(render(&golden_rows(golden), &opts, true), golden);
         }
     }
 
@@ -175,7 +187,7 @@ mod tests {
     fn tables_sources_and_what_does_not_apply() {
         let rows = golden_rows(SNAPS);
         let show = |list: &str, fields, sources| {
-            render(&rows[..2], &asked(list, fields, sources, false).unwrap(), false)
+            render(&rows[..2], &parse_options(list, fields, sources, false).unwrap(), false)
         };
         assert_eq!(
             show("compression,quota", None, None),
@@ -193,7 +205,7 @@ mod tests {
 
     #[test]
     fn bad_lists_are_named() {
-        let message = |l: &str, f, s| asked(l, f, s, false).err().unwrap();
+        let message = |l: &str, f, s| parse_options(l, f, s, false).err().unwrap();
         assert_eq!(message("foo", None, None), "bad property list: invalid property 'foo'");
         assert_eq!(message("all", Some("x"), None), "invalid column name 'x'");
         assert_eq!(message("all", None, Some("x")), "invalid source 'x'");

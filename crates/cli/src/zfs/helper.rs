@@ -1,9 +1,9 @@
-//! `mount.cenote`: what mount(8) and fstab(5) call for file systems of type `cenote`.
+//! `mount.cenote`: the helper of mount(8) and fstab(5) for file systems of type `cenote`.
 //!
 //! # Theory
 //! mount(8) runs `/sbin/mount.TYPE SOURCE DIRECTORY [-sfnv] [-o OPTIONS]` for types that the
-//! kernel does not know. The source is a dataset whose `mountpoint` is `legacy`: all others are
-//! mounted where their properties say. Exit codes are those of mount(8). What is mounted so is
+//! kernel does not know. The source is a dataset whose `mountpoint` is `legacy`; all others are
+//! mounted where their properties say. Exit codes are those of mount(8). Such a mount is
 //! unmounted by umount(8) or `zfs unmount`.
 
 use std::ffi::OsString;
@@ -23,7 +23,8 @@ pub(crate) const NAMES: [&str; 2] = ["mount.cenote", "mount.fuse.cenote"];
 const USAGE: Exit = Exit(1);
 const FAILED: Exit = Exit(32);
 
-/// Options that are for others: mount(8), the system's start, file systems of other kinds.
+/// Options that other programs handle: mount(8), the system's start, file systems of other
+/// types.
 const OTHERS: [&str; 22] = [
     "auto",
     "noauto",
@@ -49,7 +50,7 @@ const OTHERS: [&str; 22] = [
     "comment",
 ];
 
-/// The options that the daemon is to hear.
+/// The options for the daemon.
 fn for_us(list: &str) -> Vec<String> {
     let other = |word: &&str| {
         let name = word.split('=').next().unwrap_or(word);
@@ -113,7 +114,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
     if parsed.has('f') {
         return Ok(Exit::OK);
     }
-    let Some(mut client) = Client::for_looking(&Runtime::from_env()?)? else {
+    let Some(mut client) = Client::connect_for_query(&Runtime::from_env()?)? else {
         ui::err(&format!("cannot open '{source}': dataset does not exist"));
         return Ok(FAILED);
     };
@@ -124,7 +125,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
         lax: parsed.has('s'),
         ..MountArgs::default()
     };
-    match client.ask(&Request::Mount(args)) {
+    match client.request(&Request::Mount(args)) {
         Ok(_) if !client.failed => Ok(Exit::OK),
         Ok(_) => Ok(FAILED),
         Err(e) => {

@@ -8,7 +8,7 @@ use cenote::props::{
     PropData, dataset_column, dataset_prop, format_local_date, is_space_prop, is_user_prop,
     is_written_prop, nicebytes, nicenum,
 };
-use proto::{Data, Kind, ListArgs, Row, Value};
+use proto::{DatasetRow, DatasetType, ListArgs, PropertyEntry, PropertyValue};
 use ui::table::{self, Column};
 use ui::{Exit, time};
 
@@ -35,7 +35,7 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         Some(Ok(depth)) => Some(depth),
         Some(Err(_)) => return Ok(misuse("list", Some("depth must be a non-negative integer"))),
         None if parsed.has('r') || roots.is_empty() => None,
-        None if only(Kind::Snapshot) || only(Kind::Bookmark) => Some(1),
+        None if only(DatasetType::Snapshot) || only(DatasetType::Bookmark) => Some(1),
         None => Some(0),
     };
     let parsable = parsed.has('p');
@@ -59,7 +59,7 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     props.sort();
     props.dedup();
     let named_any_kind = kinds.is_none() && !roots.is_empty();
-    let types = kinds.unwrap_or_else(|| vec![Kind::Filesystem, Kind::Volume]);
+    let types = kinds.unwrap_or_else(|| vec![DatasetType::Filesystem, DatasetType::Volume]);
     let args = ListArgs { roots, depth, types, props: Some(props), named_any_kind };
     let (mut rows, failed) = select::fetch(args)?;
     rows.sort_by(|a, b| compare(a, b, &keys));
@@ -108,7 +108,7 @@ fn columns(list: &str, parsable: bool) -> std::result::Result<Vec<(String, Colum
 }
 
 /// The text of a dataset's property.
-pub(super) fn text(name: &str, value: Option<&Value>, parsable: bool) -> String {
+pub(super) fn text(name: &str, value: Option<&PropertyEntry>, parsable: bool) -> String {
     let data = value.map_or(PropData::None, |v| (&v.value).into());
     if let Some(prop) = dataset_prop(name) {
         return format_local_date(prop, &data, parsable, time::strftime);
@@ -123,8 +123,13 @@ pub(super) fn text(name: &str, value: Option<&Value>, parsable: bool) -> String 
     }
 }
 
-fn render(rows: &[Row], columns: &[(String, Column)], scripted: bool, parsable: bool) -> String {
-    let cell = |row: &Row, name: &str| match name {
+fn render(
+    rows: &[DatasetRow],
+    columns: &[(String, Column)],
+    scripted: bool,
+    parsable: bool,
+) -> String {
+    let cell = |row: &DatasetRow, name: &str| match name {
         "name" => row.name.clone(),
         name => text(name, row.prop(name), parsable),
     };
@@ -146,8 +151,8 @@ fn sort_keys(given: &[(String, bool)]) -> std::result::Result<Vec<Key>, String> 
         .collect()
 }
 
-/// By the keys; what lacks one comes last. Equal rows stay in the default order.
-fn compare(a: &Row, b: &Row, keys: &[Key]) -> Ordering {
+/// Order by the keys; a row without a value is last. Equal rows keep the default order.
+fn compare(a: &DatasetRow, b: &DatasetRow, keys: &[Key]) -> Ordering {
     for (name, down) in keys {
         let by = |o: Ordering| if *down { o.reverse() } else { o };
         if name == "name" {
@@ -156,13 +161,15 @@ fn compare(a: &Row, b: &Row, keys: &[Key]) -> Ordering {
                 other => return other,
             }
         }
-        let get = |r: &Row| r.prop(name).map(|v| v.value.clone()).filter(|d| *d != Data::None);
+        let get = |r: &DatasetRow| {
+            r.prop(name).map(|v| v.value.clone()).filter(|d| *d != PropertyValue::None)
+        };
         let ord = match (get(a), get(b)) {
             (None, None) => Ordering::Equal,
             (Some(_), None) => return Ordering::Less,
             (None, Some(_)) => return Ordering::Greater,
-            (Some(Data::Num(x)), Some(Data::Num(y))) => by(x.cmp(&y)),
-            (Some(Data::Str(x)), Some(Data::Str(y))) => by(x.cmp(&y)),
+            (Some(PropertyValue::Num(x)), Some(PropertyValue::Num(y))) => by(x.cmp(&y)),
+            (Some(PropertyValue::Str(x)), Some(PropertyValue::Str(y))) => by(x.cmp(&y)),
             (Some(_), Some(_)) => Ordering::Equal,
         };
         if ord != Ordering::Equal {
@@ -178,29 +185,29 @@ pub(super) mod tests {
     use cenote::props::Unit;
     use proto::Origin;
 
-    /// Rows from a golden `zfs get -Hp all`: raw values out of the texts.
-    pub(crate) fn golden_rows(props: &str) -> Vec<Row> {
-        let mut rows: Vec<Row> = Vec::new();
+    /// Rows from a golden `zfs get -Hp all`, with raw values parsed from the texts.
+    pub(crate) fn golden_rows(props: &str) -> Vec<DatasetRow> {
+        let mut rows: Vec<DatasetRow> = Vec::new();
         for line in props.lines() {
             let f: Vec<&str> = line.split('\t').collect();
             if rows.last().is_none_or(|r| r.name != f[0]) {
                 let kind = match f[2] {
-                    "volume" => Kind::Volume,
-                    "snapshot" => Kind::Snapshot,
-                    "bookmark" => Kind::Bookmark,
-                    _ => Kind::Filesystem,
+                    "volume" => DatasetType::Volume,
+                    "snapshot" => DatasetType::Snapshot,
+                    "bookmark" => DatasetType::Bookmark,
+                    _ => DatasetType::Filesystem,
                 };
-                rows.push(Row { name: f[0].into(), kind, createtxg: 0, props: vec![] });
+                rows.push(DatasetRow { name: f[0].into(), kind, createtxg: 0, props: vec![] });
             }
             let row = rows.last_mut().unwrap();
             let value = match dataset_prop(f[1]) {
-                None => Data::Str(f[2].into()),
+                None => PropertyValue::Str(f[2].into()),
                 Some(p) => match p.unit {
-                    Unit::Text => Data::Str(f[2].into()),
-                    Unit::Words => Data::Num(p.index(f[2]).unwrap()),
-                    Unit::Ratio => Data::Num(f[2].replace('.', "").parse().unwrap()),
-                    Unit::Limit if f[2] == "none" => Data::Num(u64::MAX),
-                    _ => Data::Num(f[2].parse().unwrap()),
+                    Unit::Text => PropertyValue::Str(f[2].into()),
+                    Unit::Words => PropertyValue::Num(p.index(f[2]).unwrap()),
+                    Unit::Ratio => PropertyValue::Num(f[2].replace('.', "").parse().unwrap()),
+                    Unit::Limit if f[2] == "none" => PropertyValue::Num(u64::MAX),
+                    _ => PropertyValue::Num(f[2].parse().unwrap()),
                 },
             };
             if f[1] == "createtxg" {
@@ -213,7 +220,7 @@ pub(super) mod tests {
                 "-" => Origin::None,
                 s => Origin::Inherited(s.strip_prefix("inherited from ").unwrap().into()),
             };
-            row.props.push((f[1].into(), Value { value, source, received: None }));
+            row.props.push((f[1].into(), PropertyEntry { value, source, received: None }));
         }
         rows
     }

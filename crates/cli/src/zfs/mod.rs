@@ -1,4 +1,4 @@
-//! `zfs`: datasets, as OpenZFS's command shows them (chapter 09 §3).
+//! `zfs`: datasets, with the output of OpenZFS's command (chapter 09 §3).
 
 mod change;
 mod create;
@@ -52,7 +52,7 @@ const MISSING: [&str; 30] = [
     "rewrite",
 ];
 
-/// Complains and shows how the command is used; the exit code is 2.
+/// Complains and shows the usage of a command; the exit code is 2.
 fn misuse(command: &str, message: Option<&str>) -> Exit {
     commands::misuse("zfs", command, message)
 }
@@ -69,7 +69,7 @@ fn options(command: &str, argv: &[OsString]) -> std::result::Result<Parsed, Exit
     }
 }
 
-/// The command as it goes into the pool's history.
+/// The command in the form of the pool's history.
 fn command_line(name: &str, argv: &[OsString]) -> String {
     let words = argv.iter().map(|w| w.to_string_lossy().into_owned());
     std::iter::once(format!("zfs {name}")).chain(words).collect::<Vec<_>>().join(" ")
@@ -87,14 +87,14 @@ fn property(list: &mut Vec<(String, String)>, text: &str) -> std::result::Result
     Ok(())
 }
 
-/// Asks for a change. A refusal is the whole message.
-fn ask(change: DatasetChange) -> Result<(Reply, bool)> {
-    let mut client = match Client::for_looking(&Runtime::from_env()?)? {
+/// Requests a change. A refusal is the whole message.
+fn request_change(change: DatasetChange) -> Result<(Reply, bool)> {
+    let mut client = match Client::connect_for_query(&Runtime::from_env()?)? {
         Some(client) => client,
-        // Nothing is imported: the daemon's own words for that.
+        // No daemon runs and no pool is stored: start one, for its error message.
         None => Client::connect(&Runtime::from_env()?)?,
     };
-    let reply = client.ask(&Request::ChangeDatasets(Box::new(change)))?;
+    let reply = client.request(&Request::ChangeDatasets(Box::new(change)))?;
     Ok((reply, client.failed))
 }
 

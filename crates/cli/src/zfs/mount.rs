@@ -36,7 +36,7 @@ pub(super) fn mount(argv: &[OsString]) -> Result<Exit> {
     let options = parsed.opts.iter().filter(|o| o.letter == 'o').map(|o| o.text()).collect();
     let args =
         MountArgs { target, recursive, force: parsed.has('O'), options, ..MountArgs::default() };
-    ask(Request::Mount(args))
+    request(Request::Mount(args))
 }
 
 /// `zfs unmount ...`
@@ -54,7 +54,7 @@ pub(super) fn unmount(argv: &[OsString]) -> Result<Exit> {
     match &mut target {
         None if !all => return Ok(misuse("unmount", Some("missing filesystem argument"))),
         Some(path) if path.starts_with('/') || path.starts_with("./") => {
-            // Not canonicalised: a dead mount could make that hang.
+            // Not canonicalised, because a dead mount could block that.
             let absolute = std::path::absolute(&*path).ok();
             if let Some(absolute) = absolute.as_ref().and_then(|p| p.to_str()) {
                 *path = absolute.trim_end_matches('/').to_owned();
@@ -69,14 +69,14 @@ pub(super) fn unmount(argv: &[OsString]) -> Result<Exit> {
         None => {}
     }
     let args = MountArgs { target, force: parsed.has('f'), ..MountArgs::default() };
-    ask(Request::Unmount(args))
+    request(Request::Unmount(args))
 }
 
-fn ask(request: Request) -> Result<Exit> {
-    let Some(mut client) = Client::for_looking(&Runtime::from_env()?)? else {
+fn request(request: Request) -> Result<Exit> {
+    let Some(mut client) = Client::connect_for_query(&Runtime::from_env()?)? else {
         return Ok(nothing_imported(&request));
     };
-    client.ask(&request)?;
+    client.request(&request)?;
     Ok(Exit::failed_if(client.failed))
 }
 
@@ -93,10 +93,10 @@ fn nothing_imported(request: &Request) -> Exit {
 }
 
 fn table() -> Result<Exit> {
-    let mounts = match Client::for_looking(&Runtime::from_env()?)? {
-        Some(mut client) => match client.ask(&Request::Mounts)? {
+    let mounts = match Client::connect_for_query(&Runtime::from_env()?)? {
+        Some(mut client) => match client.request(&Request::Mounts)? {
             Reply::Mounts(mounts) => mounts,
-            _ => return Err(crate::zpool::odd()),
+            _ => return Err(crate::zpool::unexpected_reply()),
         },
         None => Vec::new(),
     };

@@ -1,22 +1,27 @@
-//! Which datasets a command is about: operands, types, depth; and the check of
-//! names (chapter 09 §1.2, §3.1).
+//! Selection of datasets: operands, types, depth; and the check of names (chapter 09 §1.2,
+//! §3.1).
 
 use base::Result;
 use proto::client::Client;
 use proto::runtime::Runtime;
-use proto::{Kind, ListArgs, Request, Row};
+use proto::{DatasetRow, DatasetType, ListArgs, Request};
 
 /// The kinds in a `-t` list. An error is the message before the usage.
-pub(super) fn types(list: &str) -> std::result::Result<Vec<Kind>, String> {
+pub(super) fn types(list: &str) -> std::result::Result<Vec<DatasetType>, String> {
     let mut out = Vec::new();
     for word in list.split(',') {
         match word {
-            "filesystem" | "fs" => out.push(Kind::Filesystem),
-            "volume" | "vol" => out.push(Kind::Volume),
-            "snapshot" | "snap" => out.push(Kind::Snapshot),
-            "bookmark" => out.push(Kind::Bookmark),
+            "filesystem" | "fs" => out.push(DatasetType::Filesystem),
+            "volume" | "vol" => out.push(DatasetType::Volume),
+            "snapshot" | "snap" => out.push(DatasetType::Snapshot),
+            "bookmark" => out.push(DatasetType::Bookmark),
             "all" => {
-                out.extend([Kind::Filesystem, Kind::Volume, Kind::Snapshot, Kind::Bookmark]);
+                out.extend([
+                    DatasetType::Filesystem,
+                    DatasetType::Volume,
+                    DatasetType::Snapshot,
+                    DatasetType::Bookmark,
+                ]);
             }
             other => return Err(format!("invalid type '{other}'")),
         }
@@ -24,7 +29,7 @@ pub(super) fn types(list: &str) -> std::result::Result<Vec<Kind>, String> {
     Ok(out)
 }
 
-/// What is wrong with a dataset's name, in OpenZFS's words.
+/// The error in a dataset's name, in OpenZFS's words.
 pub(super) fn check_name(name: &str) -> std::result::Result<(), String> {
     let wrong = |why: &str| Err(format!("cannot open '{name}': {why}"));
     if name.len() > 255 {
@@ -57,20 +62,20 @@ pub(super) fn check_name(name: &str) -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// The dataset mounted where a path leads, by the daemon's table.
+/// The dataset that is mounted at a path or above it, by the daemon's table.
 fn by_path(client: &mut Client, path: &str) -> Result<Option<String>> {
     let Ok(real) = std::fs::canonicalize(path) else { return Ok(None) };
-    let proto::Reply::Mounts(mounts) = client.ask(&Request::Mounts)? else {
-        return Err(crate::zpool::odd());
+    let proto::Reply::Mounts(mounts) = client.request(&Request::Mounts)? else {
+        return Err(crate::zpool::unexpected_reply());
     };
     let inside = mounts.into_iter().filter(|m| real.starts_with(&m.mountpoint));
     Ok(inside.max_by_key(|m| m.mountpoint.len()).map(|m| m.dataset))
 }
 
-/// Rows, sorted as `zfs list` sorts, and whether some operand failed.
-pub(super) fn fetch(mut args: ListArgs) -> Result<(Vec<Row>, bool)> {
+/// Rows, sorted as in `zfs list`, and whether an operand failed.
+pub(super) fn fetch(mut args: ListArgs) -> Result<(Vec<DatasetRow>, bool)> {
     let mut failed = false;
-    let client = Client::for_looking(&Runtime::from_env()?)?;
+    let client = Client::connect_for_query(&Runtime::from_env()?)?;
     let named = !args.roots.is_empty();
     let mut roots = Vec::new();
     let mut client = client;
@@ -101,7 +106,7 @@ pub(super) fn fetch(mut args: ListArgs) -> Result<(Vec<Row>, bool)> {
     match &mut client {
         Some(client) => {
             args.roots = roots;
-            client.ask_rows(&Request::Datasets(args), |row| rows.push(row))?;
+            client.request_rows(&Request::Datasets(args), |row| rows.push(row))?;
             failed |= client.failed;
         }
         None => {
@@ -115,15 +120,15 @@ pub(super) fn fetch(mut args: ListArgs) -> Result<(Vec<Row>, bool)> {
     Ok((rows, failed))
 }
 
-/// By name, byte by byte; a dataset before its snapshots (by creation) and
-/// bookmarks, and those before its children.
-fn order(row: &Row) -> (&str, u8, u64, &str) {
+/// Order by name, byte by byte: a dataset before its snapshots (by creation) and bookmarks, and
+/// those before its children.
+fn order(row: &DatasetRow) -> (&str, u8, u64, &str) {
     let cut = row.name.find(['@', '#']).unwrap_or(row.name.len());
     let (dataset, _) = row.name.split_at(cut);
     let (rank, txg) = match row.kind {
-        Kind::Filesystem | Kind::Volume => (0, 0),
-        Kind::Snapshot => (1, row.createtxg),
-        Kind::Bookmark => (2, row.createtxg),
+        DatasetType::Filesystem | DatasetType::Volume => (0, 0),
+        DatasetType::Snapshot => (1, row.createtxg),
+        DatasetType::Bookmark => (2, row.createtxg),
     };
     (dataset, rank, txg, &row.name)
 }
@@ -156,16 +161,20 @@ mod tests {
 
     #[test]
     fn snapshots_follow_their_dataset_by_creation() {
-        let row =
-            |name: &str, kind, createtxg| Row { name: name.into(), kind, createtxg, props: vec![] };
+        let row = |name: &str, kind, createtxg| DatasetRow {
+            name: name.into(),
+            kind,
+            createtxg,
+            props: vec![],
+        };
         let mut rows = [
-            row("p/a-b", Kind::Filesystem, 3),
-            row("p/a/c", Kind::Filesystem, 4),
-            row("p/a#m", Kind::Bookmark, 9),
-            row("p/a@z", Kind::Snapshot, 5),
-            row("p/a@y", Kind::Snapshot, 7),
-            row("p/a", Kind::Filesystem, 2),
-            row("p", Kind::Filesystem, 1),
+            row("p/a-b", DatasetType::Filesystem, 3),
+            row("p/a/c", DatasetType::Filesystem, 4),
+            row("p/a#m", DatasetType::Bookmark, 9),
+            row("p/a@z", DatasetType::Snapshot, 5),
+            row("p/a@y", DatasetType::Snapshot, 7),
+            row("p/a", DatasetType::Filesystem, 2),
+            row("p", DatasetType::Filesystem, 1),
         ];
         rows.sort_by(|a, b| order(a).cmp(&order(b)));
         let names: Vec<&str> = rows.iter().map(|r| r.name.as_str()).collect();
@@ -174,7 +183,7 @@ mod tests {
 
     #[test]
     fn type_lists() {
-        assert_eq!(types("fs,snap"), Ok(vec![Kind::Filesystem, Kind::Snapshot]));
+        assert_eq!(types("fs,snap"), Ok(vec![DatasetType::Filesystem, DatasetType::Snapshot]));
         assert_eq!(types("all").unwrap().len(), 4);
         assert_eq!(types("x"), Err("invalid type 'x'".into()));
     }

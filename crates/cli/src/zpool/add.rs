@@ -9,9 +9,9 @@ use proto::runtime::Runtime;
 use proto::{AddArgs, Force, Reply, Request};
 use ui::Exit;
 
-use super::create::{Wrong, complain};
+use super::create::{CommandLineError, complain};
 use super::vdevs::Naming;
-use super::{Pools, layout, misuse, no_such_pool, odd, options, spec};
+use super::{Pools, layout, misuse, no_such_pool, options, spec, unexpected_reply};
 
 /// `zpool add ...`
 pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
@@ -45,7 +45,9 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         command: super::command("add", argv),
     };
     let mut client = Client::connect(&Runtime::from_env()?)?;
-    let Reply::Done = client.ask(&Request::Add(Box::new(args)))? else { return Err(odd()) };
+    let Reply::Done = client.request(&Request::Add(Box::new(args)))? else {
+        return Err(unexpected_reply());
+    };
     if dry_run {
         let naming =
             Naming { guid: parsed.has('g'), path: parsed.has('P'), links: parsed.has('L') };
@@ -68,21 +70,22 @@ fn force(parsed: &Parsed) -> Force {
 }
 
 /// The one property that can be given.
-fn ashift(parsed: &Parsed) -> std::result::Result<Option<u32>, Wrong> {
+fn ashift(parsed: &Parsed) -> std::result::Result<Option<u32>, CommandLineError> {
     let mut out = None;
     for opt in parsed.opts.iter().filter(|o| o.letter == 'o') {
         let text = opt.text();
         let Some((name, value)) = text.split_once('=') else {
-            return Err(Wrong::Usage("missing '=' for -o option".to_owned()));
+            return Err(CommandLineError::Usage("missing '=' for -o option".to_owned()));
         };
         if name != "ashift" {
-            return Err(Wrong::Usage(String::new()));
+            return Err(CommandLineError::Usage(String::new()));
         }
-        let shift: u64 =
-            value.parse().map_err(|_| Wrong::Plain("ashift must be a number.".to_owned()))?;
+        let shift: u64 = value
+            .parse()
+            .map_err(|_| CommandLineError::Plain("ashift must be a number.".to_owned()))?;
         let fits = u32::try_from(shift).ok().filter(|s| *s == 0 || (9..=16).contains(s));
         let Some(shift) = fits else {
-            return Err(Wrong::Plain(format!(
+            return Err(CommandLineError::Plain(format!(
                 "invalid 'ashift={value}' property: only values between 9 and 16 are allowed."
             )));
         };
@@ -107,14 +110,14 @@ mod tests {
         assert_eq!(ashift(&parse("-o ashift=0 p")), Ok(None));
         assert_eq!(
             ashift(&parse("-o ashift=1 p")),
-            Err(Wrong::Plain(
+            Err(CommandLineError::Plain(
                 "invalid 'ashift=1' property: only values between 9 and 16 are allowed.".into()
             ))
         );
-        assert_eq!(ashift(&parse("-o comment=x p")), Err(Wrong::Usage(String::new())));
+        assert_eq!(ashift(&parse("-o comment=x p")), Err(CommandLineError::Usage(String::new())));
         assert_eq!(
             ashift(&parse("-o ashift p")),
-            Err(Wrong::Usage("missing '=' for -o option".into()))
+            Err(CommandLineError::Usage("missing '=' for -o option".into()))
         );
         assert_eq!(force(&parse("-f p")), Force::all(true));
         let half = force(&parse("--allow-in-use p"));

@@ -7,25 +7,25 @@ use base::{Error, Result};
 use cenote::create::{When, feature_set, pool_setting};
 use proto::client::Client;
 use proto::runtime::Runtime;
-use proto::{Change, Pool, Reply, Request, State};
+use proto::{Change, Pool, Reply, Request, VdevHealth};
 use ui::Exit;
 
-use super::{Pools, command, misuse, no_such_pool, odd, options};
+use super::{Pools, command, misuse, no_such_pool, options, unexpected_reply};
 
-/// What OpenZFS's functions return as -1.
+/// The exit code for OpenZFS's functions that return -1.
 const MINUS_ONE: Exit = Exit(255);
-/// EINVAL, as `zpool set` has it for what is no pool.
+/// EINVAL, the exit code of `zpool set` for a name that is not a pool's.
 const NOT_A_POOL: Exit = Exit(22);
 
-/// Asks for a change; the daemon says the whole message.
-fn ask(pool: &str, change: Change, command: String) -> Result<Exit> {
+/// Requests a change; the daemon's error is the whole message.
+fn request_change(pool: &str, change: Change, command: String) -> Result<Exit> {
     let mut client = Client::connect(&Runtime::from_env()?)?;
     let request = Request::Change { pool: pool.to_owned(), change, command };
-    let Reply::Done = client.ask(&request)? else { return Err(odd()) };
+    let Reply::Done = client.request(&request)? else { return Err(unexpected_reply()) };
     Ok(Exit::failed_if(client.failed))
 }
 
-/// One pool's name, which has to exist; `missing` names the operand.
+/// The name of an existing pool; `missing` names the operand.
 fn one_pool(
     what: &str,
     words: Vec<String>,
@@ -57,9 +57,11 @@ pub(super) fn destroy(argv: &[OsString]) -> Result<Exit> {
         )));
     }
     match one_pool("destroy", words, "missing pool argument")? {
-        Ok(name) => {
-            ask(&name, Change::Destroy { force: parsed.has('f') }, command("destroy", argv))
-        }
+        Ok(name) => request_change(
+            &name,
+            Change::Destroy { force: parsed.has('f') },
+            command("destroy", argv),
+        ),
         Err(exit) => Ok(exit),
     }
 }
@@ -76,7 +78,7 @@ pub(super) fn reguid(argv: &[OsString]) -> Result<Exit> {
         None => None,
     };
     match one_pool("reguid", parsed.words(), "missing pool name")? {
-        Ok(name) => ask(&name, Change::Reguid(guid), command("reguid", argv)),
+        Ok(name) => request_change(&name, Change::Reguid(guid), command("reguid", argv)),
         Err(exit) => Ok(exit),
     }
 }
@@ -91,7 +93,7 @@ pub(super) fn sync(argv: &[OsString]) -> Result<Exit> {
     let names = pools.select(&parsed.words(), no_such_pool)?;
     let mut failed = pools.failed;
     for name in names {
-        if let Err(e) = ask(&name, Change::Sync, String::new()) {
+        if let Err(e) = request_change(&name, Change::Sync, String::new()) {
             ui::err(e.message());
             failed = true;
         }
@@ -119,7 +121,7 @@ pub(super) fn remove(argv: &[OsString]) -> Result<Exit> {
     };
     let mut failed = false;
     for device in devices {
-        if let Err(e) = ask(&name, Change::Remove(device), command("remove", argv)) {
+        if let Err(e) = request_change(&name, Change::Remove(device), command("remove", argv)) {
             ui::err(e.message());
             failed = true;
         }
@@ -141,13 +143,13 @@ pub(super) fn clear(argv: &[OsString]) -> Result<Exit> {
         _ => return Ok(misuse("clear", Some("too many arguments"))),
     };
     match one_pool("clear", words, "missing pool name")? {
-        Ok(name) => ask(&name, Change::Clear(device), command("clear", argv)),
+        Ok(name) => request_change(&name, Change::Clear(device), command("clear", argv)),
         Err(exit) => Ok(exit),
     }
 }
 
-/// `zpool online <pool> <device> ...`: devices that came back are taken back. None is ever
-/// taken offline by hand, so that there is nothing else to undo.
+/// `zpool online <pool> <device> ...`: uses devices that were missing again. No device is ever
+/// taken offline by hand, so there is nothing else to undo.
 pub(super) fn online(argv: &[OsString]) -> Result<Exit> {
     let parsed = match options("online", argv) {
         Ok(parsed) => parsed,
@@ -167,9 +169,9 @@ pub(super) fn online(argv: &[OsString]) -> Result<Exit> {
     let mut pools = Pools::connect()?;
     for device in devices {
         let wish = Change::Clear(Some(device.clone()));
-        let done = ask(&name, wish, command("online", argv));
+        let done = request_change(&name, wish, command("online", argv));
         if done.is_ok()
-            && let Some(warning) = remains(&pools.status(&name)?, &device)
+            && let Some(warning) = health_warning(&pools.status(&name)?, &device)
         {
             // OpenZFS's exit code is 0 all the same.
             ui::out(&warning);
@@ -190,12 +192,12 @@ pub(super) fn online(argv: &[OsString]) -> Result<Exit> {
     Ok(Exit::failed_if(failed))
 }
 
-/// What is said of a device that is not well although it was taken back.
-fn remains(pool: &Pool, device: &str) -> Option<String> {
+/// The warning for a device that is not healthy although it is online.
+fn health_warning(pool: &Pool, device: &str) -> Option<String> {
     let state = super::vdev_props::find(pool, device)?.state;
     let hint = match state {
-        State::Online | State::Degraded => return None,
-        State::Faulted => "use 'zpool clear' to restore a faulted device",
+        VdevHealth::Online | VdevHealth::Degraded => return None,
+        VdevHealth::Faulted => "use 'zpool clear' to restore a faulted device",
         _ => "use 'zpool replace' to replace devices that are no longer present",
     };
     Some(format!("warning: device '{device}' onlined, but remains in faulted state\n{hint}\n"))
@@ -215,7 +217,10 @@ pub(super) fn labelclear(argv: &[OsString]) -> Result<Exit> {
     let path = match super::spec::resolve(name) {
         Ok(proto::NewKind::File(path) | proto::NewKind::Disk(path)) => path,
         _ if name.starts_with('/') => {
-            return Err(Error::invalid(format!("failed to open {name}: {}", why_not(name))));
+            return Err(Error::invalid(format!(
+                "failed to open {name}: {}",
+                open_error_text(name)
+            )));
         }
         _ => {
             return Err(Error::invalid(format!(
@@ -225,18 +230,18 @@ pub(super) fn labelclear(argv: &[OsString]) -> Result<Exit> {
     };
     let mut client = Client::connect(&Runtime::from_env()?)?;
     let request = Request::LabelClear { path: path.clone(), force: parsed.has('f') };
-    match client.ask(&request)? {
+    match client.request(&request)? {
         Reply::Truth(true) => Ok(Exit::OK),
         Reply::Truth(false) => {
             ui::err(&format!("failed to clear label for {}", path.display()));
             Ok(MINUS_ONE)
         }
-        _ => Err(odd()),
+        _ => Err(unexpected_reply()),
     }
 }
 
-/// Why a path cannot be opened for writing as a device.
-fn why_not(path: &str) -> &'static str {
+/// The reason why a path cannot be opened for writing as a device.
+fn open_error_text(path: &str) -> &'static str {
     match std::fs::metadata(path) {
         Ok(meta) if meta.is_dir() => "Is a directory",
         Ok(_) => "Invalid argument",
@@ -245,29 +250,29 @@ fn why_not(path: &str) -> &'static str {
     }
 }
 
-/// What is wrong with a line of `zpool set`.
+/// An error in a command line of `zpool set`.
 #[derive(Debug, PartialEq, Eq)]
-enum Unset {
+enum SetError {
     Usage(&'static str),
     Plain(String),
 }
 
 /// Property, value and pool.
-fn setting(words: &[String]) -> std::result::Result<(String, String, String), Unset> {
+fn setting(words: &[String]) -> std::result::Result<(String, String, String), SetError> {
     let (assignment, pool) = match words {
-        [] => return Err(Unset::Usage("missing property=value argument")),
-        [_] => return Err(Unset::Usage("missing pool name")),
+        [] => return Err(SetError::Usage("missing property=value argument")),
+        [_] => return Err(SetError::Usage("missing pool name")),
         [assignment, pool] => (assignment, pool),
         [_, pool, vdev] => {
-            return Err(Unset::Plain(format!(
+            return Err(SetError::Plain(format!(
                 "cannot set property for '{vdev}' on '{pool}': {}",
                 ui::not_yet("setting vdev properties")
             )));
         }
-        _ => return Err(Unset::Usage("too many pool names")),
+        _ => return Err(SetError::Usage("too many pool names")),
     };
     let Some((name, value)) = assignment.split_once('=') else {
-        return Err(Unset::Usage("missing value in property=value argument"));
+        return Err(SetError::Usage("missing value in property=value argument"));
     };
     Ok((name.to_owned(), value.to_owned(), pool.clone()))
 }
@@ -290,8 +295,8 @@ pub(super) fn set(argv: &[OsString]) -> Result<Exit> {
     };
     let (name, value, pool) = match setting(&parsed.words()) {
         Ok(setting) => setting,
-        Err(Unset::Usage(text)) => return Ok(misuse("set", Some(text))),
-        Err(Unset::Plain(text)) => return Err(Error::invalid(text)),
+        Err(SetError::Usage(text)) => return Ok(misuse("set", Some(text))),
+        Err(SetError::Plain(text)) => return Err(Error::invalid(text)),
     };
     let mut pools = Pools::connect()?;
     let missing = |name: &str| format!("cannot open '{name}': is not a pool");
@@ -299,10 +304,10 @@ pub(super) fn set(argv: &[OsString]) -> Result<Exit> {
         return Ok(NOT_A_POOL);
     }
     check(&name, &value, &pool).map_err(Error::invalid)?;
-    ask(&pool, Change::Set(name, value), command("set", argv))
+    request_change(&pool, Change::Set(name, value), command("set", argv))
 }
 
-/// The table behind the usage of `set`.
+/// The table in the usage of `set`.
 pub(super) fn properties() -> String {
     use cenote::props::{Attr, pool_props};
     let mut rows: Vec<(bool, &str, &str)> = pool_props()
@@ -338,11 +343,14 @@ mod tests {
     #[test]
     fn lines_of_set() {
         let wrong = |line: &str| setting(&words(line)).unwrap_err();
-        assert_eq!(wrong(""), Unset::Usage("missing property=value argument"));
-        assert_eq!(wrong("comment=x"), Unset::Usage("missing pool name"));
-        assert_eq!(wrong("comment live"), Unset::Usage("missing value in property=value argument"));
-        assert_eq!(wrong("comment=x live a b"), Unset::Usage("too many pool names"));
-        assert!(matches!(wrong("comment=x live root"), Unset::Plain(_)));
+        assert_eq!(wrong(""), SetError::Usage("missing property=value argument"));
+        assert_eq!(wrong("comment=x"), SetError::Usage("missing pool name"));
+        assert_eq!(
+            wrong("comment live"),
+            SetError::Usage("missing value in property=value argument")
+        );
+        assert_eq!(wrong("comment=x live a b"), SetError::Usage("too many pool names"));
+        assert!(matches!(wrong("comment=x live root"), SetError::Plain(_)));
         assert_eq!(
             setting(&words("a:b=c=d live")),
             Ok(("a:b".into(), "c=d".into(), "live".into()))

@@ -1,8 +1,7 @@
 //! `zpool create` (chapter 09 §4; the words as OpenZFS 2.3.2 prints them).
 //!
 //! # Departures from OpenZFS
-//! * `-n` looks at the name, the properties and the devices as thoroughly as the
-//!   real thing.
+//! * `-n` checks the name, the properties and the devices as thoroughly as a real creation.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -20,18 +19,18 @@ use ui::Exit;
 
 use super::{layout, misuse, options, spec};
 
-/// How a command line fails: what is said, and whether the usage follows.
+/// An error in a command line: the message, and whether the usage follows.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Wrong {
+pub(super) enum CommandLineError {
     /// Exit 2, with the usage.
     Usage(String),
     /// Exit 1.
     Plain(String),
 }
 
-/// What the options and operands of `create` say.
+/// The options and operands of `create`.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Asked {
+struct CreateOptions {
     name: String,
     words: Vec<String>,
     props: Vec<(String, String)>,
@@ -49,21 +48,23 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         Ok(parsed) => parsed,
         Err(exit) => return Ok(exit),
     };
-    let asked = match asked(&parsed) {
-        Ok(asked) => asked,
+    let opts = match parse_options(&parsed) {
+        Ok(opts) => opts,
         Err(wrong) => return Ok(complain("create", wrong)),
     };
-    match run(&asked, super::command("create", argv)) {
+    match run(&opts, super::command("create", argv)) {
         Ok(exit) => Ok(exit),
-        Err(Wrong::Plain(text)) => Err(Error::invalid(text)),
+        Err(CommandLineError::Plain(text)) => Err(Error::invalid(text)),
         Err(wrong) => Ok(complain("create", wrong)),
     }
 }
 
-pub(super) fn complain(command: &str, wrong: Wrong) -> Exit {
+pub(super) fn complain(command: &str, wrong: CommandLineError) -> Exit {
     match wrong {
-        Wrong::Usage(text) => misuse(command, Some(&text).filter(|t| !t.is_empty()).map(|t| &**t)),
-        Wrong::Plain(text) => {
+        CommandLineError::Usage(text) => {
+            misuse(command, Some(&text).filter(|t| !t.is_empty()).map(|t| &**t))
+        }
+        CommandLineError::Plain(text) => {
             ui::err(&text);
             Exit::FAILURE
         }
@@ -75,17 +76,17 @@ fn once(
     list: &mut Vec<(String, String)>,
     name: &str,
     value: &str,
-) -> std::result::Result<(), Wrong> {
+) -> std::result::Result<(), CommandLineError> {
     if list.iter().any(|(n, _)| n == name) {
-        return Err(Wrong::Plain(format!("property '{name}' specified multiple times")));
+        return Err(CommandLineError::Plain(format!("property '{name}' specified multiple times")));
     }
     list.push((name.to_owned(), value.to_owned()));
     Ok(())
 }
 
-/// One `-o` of a new pool.
-fn pool_option(asked: &mut Asked, text: &str) -> std::result::Result<(), Wrong> {
-    let plain = |text: String| Err(Wrong::Plain(text));
+/// Parses one `-o` of a new pool.
+fn pool_option(opts: &mut CreateOptions, text: &str) -> std::result::Result<(), CommandLineError> {
+    let plain = |text: String| Err(CommandLineError::Plain(text));
     let Some((name, value)) = text.split_once('=') else {
         return plain("missing '=' for -o option".to_owned());
     };
@@ -106,115 +107,119 @@ fn pool_option(asked: &mut Asked, text: &str) -> std::result::Result<(), Wrong> 
         }
     }
     if name == "altroot" {
-        return set_altroot(asked, value);
+        return set_altroot(opts, value);
     }
-    once(&mut asked.props, name, value)
+    once(&mut opts.props, name, value)
 }
 
-fn set_altroot(asked: &mut Asked, value: &str) -> std::result::Result<(), Wrong> {
-    if asked.altroot.is_some() {
-        return Err(Wrong::Plain("property 'altroot' specified multiple times".to_owned()));
+fn set_altroot(opts: &mut CreateOptions, value: &str) -> std::result::Result<(), CommandLineError> {
+    if opts.altroot.is_some() {
+        return Err(CommandLineError::Plain(
+            "property 'altroot' specified multiple times".to_owned(),
+        ));
     }
-    asked.altroot = Some(value.to_owned());
+    opts.altroot = Some(value.to_owned());
     Ok(())
 }
 
-/// One `-O` of a new pool.
-fn fs_option(asked: &mut Asked, text: &str) -> std::result::Result<(), Wrong> {
+/// Parses one `-O` of a new pool.
+fn fs_option(opts: &mut CreateOptions, text: &str) -> std::result::Result<(), CommandLineError> {
     let Some((name, value)) = text.split_once('=') else {
-        return Err(Wrong::Plain("missing '=' for -O option".to_owned()));
+        return Err(CommandLineError::Plain("missing '=' for -O option".to_owned()));
     };
     let fits = |p: &cenote::props::Prop| p.types.intersects(cenote::props::Types::F);
     if !is_user_prop(name) && dataset_prop(name).is_none_or(|p| !fits(p)) {
-        return Err(Wrong::Plain(format!("property '{name}' is not a valid filesystem property")));
+        return Err(CommandLineError::Plain(format!(
+            "property '{name}' is not a valid filesystem property"
+        )));
     }
     if name == "mountpoint" {
-        asked.mountpoint = Some(value.to_owned());
+        opts.mountpoint = Some(value.to_owned());
         return Ok(());
     }
-    once(&mut asked.fs_props, name, value)
+    once(&mut opts.fs_props, name, value)
 }
 
-fn asked(parsed: &Parsed) -> std::result::Result<Asked, Wrong> {
-    let mut asked = Asked {
+fn parse_options(parsed: &Parsed) -> std::result::Result<CreateOptions, CommandLineError> {
+    let mut opts = CreateOptions {
         force: parsed.has('f'),
         dry_run: parsed.has('n'),
         no_features: parsed.has('d'),
-        ..Asked::default()
+        ..CreateOptions::default()
     };
     for opt in &parsed.opts {
         let text = opt.text();
         match opt.letter {
-            'o' => pool_option(&mut asked, &text)?,
-            'O' => fs_option(&mut asked, &text)?,
-            'R' => set_altroot(&mut asked, &text)?,
-            'm' => asked.mountpoint = Some(text),
+            'o' => pool_option(&mut opts, &text)?,
+            'O' => fs_option(&mut opts, &text)?,
+            'R' => set_altroot(&mut opts, &text)?,
+            'm' => opts.mountpoint = Some(text),
             't' => {
                 if text.contains('/') {
-                    return Err(Wrong::Plain(format!(
+                    return Err(CommandLineError::Plain(format!(
                         "cannot create '{text}': invalid character '/' in temporary name\nuse \
                          'zfs create' to create a dataset"
                     )));
                 }
-                once(&mut asked.props, "tname", &text)?;
+                once(&mut opts.props, "tname", &text)?;
             }
             _ => {}
         }
     }
     let mut words = parsed.words().into_iter();
     let Some(name) = words.next() else {
-        return Err(Wrong::Usage("missing pool name argument".to_owned()));
+        return Err(CommandLineError::Usage("missing pool name argument".to_owned()));
     };
-    asked.name = name;
-    asked.words = words.collect();
-    if asked.words.is_empty() {
-        return Err(Wrong::Usage("missing vdev specification".to_owned()));
+    opts.name = name;
+    opts.words = words.collect();
+    if opts.words.is_empty() {
+        return Err(CommandLineError::Usage("missing vdev specification".to_owned()));
     }
-    check(&asked)?;
-    if asked.altroot.is_some() && !asked.props.iter().any(|p| p.0 == "cachefile") {
-        asked.props.push(("cachefile".to_owned(), "none".to_owned()));
+    check(&opts)?;
+    if opts.altroot.is_some() && !opts.props.iter().any(|p| p.0 == "cachefile") {
+        opts.props.push(("cachefile".to_owned(), "none".to_owned()));
     }
-    Ok(asked)
+    Ok(opts)
 }
 
-/// What belongs together.
-fn check(asked: &Asked) -> std::result::Result<(), Wrong> {
-    let plain = |text: String| Err(Wrong::Plain(text));
-    if asked.name.contains('/') {
+/// Checks options that depend on each other.
+fn check(opts: &CreateOptions) -> std::result::Result<(), CommandLineError> {
+    let plain = |text: String| Err(CommandLineError::Plain(text));
+    if opts.name.contains('/') {
         return plain(format!(
             "cannot create '{}': invalid character '/' in pool name\nuse 'zfs create' to create a \
              dataset",
-            asked.name
+            opts.name
         ));
     }
-    if let Some(root) = asked.altroot.as_deref().filter(|r| !r.starts_with('/')) {
+    if let Some(root) = opts.altroot.as_deref().filter(|r| !r.starts_with('/')) {
         return plain(format!("invalid alternate root '{root}': must be an absolute path"));
     }
-    let has = |name: &str| asked.props.iter().any(|p| p.0.starts_with(name));
-    let old = asked.props.iter().any(|p| p.0 == "version" && p.1 != "5000");
+    let has = |name: &str| opts.props.iter().any(|p| p.0.starts_with(name));
+    let old = opts.props.iter().any(|p| p.0 == "version" && p.1 != "5000");
     if old && has("feature@") {
         return plain(
             "'feature@' and 'version' properties cannot be specified together".to_owned(),
         );
     }
-    match &asked.mountpoint {
+    match &opts.mountpoint {
         Some(mountpoint) => check_mountpoint(mountpoint).or_else(plain),
         None => Ok(()),
     }
 }
 
-/// The directory that the new pool would be mounted on, if it would.
-fn directory(asked: &Asked) -> Option<std::path::PathBuf> {
-    let mountpoint = match asked.mountpoint.as_deref() {
-        None => format!("/{}", asked.name),
+/// The mountpoint of the new pool, if it would be mounted.
+fn directory(opts: &CreateOptions) -> Option<std::path::PathBuf> {
+    let mountpoint = match opts.mountpoint.as_deref() {
+        None => format!("/{}", opts.name),
         Some("none" | "legacy") => return None,
         Some(path) => path.to_owned(),
     };
-    let root = asked.altroot.as_deref().unwrap_or("");
+    let root = opts.altroot.as_deref().unwrap_or("");
     Some(format!("{}{mountpoint}", root.trim_end_matches('/')).into())
 }
 
-/// The directory must not be there, or be empty.
+/// Fails unless the directory is missing or empty.
 fn check_directory(path: &Path) -> std::result::Result<(), String> {
     let hint = "use '-m' option to provide a different default";
     let shown = path.display();
@@ -230,56 +235,56 @@ fn check_directory(path: &Path) -> std::result::Result<(), String> {
     }
 }
 
-/// The system's words for an error, without the number.
+/// The system's text for an error, without the number.
 fn words(e: &std::io::Error) -> String {
     let text = e.to_string();
     text.split(" (os error").next().unwrap_or_default().to_owned()
 }
 
-/// The request, checked as far as this side can; and warnings.
+/// The request, checked as far as the client can; and warnings.
 fn request(
-    asked: &Asked,
+    opts: &CreateOptions,
     resolve: spec::Resolve<'_>,
     command: String,
-) -> std::result::Result<(CreateArgs, Vec<String>), Wrong> {
-    let plain = Wrong::Plain;
-    let name = &asked.name;
-    let vdevs = spec::parse(&asked.words, resolve).map_err(plain)?;
-    let cannot = |why: String| Wrong::Plain(format!("cannot create '{name}': {why}"));
+) -> std::result::Result<(CreateArgs, Vec<String>), CommandLineError> {
+    let plain = CommandLineError::Plain;
+    let name = &opts.name;
+    let vdevs = spec::parse(&opts.words, resolve).map_err(plain)?;
+    let cannot = |why: String| CommandLineError::Plain(format!("cannot create '{name}': {why}"));
     let omitted = |why| cannot(format!("{why}\npool name may have been omitted"));
     check_pool_name(name).map_err(omitted)?;
-    let value = |of: &str| asked.props.iter().find(|p| p.0 == of).map(|p| p.1.as_str());
+    let value = |of: &str| opts.props.iter().find(|p| p.0 == of).map(|p| p.1.as_str());
     let set = create::feature_set(value("compatibility").unwrap_or("off")).map_err(|bad| {
         plain(format!("Error: could not read/parse feature file(s): {} ", bad.join(", ")))
     })?;
     if let Some(temporary) = value("tname") {
         check_temporary_name(temporary).map_err(cannot)?;
     }
-    let mut wishes = FeatureWishes { none: asked.no_features, named: Vec::new() };
+    let mut wishes = FeatureWishes { none: opts.no_features, named: Vec::new() };
     let mut old = false;
-    for (name, value) in &asked.props {
+    for (name, value) in &opts.props {
         match create::pool_setting(name, value, When::Create).map_err(cannot)? {
             create::PoolSetting::Feature(feature, on) => wishes.named.push((feature, on)),
             create::PoolSetting::Version(version) => old = version < 5000,
             _ => {}
         }
     }
-    create::root_fs_settings(&asked.fs_props).map_err(cannot)?;
+    create::root_fs_settings(&opts.fs_props).map_err(cannot)?;
     let (features, warnings) = if old {
         (Vec::new(), Vec::new())
     } else {
         create::features_to_enable(&wishes, &set).map_err(cannot)?
     };
-    let mut fs_props = asked.fs_props.clone();
-    fs_props.extend(asked.mountpoint.iter().map(|m| ("mountpoint".to_owned(), m.clone())));
+    let mut fs_props = opts.fs_props.clone();
+    fs_props.extend(opts.mountpoint.iter().map(|m| ("mountpoint".to_owned(), m.clone())));
     let mut props: Vec<(String, String)> =
-        asked.props.iter().filter(|p| !p.0.starts_with("feature@")).cloned().collect();
-    props.extend(asked.altroot.iter().map(|root| ("altroot".to_owned(), root.clone())));
+        opts.props.iter().filter(|p| !p.0.starts_with("feature@")).cloned().collect();
+    props.extend(opts.altroot.iter().map(|root| ("altroot".to_owned(), root.clone())));
     let args = CreateArgs {
         name: name.clone(),
         vdevs,
-        force: Force::all(asked.force),
-        dry_run: asked.dry_run,
+        force: Force::all(opts.force),
+        dry_run: opts.dry_run,
         features: features.iter().map(|f| f.name().to_owned()).collect(),
         props,
         fs_props,
@@ -288,23 +293,23 @@ fn request(
     Ok((args, warnings))
 }
 
-fn run(asked: &Asked, command: String) -> std::result::Result<Exit, Wrong> {
-    let (args, warnings) = request(asked, &spec::resolve, command)?;
+fn run(opts: &CreateOptions, command: String) -> std::result::Result<Exit, CommandLineError> {
+    let (args, warnings) = request(opts, &spec::resolve, command)?;
     warnings.iter().for_each(|w| ui::err(w));
-    if let Some(path) = directory(asked) {
-        check_directory(&path).map_err(Wrong::Plain)?;
+    if let Some(path) = directory(opts) {
+        check_directory(&path).map_err(CommandLineError::Plain)?;
     }
     let text = |e: Error| {
         let whole = e.location() == &base::error::ErrorLocation::default();
-        Wrong::Plain(if whole { e.message().to_owned() } else { e.to_string() })
+        CommandLineError::Plain(if whole { e.message().to_owned() } else { e.to_string() })
     };
     let mut client = Runtime::from_env().and_then(|r| Client::connect(&r)).map_err(text)?;
     let tree = layout::of_new(&args.name, &args.vdevs);
-    let Reply::Done = client.ask(&Request::Create(Box::new(args))).map_err(text)? else {
-        return Err(text(super::odd()));
+    let Reply::Done = client.request(&Request::Create(Box::new(args))).map_err(text)? else {
+        return Err(text(super::unexpected_reply()));
     };
-    if asked.dry_run {
-        ui::out(&format!("would create '{}' with the following layout:\n\n{tree}", asked.name));
+    if opts.dry_run {
+        ui::out(&format!("would create '{}' with the following layout:\n\n{tree}", opts.name));
     }
     Ok(Exit::failed_if(client.failed))
 }
@@ -315,20 +320,20 @@ mod tests {
 
     use proto::NewKind;
 
-    fn parse(line: &str) -> std::result::Result<Asked, Wrong> {
+    fn parse(line: &str) -> std::result::Result<CreateOptions, CommandLineError> {
         let argv: Vec<OsString> = line.split(' ').map(OsString::from).collect();
-        asked(&commands::find("zpool", "create").parse(&argv).unwrap())
+        parse_options(&commands::find("zpool", "create").parse(&argv).unwrap())
     }
 
-    fn made(line: &str) -> std::result::Result<(CreateArgs, Vec<String>), Wrong> {
+    fn made(line: &str) -> std::result::Result<(CreateArgs, Vec<String>), CommandLineError> {
         let files = |text: &str| Ok(NewKind::File(text.into()));
         request(&parse(line)?, &files, "zpool create".to_owned())
     }
 
     fn plain(line: &str) -> String {
         match made(line) {
-            Err(Wrong::Plain(text)) => text,
-            Err(Wrong::Usage(text)) => format!("usage: {text}"),
+            Err(CommandLineError::Plain(text)) => text,
+            Err(CommandLineError::Usage(text)) => format!("usage: {text}"),
             Ok(_) => "ok".to_owned(),
         }
     }

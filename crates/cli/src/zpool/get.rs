@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use base::Result;
 use cenote::props::{is_user_prop, pool_column};
-use proto::{Origin, Value};
+use proto::{Origin, PropertyEntry};
 use ui::Exit;
 use ui::table::{self, Column};
 
@@ -65,8 +65,8 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     Ok(Exit::failed_if(pools.failed))
 }
 
-/// A pool and vdevs of it, if that is what the operands are: a pool first, and then not
-/// only pools.
+/// A pool and vdevs of it, if the operands have that form: a pool first, and then not only
+/// pools.
 fn of_vdevs<'a>(pools: &mut Pools, names: &'a [String]) -> Result<Option<(&'a str, &'a [String])>> {
     let Some((first, rest)) = names.split_first().filter(|(_, rest)| !rest.is_empty()) else {
         return Ok(None);
@@ -87,7 +87,7 @@ fn show(rows: &[[String; 4]], fields: &[usize], value_width: usize, scripted: bo
     }
 }
 
-/// The value column is as wide as the widest column of the properties would be.
+/// The value column is as wide as the widest column of these properties in `zpool list`.
 fn value_width<'a>(names: impl Iterator<Item = &'a str>) -> usize {
     names.filter_map(pool_column).map(cenote::props::Prop::min_width).max().unwrap_or(0)
 }
@@ -115,7 +115,7 @@ fn wanted(list: &str) -> std::result::Result<Option<Vec<String>>, String> {
     list.split(',').map(one).collect::<std::result::Result<_, _>>().map(Some)
 }
 
-fn full_row(pool: &str, name: &str, value: Option<&Value>, parsable: bool) -> [String; 4] {
+fn full_row(pool: &str, name: &str, value: Option<&PropertyEntry>, parsable: bool) -> [String; 4] {
     let shown = if name == "name" { pool.to_owned() } else { text(name, value, parsable) };
     let source = match value.map(|v| &v.source) {
         None | Some(Origin::None) => "-".to_owned(),
@@ -131,15 +131,16 @@ fn full_row(pool: &str, name: &str, value: Option<&Value>, parsable: bool) -> [S
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proto::Data;
+    use proto::PropertyValue;
 
     /// Chapter 09 §4.7, golden; `health` among the properties makes the column 8 wide.
     #[test]
     fn rows() {
-        let v = |d| Value::fact(d);
-        let size = v(Data::Num(15 << 30));
+        let v = |d| PropertyEntry::fact(d);
+        let size = v(PropertyValue::Num(15 << 30));
         assert_eq!(full_row("tank", "size", Some(&size), false), ["tank", "size", "15G", "-"]);
-        let feature = Value { source: Origin::Local, ..v(Data::Str("active".into())) };
+        let feature =
+            PropertyEntry { source: Origin::Local, ..v(PropertyValue::Str("active".into())) };
         assert_eq!(
             full_row("tank", "feature@lz4_compress", Some(&feature), true)[2..],
             ["active", "local"]

@@ -8,9 +8,9 @@ use proto::{HistoryEvent, HistoryRecord, Reply, Request};
 use ui::Exit;
 use ui::time::strftime;
 
-use super::{Pools, no_such_pool, odd, options};
+use super::{Pools, no_such_pool, options, unexpected_reply};
 
-/// What old pools noted by number.
+/// Names of the event codes in old pools.
 const EVENTS: [&str; 41] = [
     "invalid event",
     "pool create",
@@ -55,7 +55,7 @@ const EVENTS: [&str; 41] = [
     "pool split",
 ];
 
-/// Names of users by number, as far as the system's file tells.
+/// Names of users by id, as far as the system's file has them.
 type Users = HashMap<u64, String>;
 
 fn users() -> Users {
@@ -68,7 +68,7 @@ fn users() -> Users {
     text.lines().rev().filter_map(one).collect()
 }
 
-/// What `-l` adds: who and where.
+/// The text that `-l` adds: user, host and zone.
 fn origin(record: &HistoryRecord, users: &Users) -> String {
     let mut out = " [".to_owned();
     if let Some(who) = record.who {
@@ -86,7 +86,7 @@ fn origin(record: &HistoryRecord, users: &Users) -> String {
     out + "]"
 }
 
-/// A record as it is listed; `None` for one that `-i` alone shows.
+/// A record as it is listed; `None` if only `-i` lists it.
 fn line(record: &HistoryRecord, internal: bool, long: Option<&Users>) -> Option<String> {
     let time = strftime("%F.%T", record.time);
     let is_command = matches!(record.event, HistoryEvent::Command(_));
@@ -137,7 +137,9 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         let mut from = 0;
         loop {
             let request = Request::History { name: name.clone(), from };
-            let Reply::History(records, more) = pools.ask(&request)? else { return Err(odd()) };
+            let Reply::History(records, more) = pools.request(&request)? else {
+                return Err(unexpected_reply());
+            };
             let lines = records.iter().filter_map(|r| line(r, parsed.has('i'), users.as_ref()));
             ui::out(&lines.collect::<String>());
             from += records.len() as u64;
@@ -167,7 +169,7 @@ mod tests {
     fn shown(record: &HistoryRecord, internal: bool, long: bool) -> String {
         let users = Users::from([(0, "root".to_owned())]);
         let text = line(record, internal, long.then_some(&users)).unwrap_or_default();
-        // The date depends on the time zone, and is strftime's business.
+        // The date depends on the time zone, and is strftime's.
         let date = strftime("%F.%T", record.time);
         text.replace(&date, "DATE")
     }

@@ -8,13 +8,13 @@ use base::{Error, Result};
 use commands::getopt::Parsed;
 use proto::client::Client;
 use proto::runtime::Runtime;
-use proto::{Class, Found, ImportArgs, Reply, Request, State, Vdev};
+use proto::{ImportArgs, ImportCandidate, Reply, Request, Vdev, VdevHealth, VdevRole};
 use ui::Exit;
 use ui::time::ctime;
 
 use super::status::{CLASSES, Facts};
-use super::vdevs::{self, Line, Naming};
-use super::{misuse, odd, options};
+use super::vdevs::{self, Naming, VdevLine};
+use super::{misuse, options, unexpected_reply};
 
 /// `zpool import ...`
 pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
@@ -44,18 +44,18 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     };
     let runtime = Runtime::from_env()?;
     let mut client = Client::connect(&runtime)?;
-    let reply = client.ask(&Request::Discover(args.search.clone()))?;
-    let Reply::Found(mut found, problems) = reply else { return Err(odd()) };
+    let reply = client.request(&Request::Discover(args.search.clone()))?;
+    let Reply::Found(mut found, problems) = reply else { return Err(unexpected_reply()) };
     if !args.search.destroyed {
         found.retain(|p| !p.destroyed);
     }
     if words.is_empty() {
-        // Those that the daemon imported when it started are there.
+        // Pools that the daemon imported at its start are available already.
         found.retain(|p| p.imported.is_none());
     }
     let complain = || problems.iter().for_each(|p| ui::err(p));
-    // Of the system's devices many are none of the user's business: those that may not be
-    // opened matter only if what was looked for may be on them.
+    // An ordinary user may not open many of the system's devices. Such errors matter only if
+    // the requested pool may be on them.
     let named = !args.search.paths.is_empty();
     if named || found.is_empty() {
         complain();
@@ -98,11 +98,11 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     Ok(Exit::failed_if(failed || client.failed))
 }
 
-/// What the options say, the pool left open.
+/// The arguments from the options, without the pool.
 fn arguments(parsed: &Parsed) -> std::result::Result<ImportArgs, String> {
     let mut args = ImportArgs {
         force: parsed.has('f'),
-        // A group that -T names is that one, or none.
+        // With -T the pool is opened as of that txg or not at all.
         rewind: parsed.has('F'),
         dry_run: parsed.has('n'),
         extreme: parsed.has('X'),
@@ -149,7 +149,7 @@ fn option(args: &mut ImportArgs, text: &str) -> std::result::Result<(), String> 
         Some(("readonly", "off")) => args.readonly = false,
         Some(("readonly", _)) => return Err("property 'readonly' must be one of 'on | off'".into()),
         Some(("altroot", root)) if root.starts_with('/') => args.altroot = Some(root.into()),
-        // There is no cache file: its absence is what "none" asks for.
+        // There is no cache file, which is what "none" means.
         Some(("cachefile", "" | "none")) => {}
         Some(("cachefile", _)) => return Err(ui::not_yet("the use of cache files")),
         Some((name, _)) => return Err(format!("property '{name}' is not valid at import")),
@@ -161,9 +161,9 @@ fn option(args: &mut ImportArgs, text: &str) -> std::result::Result<(), String> 
     Ok(())
 }
 
-fn choose(found: Vec<Found>, name: &str) -> Result<Vec<Found>> {
+fn choose(found: Vec<ImportCandidate>, name: &str) -> Result<Vec<ImportCandidate>> {
     let guid: Option<u64> = name.parse().ok().filter(|g| *g != 0);
-    let mut chosen: Vec<Found> =
+    let mut chosen: Vec<ImportCandidate> =
         found.into_iter().filter(|p| p.name == name || Some(p.guid) == guid).collect();
     if let Some(at) = chosen.iter().position(|p| Some(p.guid) == guid) {
         chosen = vec![chosen.swap_remove(at)];
@@ -177,9 +177,11 @@ fn choose(found: Vec<Found>, name: &str) -> Result<Vec<Found>> {
     }
 }
 
-/// The complaint about a pool that is imported already: such are not found.
+/// The complaint about a pool that is imported already, which discovery does not find.
 fn imported(client: &mut Client, name: &str) -> Result<Option<Error>> {
-    let Reply::Names(names) = client.ask(&Request::PoolNames)? else { return Err(odd()) };
+    let Reply::Names(names) = client.request(&Request::PoolNames)? else {
+        return Err(unexpected_reply());
+    };
     Ok(names.iter().any(|n| n == name).then(|| {
         Error::invalid(format!(
             "cannot import '{name}': a pool with that name already exists\nuse the form 'zpool \
@@ -189,10 +191,10 @@ fn imported(client: &mut Client, name: &str) -> Result<Option<Error>> {
 }
 
 fn all_online(v: &Vdev) -> bool {
-    v.state == State::Online && v.children.iter().all(all_online)
+    v.state == VdevHealth::Online && v.children.iter().all(all_online)
 }
 
-fn import(client: &mut Client, pool: &Found, args: &ImportArgs) -> Result<()> {
+fn import(client: &mut Client, pool: &ImportCandidate, args: &ImportArgs) -> Result<()> {
     if let Some(name) = &pool.imported {
         let wanted = args.new_name.as_ref().unwrap_or(&pool.name);
         if name == wanted {
@@ -211,13 +213,13 @@ fn import(client: &mut Client, pool: &Found, args: &ImportArgs) -> Result<()> {
         return Err(Error::busy(foreign(pool)));
     }
     let args = ImportArgs { guid: pool.guid, name: pool.name.clone(), ..args.clone() };
-    let reply = client.ask(&Request::Import(Box::new(args)))?;
-    let Reply::Imported(_, lines) = reply else { return Err(odd()) };
+    let reply = client.request(&Request::Import(Box::new(args)))?;
+    let Reply::Imported(_, lines) = reply else { return Err(unexpected_reply()) };
     lines.iter().for_each(|line| ui::out(&format!("{line}\n")));
     Ok(())
 }
 
-fn foreign(pool: &Found) -> String {
+fn foreign(pool: &ImportCandidate) -> String {
     let host = pool.hostname.as_deref().unwrap_or("<unknown>");
     let when = pool.last_accessed.map_or_else(|| "an unknown time".to_owned(), ctime);
     format!(
@@ -229,7 +231,7 @@ fn foreign(pool: &Found) -> String {
     )
 }
 
-fn list(found: &[Found]) {
+fn list(found: &[ImportCandidate]) {
     if found.is_empty() {
         ui::err("no pools available to import");
         return;
@@ -238,10 +240,10 @@ fn list(found: &[Found]) {
     ui::out(&texts.join("\n"));
 }
 
-/// Words for `status:` and `action:`.
-fn verdict(p: &Found) -> (Option<&'static str>, &'static str) {
+/// Text for `status:` and `action:`.
+fn verdict(p: &ImportCandidate) -> (Option<&'static str>, &'static str) {
     let f = Facts::of(&p.root, p.health);
-    let dead = matches!(p.health, State::Unavail | State::Faulted);
+    let dead = matches!(p.health, VdevHealth::Unavail | VdevHealth::Faulted);
     if p.unsupported.iter().any(|u| !u.2) {
         return (
             Some("The pool uses the following feature(s) not supported on this system:"),
@@ -273,7 +275,7 @@ fn verdict(p: &Found) -> (Option<&'static str>, &'static str) {
             "The pool can be imported using its name or numeric identifier and\n\tthe '-f' flag.",
         );
     }
-    if p.health != State::Online {
+    if p.health != VdevHealth::Online {
         return (
             Some(f.import_status()),
             "The pool can be imported despite missing or damaged devices.  The\n\tfault tolerance \
@@ -283,7 +285,7 @@ fn verdict(p: &Found) -> (Option<&'static str>, &'static str) {
     (None, "The pool can be imported using its name or numeric identifier.")
 }
 
-fn candidate(p: &Found) -> String {
+fn candidate(p: &ImportCandidate) -> String {
     let mut out = String::new();
     let wide = if p.comment.is_some() { " " } else { "" };
     let destroyed = if p.destroyed { " (DESTROYED)" } else { "" };
@@ -318,7 +320,7 @@ fn candidate(p: &Found) -> String {
     out
 }
 
-fn config(root: &Vdev, health: State) -> String {
+fn config(root: &Vdev, health: VdevHealth) -> String {
     let naming = Naming::default().with_env();
     let lines = vdevs::walk(root, &CLASSES);
     let w = vdevs::name_width(root, &lines, naming, 10);
@@ -326,13 +328,13 @@ fn config(root: &Vdev, health: State) -> String {
     let _ = writeln!(out, "\t{:w$}  {}", root.name, health.word());
     for line in &lines {
         match line {
-            Line::Class(heading) => {
+            VdevLine::Class(heading) => {
                 let _ = writeln!(out, "\t{heading}");
             }
-            Line::Vdev(v, depth) if matches!(v.class, Class::Cache | Class::Spare) => {
+            VdevLine::Vdev(v, depth) if matches!(v.class, VdevRole::Cache | VdevRole::Spare) => {
                 let _ = writeln!(out, "\t{:depth$}{}", "", naming.of(v));
             }
-            Line::Vdev(v, depth) => {
+            VdevLine::Vdev(v, depth) => {
                 let pad = w.saturating_sub(*depth);
                 let _ = write!(out, "\t{:depth$}{:pad$}  {}", "", naming.of(v), v.state.word());
                 if let Some(aux) = &v.aux {
@@ -350,18 +352,18 @@ mod tests {
     use super::super::vdevs::tests::vdev;
     use super::*;
 
-    fn found() -> Found {
+    fn found() -> ImportCandidate {
         let mirror = vdev(
             "mirror",
             "mirror-0",
-            Class::Normal,
+            VdevRole::Normal,
             vec![
-                vdev("disk", "/dev/sda1", Class::Normal, vec![]),
-                vdev("disk", "/dev/sdb1", Class::Normal, vec![]),
+                vdev("disk", "/dev/sda1", VdevRole::Normal, vec![]),
+                vdev("disk", "/dev/sdb1", VdevRole::Normal, vec![]),
             ],
         );
-        let log = vdev("disk", "/dev/sdc1", Class::Log, vec![]);
-        Found {
+        let log = vdev("disk", "/dev/sdc1", VdevRole::Log, vec![]);
+        ImportCandidate {
             name: "tank".into(),
             guid: 12_345_678_901_234_567,
             destroyed: false,
@@ -370,11 +372,11 @@ mod tests {
             hostid: None,
             last_accessed: None,
             comment: None,
-            health: State::Online,
+            health: VdevHealth::Online,
             unsupported: vec![],
             held_up: None,
             imported: None,
-            root: vdev("root", "tank", Class::Normal, vec![mirror, log]),
+            root: vdev("root", "tank", VdevRole::Normal, vec![mirror, log]),
         }
     }
 
@@ -386,7 +388,7 @@ mod tests {
             ONLINE\n\t  mirror-0  ONLINE\n\t    sda1    ONLINE\n\t    sdb1    \
             ONLINE\n\tlogs\t\n\t  sdc1      ONLINE\n";
         assert_eq!(candidate(&found()), text);
-        let odd = Found { comment: Some("mine".into()), destroyed: true, ..found() };
+        let odd = ImportCandidate { comment: Some("mine".into()), destroyed: true, ..found() };
         let text = candidate(&odd);
         assert!(text.starts_with(
             "   pool: tank\n     id: 12345678901234567\n  state: ONLINE (DESTROYED)\n"
@@ -396,7 +398,7 @@ mod tests {
 
     #[test]
     fn names_and_ids_choose() {
-        let other = Found { guid: 5, ..found() };
+        let other = ImportCandidate { guid: 5, ..found() };
         let both = || vec![found(), other.clone()];
         let e = choose(both(), "tank").unwrap_err();
         assert_eq!(
@@ -410,7 +412,7 @@ mod tests {
 
     #[test]
     fn foreign_pools_say_whose() {
-        let p = Found {
+        let p = ImportCandidate {
             hostname: Some("h".into()),
             hostid: Some(0xabc),
             last_accessed: Some(0),

@@ -1,9 +1,10 @@
-//! `cenote io`: what each device is asked for.
+//! `cenote io`: the sizes and latencies of each device's operations.
 //!
 //! # Theory
-//! For each leaf and direction the sizes of its operations by powers of two, in the shape
-//! that tracers give distributions, and a line of mean latency, operations and bytes a
-//! second. The first report is about all the time since the pool was opened, or since the
+//! For each leaf and direction it shows the sizes of operations by powers of two, in the form
+//! in which tracers show distributions, and a line with mean latency, operations and bytes a
+//! second. The first report covers the time since the pool was opened, or since the vdev was
+//! added; each later one the time since the report before.
 //! vdev joined it; each later one about what came since the report before.
 
 use std::collections::HashMap;
@@ -11,7 +12,7 @@ use std::ffi::OsString;
 
 use base::Result;
 use cenote::props::nicenum;
-use proto::{ClassIo, Done, Vdev};
+use proto::{ClassIo, Vdev, VdevIoCounts};
 use ui::Exit;
 
 use super::iohist::{self, READS, WRITES, nicetime};
@@ -20,8 +21,8 @@ use super::{Pools, Repeat, no_such_pool};
 /// Width of the widest bar.
 const BAR: u64 = 40;
 
-/// What was counted at the report before, by guid and name.
-type Before = HashMap<(u64, String), (Done, Vec<ClassIo>)>;
+/// Counters at the report before, by guid and name.
+type PreviousCounters = HashMap<(u64, String), (VdevIoCounts, Vec<ClassIo>)>;
 
 fn misuse(message: Option<&str>) -> Exit {
     if let Some(message) = message {
@@ -42,7 +43,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
         Ok(repeat) => repeat,
         Err(message) => return Ok(misuse(Some(&message))),
     };
-    let mut before = Before::new();
+    let mut before = PreviousCounters::new();
     repeat.run(|| {
         let mut pools = Pools::connect()?;
         let names = pools.select(&words, no_such_pool)?;
@@ -66,17 +67,17 @@ fn leaves(v: &Vdev, f: &mut impl FnMut(&Vdev)) {
     v.children.iter().for_each(|child| leaves(child, f));
 }
 
-fn report(pool: &str, leaf: &Vdev, before: &mut Before) -> String {
+fn report(pool: &str, leaf: &Vdev, before: &mut PreviousCounters) -> String {
     let key = (leaf.guid, leaf.name.clone());
     let earlier = before.insert(key, (leaf.io, leaf.io_classes.clone()));
     let earlier = earlier.filter(|(done, _)| done.age <= leaf.io.age);
     let (was, classes) = earlier.unzip();
     let (was, now) = (was.unwrap_or_default(), leaf.io);
-    let went = iohist::since(&leaf.io_classes, classes.as_deref());
+    let io = iohist::since(&leaf.io_classes, classes.as_deref());
     let nanos = u128::from(now.age - was.age).max(1);
     let rate = |now: u64, was: u64| {
-        let came = u128::from(now.saturating_sub(was)) * 1_000_000_000;
-        u64::try_from(came / nanos).unwrap_or(u64::MAX)
+        let delta = u128::from(now.saturating_sub(was)) * 1_000_000_000;
+        u64::try_from(delta / nanos).unwrap_or(u64::MAX)
     };
     let mut out = format!("{pool}  {}\n", leaf.name);
     let mut table = format!("{:28}avg latency         iops   throughput\n", "");
@@ -85,12 +86,10 @@ fn report(pool: &str, leaf: &Vdev, before: &mut Before) -> String {
         ("write", &WRITES[..], rate(now.writes, was.writes), rate(now.nwritten, was.nwritten)),
     ];
     for (name, classes, ops, bytes) in directions {
-        let sizes = [
-            iohist::sum(&went, classes, |c| &c.single),
-            iohist::sum(&went, classes, |c| &c.merged),
-        ];
+        let sizes =
+            [iohist::sum(&io, classes, |c| &c.single), iohist::sum(&io, classes, |c| &c.merged)];
         out.push_str(&distribution(name, &add(&sizes)));
-        let mean = iohist::average(&iohist::sum(&went, classes, |c| &c.disk));
+        let mean = iohist::average(&iohist::sum(&io, classes, |c| &c.disk));
         let mean = mean.map_or("-".to_owned(), nicetime);
         let (ops, bytes) = (format!("{}/s", nicenum(ops)), format!("{}/s", nicenum(bytes)));
         table.push_str(&format!("    {name:24}{mean:>11}{ops:>13}{bytes:>13}\n"));
@@ -103,7 +102,7 @@ fn add(histograms: &[Vec<u64>]) -> Vec<u64> {
     (0..len).map(|j| histograms.iter().filter_map(|h| h.get(j)).sum()).collect()
 }
 
-/// Sizes from the smallest to the largest that occurred, with one empty row around them.
+/// Sizes from the smallest to the largest that occurred, with one empty row before and after.
 fn distribution(name: &str, sizes: &[u64]) -> String {
     let all: u64 = sizes.iter().sum();
     let (Some(first), Some(last)) =
@@ -126,7 +125,7 @@ fn distribution(name: &str, sizes: &[u64]) -> String {
 mod tests {
     use super::super::vdevs::tests::vdev;
     use super::*;
-    use proto::Class;
+    use proto::VdevRole;
 
     const SECOND: u64 = 1_000_000_000;
 
@@ -137,15 +136,15 @@ mod tests {
         disk[20] = reads;
         let class = ClassIo { single, disk, ..ClassIo::default() };
         Vdev {
-            io: Done { age, reads, nread: reads * 8192, ..Done::default() },
+            io: VdevIoCounts { age, reads, nread: reads * 8192, ..VdevIoCounts::default() },
             io_classes: vec![class],
-            ..vdev("file", "/disk", Class::Normal, vec![])
+            ..vdev("file", "/disk", VdevRole::Normal, vec![])
         }
     }
 
     #[test]
     fn a_distribution_and_a_line() {
-        let mut before = Before::new();
+        let mut before = PreviousCounters::new();
         assert_eq!(
             report("tank", &leaf(2 * SECOND, 40), &mut before),
             "tank  /disk\n\
@@ -161,15 +160,15 @@ mod tests {
         );
         let next = report("tank", &leaf(4 * SECOND, 42), &mut before);
         assert!(next.contains("  1/s         8K/s\n"), "{next}");
-        // The vdev was opened anew.
+        // The vdev was reopened.
         let next = report("tank", &leaf(SECOND, 8), &mut before);
         assert!(next.contains("  8/s        64K/s\n"), "{next}");
     }
 
     #[test]
     fn whoever_did_nothing_has_no_distribution() {
-        let mut before = Before::new();
-        let text = report("tank", &vdev("file", "/disk", Class::Normal, vec![]), &mut before);
+        let mut before = PreviousCounters::new();
+        let text = report("tank", &vdev("file", "/disk", VdevRole::Normal, vec![]), &mut before);
         assert!(!text.contains("Distribution") && text.contains("write "), "{text}");
     }
 }

@@ -1,11 +1,11 @@
 //! Latencies, queues and histograms of `zpool iostat -l -q -r -w` (chapter 09 §4.5).
 //!
 //! # Theory
-//! The daemon tells of each class of operations its histograms since the vdev was opened.
-//! Tables are made of differences of two such reports; an average is that of the middles of
-//! the buckets, bucket j standing for 1.5 times 2^j.
+//! The daemon reports histograms of each class of operations since the vdev was opened. Tables
+//! show differences of two such reports. An average is that of the buckets' middles; bucket j
+//! stands for 1.5 times 2^j.
 //!
-//! Departure: there are no trims and rebuilds, and their columns are zero.
+//! Departure: Cenote has no trims and rebuilds here, so their columns are zero.
 
 use cenote::props::nicenum;
 use proto::ClassIo;
@@ -13,11 +13,11 @@ use proto::ClassIo;
 /// Buckets of times, and the first one of sizes that is shown.
 const TIMES: usize = 37;
 const SIZES: std::ops::Range<usize> = 9..25;
-/// Least width of the first column.
+/// Minimum width of the first column.
 const NAME_MIN: usize = 10;
 const WIDTH: usize = 5;
 
-/// Places in `Vdev::io_classes`.
+/// Indices in `Vdev::io_classes`.
 const SYNC_READ: usize = 0;
 const SYNC_WRITE: usize = 1;
 const ASYNC_READ: usize = 2;
@@ -26,14 +26,14 @@ const SCRUB: usize = 4;
 pub(super) const READS: [usize; 3] = [SYNC_READ, ASYNC_READ, SCRUB];
 pub(super) const WRITES: [usize; 2] = [SYNC_WRITE, ASYNC_WRITE];
 
-/// A title above some columns, and theirs.
+/// A title above some columns, and their names.
 pub(super) type Group = (&'static str, &'static [&'static str]);
 
 const RW: &[&str] = &["read", "write"];
 const DEPTH: &[&str] = &["pend", "activ"];
 const FORMS: &[&str] = &["ind", "agg"];
 
-/// What `-l` adds.
+/// The columns that `-l` adds.
 pub(super) const LATENCY: [Group; 7] = [
     ("total_wait", RW),
     ("disk_wait", RW),
@@ -43,7 +43,7 @@ pub(super) const LATENCY: [Group; 7] = [
     ("trim", &["wait"]),
     ("rebuild", &["wait"]),
 ];
-/// What `-q` adds.
+/// The columns that `-q` adds.
 pub(super) const QUEUES: [Group; 7] = [
     ("syncq_read", DEPTH),
     ("syncq_write", DEPTH),
@@ -83,7 +83,7 @@ pub(super) fn titles(groups: &[Group], column: usize) -> String {
     out
 }
 
-/// Nanoseconds as people read them: whole ones of the largest unit below.
+/// Nanoseconds in a form for people: whole ones of the largest unit below.
 pub(super) fn nicetime(nanos: u64) -> String {
     let (mut n, mut unit) = (nanos, "ns");
     for larger in ["us", "ms", "s"] {
@@ -95,7 +95,7 @@ pub(super) fn nicetime(nanos: u64) -> String {
     format!("{n}{unit}")
 }
 
-/// What came since the report before.
+/// The difference to the report before.
 pub(super) fn since(now: &[ClassIo], before: Option<&[ClassIo]>) -> Vec<ClassIo> {
     let less = |now: &[u64], before: &[u64]| -> Vec<u64> {
         let before = before.iter().chain(std::iter::repeat(&0));
@@ -173,27 +173,27 @@ pub(super) fn queue_cells(all: &[ClassIo]) -> Vec<String> {
     known.chain([0; 4]).map(|n| n.to_string()).collect()
 }
 
-/// Which histogram.
+/// The kind of histogram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Shown {
+pub(super) enum HistogramKind {
     /// `-w`.
     Times,
     /// `-r`.
     Sizes,
 }
 
-impl Shown {
+impl HistogramKind {
     fn groups(self) -> &'static [Group] {
         match self {
-            Shown::Times => &TIME_GROUPS,
-            Shown::Sizes => &SIZE_GROUPS,
+            HistogramKind::Times => &TIME_GROUPS,
+            HistogramKind::Sizes => &SIZE_GROUPS,
         }
     }
 
     fn columns(self, all: &[ClassIo]) -> Vec<Vec<u64>> {
         match self {
-            Shown::Times => times(all).to_vec(),
-            Shown::Sizes => {
+            HistogramKind::Times => times(all).to_vec(),
+            HistogramKind::Sizes => {
                 let of = |class: &ClassIo| [class.single.clone(), class.merged.clone()];
                 let mut out: Vec<Vec<u64>> = all.iter().flat_map(of).collect();
                 out.resize(14, Vec::new());
@@ -205,14 +205,14 @@ impl Shown {
     /// The buckets with their labels.
     fn rows(self, exact: bool) -> Vec<(usize, String)> {
         let label = |j: usize| match (self, exact) {
-            (Shown::Times, true) => ((2u64 << j) - 1).to_string(),
-            (Shown::Times, false) => nicetime((2u64 << j) - 1),
-            (Shown::Sizes, true) => (1u64 << j).to_string(),
-            (Shown::Sizes, false) => nicenum(1 << j),
+            (HistogramKind::Times, true) => ((2u64 << j) - 1).to_string(),
+            (HistogramKind::Times, false) => nicetime((2u64 << j) - 1),
+            (HistogramKind::Sizes, true) => (1u64 << j).to_string(),
+            (HistogramKind::Sizes, false) => nicenum(1 << j),
         };
         let buckets = match self {
-            Shown::Times => 0..TIMES,
-            Shown::Sizes => SIZES,
+            HistogramKind::Times => 0..TIMES,
+            HistogramKind::Sizes => SIZES,
         };
         buckets.map(|j| (j, label(j))).collect()
     }
@@ -220,7 +220,7 @@ impl Shown {
 
 /// A vdev's table.
 pub(super) fn table(
-    shown: Shown,
+    shown: HistogramKind,
     name: &str,
     all: &[ClassIo],
     scripted: bool,
@@ -228,8 +228,8 @@ pub(super) fn table(
 ) -> String {
     let columns = shown.columns(all);
     let count = |column: &Vec<u64>, j: usize| {
-        // What is smaller than the first row is told in it.
-        let first = shown == Shown::Sizes && j == SIZES.start;
+        // Sizes smaller than the first row are counted in it.
+        let first = shown == HistogramKind::Sizes && j == SIZES.start;
         let range = if first { 0..=j } else { j..=j };
         let n: u64 =
             column.iter().enumerate().filter(|(i, _)| range.contains(i)).map(|c| c.1).sum();
@@ -245,8 +245,8 @@ pub(super) fn table(
         return out;
     }
     let what = match shown {
-        Shown::Times => "latency",
-        Shown::Sizes => "req_size",
+        HistogramKind::Times => "latency",
+        HistogramKind::Sizes => "req_size",
     };
     let name_width = NAME_MIN.max(name.chars().count());
     let pad =

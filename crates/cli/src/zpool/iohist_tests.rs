@@ -40,20 +40,20 @@ fn golden_titles() {
 /// Chapter 09 §4.5, golden.
 #[test]
 fn golden_labels() {
-    let labels: Vec<String> = Shown::Times.rows(false).into_iter().map(|r| r.1).collect();
+    let labels: Vec<String> = HistogramKind::Times.rows(false).into_iter().map(|r| r.1).collect();
     assert_eq!(
         labels.join(" "),
         "1ns 3ns 7ns 15ns 31ns 63ns 127ns 255ns 511ns 1us 2us 4us 8us 16us 32us 65us 131us 262us \
          524us 1ms 2ms 4ms 8ms 16ms 33ms 67ms 134ms 268ms 536ms 1s 2s 4s 8s 17s 34s 68s 137s"
     );
-    let sizes: Vec<String> = Shown::Sizes.rows(false).into_iter().map(|r| r.1).collect();
+    let sizes: Vec<String> = HistogramKind::Sizes.rows(false).into_iter().map(|r| r.1).collect();
     assert_eq!(sizes.join(" "), "512 1K 2K 4K 8K 16K 32K 64K 128K 256K 512K 1M 2M 4M 8M 16M");
 }
 
 /// Chapter 09 §4.5, golden.
 #[test]
 fn golden_latencies() {
-    let text = table(Shown::Times, "tank", &classes(), false, false);
+    let text = table(HistogramKind::Times, "tank", &classes(), false, false);
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines.len(), 1 + 3 + 37 + 1);
     assert_eq!(lines[0], "");
@@ -75,17 +75,17 @@ fn golden_latencies() {
         "137s            0      2      0      2      0      0      0      0      0      0      0"
     );
     assert_eq!(lines[41], "-".repeat(87));
-    let scripted = table(Shown::Times, "tank", &classes(), true, false);
+    let scripted = table(HistogramKind::Times, "tank", &classes(), true, false);
     assert!(scripted.starts_with("tank\n1\t0\t0\t0\t0\t1\t"), "{scripted}");
 }
 
 #[test]
 fn sizes_alone_and_merged() {
-    let text = table(Shown::Sizes, "tank", &classes(), false, false);
+    let text = table(HistogramKind::Sizes, "tank", &classes(), false, false);
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines.len(), 1 + 3 + 16 + 1);
     assert!(lines[2].starts_with("req_size      ind    agg    ind    agg"), "{}", lines[2]);
-    // What is smaller than a sector is told with the smallest.
+    // Sizes smaller than a sector are counted with the smallest.
     let cells = |line: &str| -> Vec<String> {
         line.split_whitespace().skip(1).map(str::to_owned).collect()
     };
@@ -118,10 +118,10 @@ fn queues_now_and_differences_since() {
     let mut before = classes();
     before[SYNC_READ].total = vec![0; 11];
     before[SYNC_READ].total[10] = 2;
-    let came = since(&now, Some(&before));
-    assert_eq!(came[SYNC_READ].total[10], 1);
-    assert_eq!(came[SYNC_READ].total[20], 1);
-    assert_eq!(came[ASYNC_WRITE].single.iter().sum::<u64>(), 0);
-    assert_eq!((came[SCRUB].pending, came[SCRUB].active), (7, 2));
+    let delta = since(&now, Some(&before));
+    assert_eq!(delta[SYNC_READ].total[10], 1);
+    assert_eq!(delta[SYNC_READ].total[20], 1);
+    assert_eq!(delta[ASYNC_WRITE].single.iter().sum::<u64>(), 0);
+    assert_eq!((delta[SCRUB].pending, delta[SCRUB].active), (7, 2));
     assert_eq!(since(&now, None), now);
 }

@@ -3,8 +3,8 @@ use super::*;
 
 const SECOND: u64 = 1_000_000_000;
 
-fn done(age: u64, reads: u64, writes: u64, nread: u64, nwritten: u64) -> Done {
-    Done { age, reads, writes, nread, nwritten }
+fn done(age: u64, reads: u64, writes: u64, nread: u64, nwritten: u64) -> VdevIoCounts {
+    VdevIoCounts { age, reads, writes, nread, nwritten }
 }
 
 /// The pool of the chapter's golden output.
@@ -12,30 +12,30 @@ fn tank() -> Pool {
     let io = done(100 * SECOND, 100, 300, 811_008, 13_004_800);
     let leaf = |name: &str| Vdev {
         io: done(100 * SECOND, 50, 150, 405_504, 6_502_400),
-        ..vdev("file", name, Class::Normal, vec![])
+        ..vdev("file", name, VdevRole::Normal, vec![])
     };
     let mirror = Vdev {
         io,
         size: 10 << 30,
         allocated: 2 << 30,
-        ..vdev("mirror", "mirror-0", Class::Normal, vec![leaf("/a"), leaf("/b")])
+        ..vdev("mirror", "mirror-0", VdevRole::Normal, vec![leaf("/a"), leaf("/b")])
     };
     let log = Vdev {
         size: 1 << 30,
         io: done(100 * SECOND, 0, 0, 0, 0),
-        ..vdev("file", "/log", Class::Log, vec![])
+        ..vdev("file", "/log", VdevRole::Log, vec![])
     };
     pool(Vdev {
         io,
         size: 10 << 30,
         allocated: 2 << 30,
-        ..vdev("root", "tank", Class::Normal, vec![mirror, log])
+        ..vdev("root", "tank", VdevRole::Normal, vec![mirror, log])
     })
 }
 
-fn text(look: Look, wanted: &[&str], pools: &[Pool], before: &Counters) -> String {
+fn text(options: IostatOptions, wanted: &[&str], pools: &[Pool], before: &Counters) -> String {
     let wanted = wanted.iter().map(|w| (*w).to_owned()).collect();
-    Page { look, wanted, pools, before }.text(true)
+    IostatReport { options, wanted, pools, before }.text(true)
 }
 
 /// Chapter 09 §4.5, golden.
@@ -44,15 +44,15 @@ fn golden_layout() {
     let pools = [tank()];
     let none = Counters::new();
     assert_eq!(
-        text(Look::default(), &[], &pools, &none),
+        text(IostatOptions::default(), &[], &pools, &none),
         "              capacity     operations     bandwidth \n\
          pool        alloc   free   read  write   read  write\n\
          ----------  -----  -----  -----  -----  -----  -----\n\
          tank           2G     8G      1      3  7.92K   127K\n"
     );
-    let look = Look { scripted: true, exact: true, ..Look::default() };
+    let options = IostatOptions { scripted: true, exact: true, ..IostatOptions::default() };
     assert_eq!(
-        text(look, &[], &pools, &none),
+        text(options, &[], &pools, &none),
         "tank\t2147483648\t8589934592\t1\t3\t8110\t130048\n"
     );
 }
@@ -61,7 +61,7 @@ fn golden_layout() {
 fn vdevs_below_their_pools() {
     let pools = [tank(), tank()];
     let none = Counters::new();
-    let verbose = Look { verbose: true, ..Look::default() };
+    let verbose = IostatOptions { verbose: true, ..IostatOptions::default() };
     let head = "              capacity     operations     bandwidth \n\
                 pool        alloc   free   read  write   read  write\n\
                 ----------  -----  -----  -----  -----  -----  -----\n";
@@ -73,7 +73,8 @@ fn vdevs_below_their_pools() {
                /log          0     1G      0      0      0      0\n\
                ----------  -----  -----  -----  -----  -----  -----\n";
     assert_eq!(text(verbose, &[], &pools, &none), format!("{head}{one}{one}"));
-    let scripted = Look { scripted: true, exact: true, verbose: true, ..Look::default() };
+    let scripted =
+        IostatOptions { scripted: true, exact: true, verbose: true, ..IostatOptions::default() };
     assert_eq!(
         text(scripted, &[], &pools[..1], &none),
         "tank\t2147483648\t8589934592\t1\t3\t8110\t130048\n\
@@ -83,9 +84,9 @@ fn vdevs_below_their_pools() {
          \n\
          /log\t0\t1073741824\t0\t0\t0\t0\n"
     );
-    // Several pools end with a line; vdevs alone stand where pools did.
-    assert!(text(Look::default(), &[], &pools, &none).ends_with("-----\n"));
-    let alone = text(Look::default(), &["/b"], &pools[..1], &none);
+    // Several pools end with a line; single vdevs are listed in place of pools.
+    assert!(text(IostatOptions::default(), &[], &pools, &none).ends_with("-----\n"));
+    let alone = text(IostatOptions::default(), &["/b"], &pools[..1], &none);
     assert_eq!(alone.lines().nth(1).unwrap().split(' ').next(), Some("vdev"));
     assert_eq!(
         alone.lines().nth(3).unwrap(),
@@ -100,10 +101,11 @@ fn later_reports_are_about_the_time_between() {
     remember(&pools[0].root, &mut before);
     pools[0].root.io = done(102 * SECOND, 110, 300, 811_008 + 4096, 13_004_800);
     let rates = |pools: &[Pool], before: &Counters| {
-        Page { look: Look::default(), wanted: vec![], pools, before }.rates(&pools[0].root)
+        IostatReport { options: IostatOptions::default(), wanted: vec![], pools, before }
+            .rates(&pools[0].root)
     };
     assert_eq!(rates(&pools, &before), [5, 0, 2048, 0]);
-    // Opened anew: the counters began at zero.
+    // The pool was reopened: the counters begin at zero.
     pools[0].root.io = done(SECOND, 7, 1, 0, 9);
     assert_eq!(rates(&pools, &before), [7, 1, 0, 9]);
     pools[0].root.io = done(0, 0, 0, 0, 0);

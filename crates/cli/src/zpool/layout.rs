@@ -1,16 +1,16 @@
-//! What a pool would look like: the trees of `zpool create -n` and `zpool add -n`.
+//! The trees that `zpool create -n` and `zpool add -n` show.
 
-use proto::{Class, NewKind, NewVdev, Vdev};
+use proto::{NewKind, NewVdev, Vdev, VdevRole};
 
-use super::vdevs::{self, Line, Naming};
+use super::vdevs::{self, Naming, VdevLine};
 
-/// Classes behind the ordinary vdevs, in order.
-const CLASSES: [(Class, &str); 5] = [
-    (Class::Dedup, "dedup"),
-    (Class::Special, "special"),
-    (Class::Log, "logs"),
-    (Class::Cache, "cache"),
-    (Class::Spare, "spares"),
+/// Classes after the normal vdevs, in order.
+const CLASSES: [(VdevRole, &str); 5] = [
+    (VdevRole::Dedup, "dedup"),
+    (VdevRole::Special, "special"),
+    (VdevRole::Log, "logs"),
+    (VdevRole::Cache, "cache"),
+    (VdevRole::Spare, "spares"),
 ];
 
 fn word(kind: &NewKind) -> &'static str {
@@ -23,7 +23,7 @@ fn word(kind: &NewKind) -> &'static str {
     }
 }
 
-/// As it would be shown: without an id, which it does not have yet.
+/// The vdev as shown: without an id, which it does not have yet.
 fn shown(new: &NewVdev) -> Vdev {
     let children: Vec<Vdev> = new.children.iter().map(shown).collect();
     let count = children.len();
@@ -44,8 +44,8 @@ fn lines(pool: &str, root: &Vdev, naming: Naming) -> String {
     let mut out = format!("\t{pool}\n");
     for line in vdevs::walk(root, &CLASSES) {
         out.push_str(&match line {
-            Line::Class(name) => format!("\t{name}\n"),
-            Line::Vdev(v, depth) => format!("\t{:depth$}{}\n", "", naming.of(v)),
+            VdevLine::Class(name) => format!("\t{name}\n"),
+            VdevLine::Vdev(v, depth) => format!("\t{:depth$}{}\n", "", naming.of(v)),
         });
     }
     out
@@ -53,12 +53,11 @@ fn lines(pool: &str, root: &Vdev, naming: Naming) -> String {
 
 /// A new pool.
 pub(super) fn of_new(pool: &str, new: &[NewVdev]) -> String {
-    let root = vdevs::blank("root", pool, Class::Normal, new.iter().map(shown).collect());
+    let root = vdevs::blank("root", pool, VdevRole::Normal, new.iter().map(shown).collect());
     lines(pool, &root, Naming::default())
 }
 
-/// A pool with more vdevs. Those have no guid yet, so with `-g` too they show by
-/// name.
+/// A pool with more vdevs. Those have no guid yet, so they are shown by name even with `-g`.
 pub(super) fn with_new(pool: &str, root: &Vdev, vdevs: &[NewVdev], naming: Naming) -> String {
     let mut root = root.clone();
     let mut named = |v: &mut Vdev| v.name = naming.of(v);
@@ -68,7 +67,7 @@ pub(super) fn with_new(pool: &str, root: &Vdev, vdevs: &[NewVdev], naming: Namin
     lines(pool, &root, plain)
 }
 
-/// Fixes the names of vdevs that have guids before those come that have none.
+/// Fixes the names of vdevs that have guids, before those that have none are added.
 fn rename(v: &mut Vdev, named: &mut dyn FnMut(&mut Vdev)) {
     named(v);
     v.path = None;
@@ -79,30 +78,30 @@ fn rename(v: &mut Vdev, named: &mut dyn FnMut(&mut Vdev)) {
 mod tests {
     use super::*;
 
-    fn file(path: &str, class: Class) -> NewVdev {
+    fn file(path: &str, class: VdevRole) -> NewVdev {
         NewVdev { kind: NewKind::File(path.into()), class, children: Vec::new() }
     }
 
-    fn leaf(path: &str, guid: u64, class: Class) -> Vdev {
+    fn leaf(path: &str, guid: u64, class: VdevRole) -> Vdev {
         Vdev { path: Some(path.into()), guid, ..vdevs::blank("file", path, class, Vec::new()) }
     }
 
     /// Recorded from OpenZFS 2.3.2's `zpool add -n`.
     #[test]
     fn added_to_a_pool() {
-        let mirror = vec![leaf("/x/0", 6, Class::Normal), leaf("/x/1", 7, Class::Normal)];
+        let mirror = vec![leaf("/x/0", 6, VdevRole::Normal), leaf("/x/1", 7, VdevRole::Normal)];
         let tops = vec![
-            Vdev { guid: 5, ..vdevs::blank("mirror", "mirror-0", Class::Normal, mirror) },
-            leaf("/x/s", 9, Class::Special),
-            leaf("/x/c", 10, Class::Cache),
+            Vdev { guid: 5, ..vdevs::blank("mirror", "mirror-0", VdevRole::Normal, mirror) },
+            leaf("/x/s", 9, VdevRole::Special),
+            leaf("/x/c", 10, VdevRole::Cache),
         ];
-        let root = vdevs::blank("root", "live", Class::Normal, tops);
+        let root = vdevs::blank("root", "live", VdevRole::Normal, tops);
         let new = [
-            file("/f/a", Class::Log),
-            file("/f/b", Class::Spare),
-            file("/f/c", Class::Cache),
-            file("/f/d", Class::Dedup),
-            file("/f/e", Class::Special),
+            file("/f/a", VdevRole::Log),
+            file("/f/b", VdevRole::Spare),
+            file("/f/c", VdevRole::Cache),
+            file("/f/d", VdevRole::Dedup),
+            file("/f/e", VdevRole::Special),
         ];
         assert_eq!(
             with_new("live", &root, &new, Naming::default()),
@@ -118,7 +117,7 @@ mod tests {
     fn disks_are_short() {
         let disk = NewVdev {
             kind: NewKind::Disk("/dev/disk/by-id/ata-X".into()),
-            class: Class::Normal,
+            class: VdevRole::Normal,
             children: Vec::new(),
         };
         assert_eq!(of_new("tank", &[disk]), "\ttank\n\t  ata-X\n");

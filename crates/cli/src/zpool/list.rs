@@ -4,24 +4,24 @@ use std::ffi::OsString;
 
 use base::Result;
 use cenote::props::{PropData, format, nicebytes, nicenum, pool_column, pool_prop};
-use proto::{Class, Pool, Value, Vdev};
+use proto::{Pool, PropertyEntry, Vdev, VdevRole};
 use ui::Exit;
 use ui::table::{self, Column};
 
-use super::vdevs::{self, Line, Naming};
+use super::vdevs::{self, Naming, VdevLine};
 use super::{Pools, Repeat, misuse, no_such_pool, options};
 
 const DEFAULT: &str = "name,size,allocated,free,checkpoint,expandsize,fragmentation,capacity,dedupratio,health,altroot";
 /// Headings of classes with `-v`, in order.
-const CLASSES: [(Class, &str); 5] = [
-    (Class::Dedup, "dedup"),
-    (Class::Special, "special"),
-    (Class::Log, "logs"),
-    (Class::Cache, "cache"),
-    (Class::Spare, "spare"),
+const CLASSES: [(VdevRole, &str); 5] = [
+    (VdevRole::Dedup, "dedup"),
+    (VdevRole::Special, "special"),
+    (VdevRole::Log, "logs"),
+    (VdevRole::Cache, "cache"),
+    (VdevRole::Spare, "spare"),
 ];
 
-struct Asked {
+struct ListOptions {
     names: Vec<String>,
     columns: Vec<(String, Column)>,
     scripted: bool,
@@ -49,7 +49,7 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     };
     let naming =
         Naming { guid: parsed.has('g'), path: parsed.has('P'), links: parsed.has('L') }.with_env();
-    let asked = Asked {
+    let options = ListOptions {
         names,
         columns,
         scripted: parsed.has('H'),
@@ -57,7 +57,7 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         verbose: parsed.has('v'),
         naming,
     };
-    repeat.run(|| report(&asked))
+    repeat.run(|| report(&options))
 }
 
 /// The columns of a `-o` list.
@@ -84,7 +84,7 @@ fn columns(list: &str, parsable: bool) -> std::result::Result<Vec<(String, Colum
 }
 
 /// The text of a pool property.
-pub(super) fn text(name: &str, value: Option<&Value>, parsable: bool) -> String {
+pub(super) fn text(name: &str, value: Option<&PropertyEntry>, parsable: bool) -> String {
     let data = value.map_or(PropData::None, |v| (&v.value).into());
     match (pool_prop(name), data) {
         (Some(prop), data) => format(prop, &data, parsable),
@@ -94,62 +94,63 @@ pub(super) fn text(name: &str, value: Option<&Value>, parsable: bool) -> String 
     }
 }
 
-fn report(asked: &Asked) -> Result<Exit> {
+fn report(options: &ListOptions) -> Result<Exit> {
     let mut pools = Pools::connect()?;
-    let names = pools.select(&asked.names, no_such_pool)?;
+    let names = pools.select(&options.names, no_such_pool)?;
     if names.is_empty() {
-        if !asked.scripted && !pools.failed {
+        if !options.scripted && !pools.failed {
             ui::out("no pools available\n");
         }
         return Ok(Exit::failed_if(pools.failed));
     }
-    let wanted: Vec<String> = asked.columns.iter().map(|c| c.0.clone()).collect();
+    let wanted: Vec<String> = options.columns.iter().map(|c| c.0.clone()).collect();
     let mut rows = Vec::new();
     let mut trees = Vec::new();
     for name in &names {
         let props = pools.props(name, Some(wanted.clone()))?;
         let cell = |column: &String| match column.as_str() {
             "name" => name.clone(),
-            c => text(c, props.iter().find(|p| p.0 == c).map(|p| &p.1), asked.parsable),
+            c => text(c, props.iter().find(|p| p.0 == c).map(|p| &p.1), options.parsable),
         };
         rows.push(wanted.iter().map(cell).collect::<Vec<String>>());
-        if asked.verbose {
+        if options.verbose {
             trees.push(pools.status(name)?);
         }
     }
-    let columns: Vec<Column> = asked.columns.iter().map(|c| c.1.clone()).collect();
-    if !asked.verbose {
-        ui::out(&table::render(&columns, &rows, asked.scripted));
+    let columns: Vec<Column> = options.columns.iter().map(|c| c.1.clone()).collect();
+    if !options.verbose {
+        ui::out(&table::render(&columns, &rows, options.scripted));
     } else {
-        ui::out(&verbose(asked, columns, &rows, &trees));
+        ui::out(&verbose(options, columns, &rows, &trees));
     }
     Ok(Exit::failed_if(pools.failed))
 }
 
 /// The table with vdevs below each pool.
 fn verbose(
-    asked: &Asked,
+    options: &ListOptions,
     mut columns: Vec<Column>,
     rows: &[Vec<String>],
     trees: &[Pool],
 ) -> String {
-    let lines: Vec<Vec<Line<'_>>> = trees.iter().map(|t| vdevs::walk(&t.root, &CLASSES)).collect();
+    let lines: Vec<Vec<VdevLine<'_>>> =
+        trees.iter().map(|t| vdevs::walk(&t.root, &CLASSES)).collect();
     if let Some(first) = columns.first_mut() {
         let widest = trees.iter().zip(&lines);
-        let widest = widest.map(|(t, l)| vdevs::name_width(&t.root, l, asked.naming, 9));
+        let widest = widest.map(|(t, l)| vdevs::name_width(&t.root, l, options.naming, 9));
         first.min = first.min.max(widest.max().unwrap_or(9));
     }
     let widths = table::widths(&columns, rows);
     let mut out = String::new();
     let headers: Vec<String> = columns.iter().map(|c| c.header.clone()).collect();
-    if !asked.scripted {
+    if !options.scripted {
         table::human_line(&mut out, &columns, &widths, &headers);
     }
     // Vdev rows are right-justified throughout, as OpenZFS has them.
     let right: Vec<Column> =
         columns.iter().enumerate().map(|(i, c)| Column { right: i > 0, ..c.clone() }).collect();
     for (row, lines) in rows.iter().zip(&lines) {
-        if asked.scripted {
+        if options.scripted {
             out.push_str(&row.join("\t"));
             out.push('\n');
         } else {
@@ -157,12 +158,12 @@ fn verbose(
         }
         for line in lines {
             let cells = match line {
-                Line::Class(heading) => heading_row(heading, &asked.columns),
-                Line::Vdev(v, depth) if asked.scripted => vdev_row(v, 0, *depth, asked),
-                Line::Vdev(v, depth) => vdev_row(v, *depth, *depth, asked),
+                VdevLine::Class(heading) => heading_row(heading, &options.columns),
+                VdevLine::Vdev(v, depth) if options.scripted => vdev_row(v, 0, *depth, options),
+                VdevLine::Vdev(v, depth) => vdev_row(v, *depth, *depth, options),
             };
             match line {
-                Line::Vdev(..) if asked.scripted => {
+                VdevLine::Vdev(..) if options.scripted => {
                     out.push('\t');
                     out.push_str(&cells.join("\t"));
                     out.push('\n');
@@ -179,7 +180,7 @@ fn heading_row(heading: &str, columns: &[(String, Column)]) -> Vec<String> {
     std::iter::once(heading.to_owned()).chain(rest).collect()
 }
 
-/// A vdev's share in hundredths of a percent, with as many digits as fit.
+/// A vdev's used share in hundredths of a percent, with as many digits as fit.
 fn capacity(v: &Vdev, parsable: bool) -> String {
     let share = (u128::from(v.allocated) * 10_000).checked_div(u128::from(v.size)).unwrap_or(0);
     if parsable {
@@ -197,34 +198,34 @@ fn capacity(v: &Vdev, parsable: bool) -> String {
     }
 }
 
-fn vdev_row(v: &Vdev, indent: usize, depth: usize, asked: &Asked) -> Vec<String> {
-    let number = |n: u64| if asked.parsable { n.to_string() } else { nicenum(n) };
+fn vdev_row(v: &Vdev, indent: usize, depth: usize, options: &ListOptions) -> Vec<String> {
+    let number = |n: u64| if options.parsable { n.to_string() } else { nicenum(n) };
     let top = depth <= 2;
-    let sized = top && v.size > 0 && v.class != Class::Spare;
+    let sized = top && v.size > 0 && v.class != VdevRole::Spare;
     let or_dash = |shown: bool, text: String| if shown { text } else { "-".to_owned() };
     let cell = |(name, _): &(String, Column)| match name.as_str() {
-        "name" => format!("{:indent$}{}", "", asked.naming.of(v)),
+        "name" => format!("{:indent$}{}", "", options.naming.of(v)),
         "size" if sized && !v.children.is_empty() => number(v.size),
         "size" => or_dash(v.psize > 0 || sized, number(if v.psize > 0 { v.psize } else { v.size })),
         "allocated" => or_dash(sized, number(v.allocated)),
         "free" => or_dash(sized, number(v.size.saturating_sub(v.allocated))),
         "expandsize" => or_dash(
             v.expandsize > 0,
-            if asked.parsable { v.expandsize.to_string() } else { nicebytes(v.expandsize) },
+            if options.parsable { v.expandsize.to_string() } else { nicebytes(v.expandsize) },
         ),
         "fragmentation" => match v.fragmentation.filter(|_| sized) {
-            Some(f) if asked.parsable => f.to_string(),
+            Some(f) if options.parsable => f.to_string(),
             Some(f) => format!("{f}%"),
             None => "-".to_owned(),
         },
-        "capacity" => or_dash(sized, capacity(v, asked.parsable)),
-        "health" if v.class == Class::Spare && v.state == proto::State::Online => {
+        "capacity" => or_dash(sized, capacity(v, options.parsable)),
+        "health" if v.class == VdevRole::Spare && v.state == proto::VdevHealth::Online => {
             "AVAIL".to_owned()
         }
         "health" => v.state.word().to_owned(),
         _ => "-".to_owned(),
     };
-    asked.columns.iter().map(cell).collect()
+    options.columns.iter().map(cell).collect()
 }
 
 #[cfg(test)]
@@ -232,8 +233,8 @@ mod tests {
     use super::super::vdevs::tests::{pool, vdev};
     use super::*;
 
-    fn asked(scripted: bool, parsable: bool) -> Asked {
-        Asked {
+    fn options(scripted: bool, parsable: bool) -> ListOptions {
+        ListOptions {
             names: vec![],
             columns: columns(DEFAULT, parsable).unwrap(),
             scripted,
@@ -251,14 +252,14 @@ mod tests {
             size: 240 << 20,
             allocated: 119_745_000,
             fragmentation: Some(75),
-            ..vdev("file", "/tmp/w/disk1.img", Class::Normal, vec![])
+            ..vdev("file", "/tmp/w/disk1.img", VdevRole::Normal, vec![])
         };
-        let tree = pool(vdev("root", "frag", Class::Normal, vec![disk]));
+        let tree = pool(vdev("root", "frag", VdevRole::Normal, vec![disk]));
         let row: Vec<String> =
             ["frag", "240M", "114M", "126M", "-", "-", "75%", "47%", "1.00x", "ONLINE", "-"]
                 .map(str::to_owned)
                 .to_vec();
-        let a = asked(false, false);
+        let a = options(false, false);
         let columns: Vec<Column> = a.columns.iter().map(|c| c.1.clone()).collect();
         assert_eq!(
             verbose(&a, columns.clone(), std::slice::from_ref(&row), std::slice::from_ref(&tree)),
@@ -266,24 +267,25 @@ mod tests {
              frag                 240M   114M   126M        -         -    75%    47%  1.00x    ONLINE  -\n  \
              /tmp/w/disk1.img   256M   114M   126M        -         -    75%  47.6%      -    ONLINE        -\n"
         );
-        let text = verbose(&asked(true, true), columns, &[row], &[tree]);
+        let text = verbose(&options(true, true), columns, &[row], &[tree]);
         assert_eq!(
             text.lines().nth(1).unwrap(),
             "\t/tmp/w/disk1.img\t268435456\t119745000\t131913240\t-\t-\t75\t47\t-\tONLINE\t-"
         );
     }
 
-    /// `zpool list -Hv` of OpenZFS 2.4.4: rows of classes stay as people read them.
+    /// `zpool list -Hv` of OpenZFS 2.4.4: headings of classes stay in the form for people.
     #[test]
     fn golden_rows_of_classes() {
         let disk = |n: u32, class| vdev("file", &format!("/tmp/d{n}"), class, vec![]);
-        let mirror = vdev("mirror", "mirror-0", Class::Normal, vec![disk(1, Class::Normal)]);
-        let tree = pool(vdev("root", "tank", Class::Normal, vec![mirror, disk(5, Class::Log)]));
+        let mirror = vdev("mirror", "mirror-0", VdevRole::Normal, vec![disk(1, VdevRole::Normal)]);
+        let tree =
+            pool(vdev("root", "tank", VdevRole::Normal, vec![mirror, disk(5, VdevRole::Log)]));
         let row: Vec<String> =
             ["tank", "384M", "198K", "384M", "-", "-", "0%", "0%", "1.00x", "ONLINE", "-"]
                 .map(str::to_owned)
                 .to_vec();
-        let a = asked(true, false);
+        let a = options(true, false);
         let columns: Vec<Column> = a.columns.iter().map(|c| c.1.clone()).collect();
         let text = verbose(&a, columns, &[row], &[tree]);
         let heading = "logs             -      -      -        -         -      -      -      -         -        -";
@@ -293,7 +295,7 @@ mod tests {
     #[test]
     fn shares_have_as_many_digits_as_fit() {
         let share = |allocated| {
-            let v = vdev("file", "x", Class::Normal, vec![]);
+            let v = vdev("file", "x", VdevRole::Normal, vec![]);
             capacity(&Vdev { size: 10_000, allocated, ..v }, false)
         };
         assert_eq!(share(976), "9.76%");

@@ -1,4 +1,4 @@
-//! `zpool`: pools, as OpenZFS's command shows them (chapter 09 §4).
+//! `zpool`: pools, with the output of OpenZFS's command (chapter 09 §4).
 
 mod add;
 mod change;
@@ -24,7 +24,7 @@ use base::{Error, Result};
 use commands::getopt::{Bad, Parsed};
 use proto::client::Client;
 use proto::runtime::Runtime;
-use proto::{Pool, Reply, Request, Value};
+use proto::{Pool, PropertyEntry, Reply, Request};
 use ui::Exit;
 
 /// Commands of OpenZFS's that Cenote does not have yet.
@@ -45,7 +45,7 @@ const MISSING: [&str; 14] = [
     "ddtprune",
 ];
 
-/// Complains and shows how the command is used; the exit code is 2.
+/// Complains and shows the usage of a command; the exit code is 2.
 pub(super) fn misuse(command: &str, message: Option<&str>) -> Exit {
     let exit = commands::misuse("zpool", command, message);
     if command == "set" {
@@ -93,7 +93,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
     }
 }
 
-/// A command as the pool's history keeps it.
+/// A command in the form of the pool's history.
 pub(super) fn command(name: &str, argv: &[OsString]) -> String {
     let mut out = format!("zpool {name}");
     for word in argv {
@@ -116,35 +116,37 @@ pub(super) fn options(command: &str, argv: &[OsString]) -> std::result::Result<P
     }
 }
 
-/// The imported pools as far as a command wants them.
+/// The imported pools, read as a command needs them.
 pub(super) struct Pools {
     client: Option<Client>,
-    /// A pool named does not exist, or could not be asked.
+    /// A named pool does not exist, or its state could not be read.
     pub(super) failed: bool,
 }
 
 impl Pools {
-    /// Reaches the daemon, if there is one or has to be.
+    /// Connects to the daemon, if one runs or has pools to import.
     pub(super) fn connect() -> Result<Pools> {
-        let client = Client::for_looking(&Runtime::from_env()?)?;
+        let client = Client::connect_for_query(&Runtime::from_env()?)?;
         Ok(Pools { client, failed: false })
     }
 
-    fn ask(&mut self, request: &Request) -> Result<Reply> {
+    fn request(&mut self, request: &Request) -> Result<Reply> {
         match &mut self.client {
-            Some(client) => client.ask(request),
+            Some(client) => client.request(request),
             None => Ok(Reply::Names(Vec::new())),
         }
     }
 
-    /// The names wanted (all if none is named) that exist; the others are
-    /// complained about with `missing`.
+    /// The requested names that exist (all if none is requested); the others are reported with
+    /// `missing`.
     pub(super) fn select(
         &mut self,
         wanted: &[String],
         missing: impl Fn(&str) -> String,
     ) -> Result<Vec<String>> {
-        let Reply::Names(all) = self.ask(&Request::PoolNames)? else { return Err(odd()) };
+        let Reply::Names(all) = self.request(&Request::PoolNames)? else {
+            return Err(unexpected_reply());
+        };
         if wanted.is_empty() {
             return Ok(all);
         }
@@ -167,9 +169,9 @@ impl Pools {
 
     /// A pool's state, with the paths of damaged files if `verbose`.
     pub(super) fn status_with(&mut self, name: &str, verbose: bool) -> Result<Pool> {
-        match self.ask(&Request::PoolStatus { name: name.to_owned(), verbose })? {
+        match self.request(&Request::PoolStatus { name: name.to_owned(), verbose })? {
             Reply::Pool(pool) => Ok(*pool),
-            _ => Err(odd()),
+            _ => Err(unexpected_reply()),
         }
     }
 
@@ -178,16 +180,16 @@ impl Pools {
         &mut self,
         name: &str,
         props: Option<Vec<String>>,
-    ) -> Result<Vec<(String, Value)>> {
-        match self.ask(&Request::PoolProps { name: name.to_owned(), props })? {
+    ) -> Result<Vec<(String, PropertyEntry)>> {
+        match self.request(&Request::PoolProps { name: name.to_owned(), props })? {
             Reply::Props(props) => Ok(props),
-            _ => Err(odd()),
+            _ => Err(unexpected_reply()),
         }
     }
 }
 
-/// The daemon's answer does not fit the question.
-pub(crate) fn odd() -> Error {
+/// The error for a reply of an unexpected type.
+pub(crate) fn unexpected_reply() -> Error {
     Error::corrupt("the daemon answered something else")
 }
 
@@ -196,7 +198,7 @@ pub(super) fn no_such_pool(name: &str) -> String {
     format!("cannot open '{name}': no such pool")
 }
 
-/// `-T` and `interval [count]` behind the operands, as the reporting commands take them.
+/// `-T` and `interval [count]` after the operands, for the reporting commands.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Repeat {
     interval: Option<f64>,
@@ -205,8 +207,8 @@ pub(super) struct Repeat {
 }
 
 impl Repeat {
-    /// Takes trailing numbers off `words`; `stamp` is the argument of `-T`. An
-    /// error is the message before the usage.
+    /// Removes trailing numbers from `words`; `stamp` is the argument of `-T`. An error is the
+    /// message before the usage.
     pub(super) fn take(
         words: &mut Vec<String>,
         stamp: Option<String>,
@@ -239,12 +241,12 @@ impl Repeat {
         Ok(Repeat { interval: Some(interval), count, stamp })
     }
 
-    /// Between two reports; a second if there is no interval.
+    /// The time between two reports; one second if there is no interval.
     pub(super) fn interval_or_second(&self) -> std::time::Duration {
         std::time::Duration::from_secs_f64(self.interval.unwrap_or(1.0).min(1e9))
     }
 
-    /// Calls `report` as often as asked.
+    /// Calls `report` as often as the options say.
     pub(super) fn run(self, mut report: impl FnMut() -> Result<Exit>) -> Result<Exit> {
         let mut left = self.count;
         loop {
@@ -280,7 +282,7 @@ fn export(argv: &[OsString]) -> Result<Exit> {
     let names = pools.select(&words, no_such_pool)?;
     let mut failed = pools.failed;
     for name in names {
-        match pools.ask(&Request::Export { name, force }) {
+        match pools.request(&Request::Export { name, force }) {
             Ok(_) => {}
             Err(e) => {
                 ui::err(e.message());

@@ -10,9 +10,9 @@
 use std::path::{Path, PathBuf};
 
 use cenote::create::draid_layout;
-use proto::{Class, NewKind, NewVdev};
+use proto::{NewKind, NewVdev, VdevRole};
 
-/// Where short names are looked for.
+/// Directories in which short names are searched.
 const DIRS: [&str; 9] = [
     "/dev/disk/by-vdev",
     "/dev/mapper",
@@ -26,25 +26,25 @@ const DIRS: [&str; 9] = [
 ];
 const CHILDREN_MAX: usize = 255;
 
-/// What a word of the command line names.
+/// A word of the vdev grammar.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Word<'a> {
     Mirror,
     Raidz(u32),
-    /// Parity, and what stands behind it.
+    /// Parity, and the parameters after it.
     Draid(u32, &'a str),
-    Class(Class),
+    Class(VdevRole),
     Device,
 }
 
 fn word(text: &str) -> Word<'_> {
     let class = match text {
         "mirror" => return Word::Mirror,
-        "log" => Class::Log,
-        "cache" => Class::Cache,
-        "spare" => Class::Spare,
-        "special" => Class::Special,
-        "dedup" => Class::Dedup,
+        "log" => VdevRole::Log,
+        "cache" => VdevRole::Cache,
+        "spare" => VdevRole::Spare,
+        "special" => VdevRole::Special,
+        "dedup" => VdevRole::Dedup,
         _ => {
             let parity = |digits: &str| match digits {
                 "" | "1" => Some(1),
@@ -74,12 +74,12 @@ fn bad(what: impl std::fmt::Display) -> String {
 struct Parser<'a> {
     words: std::iter::Peekable<std::slice::Iter<'a, String>>,
     resolve: Resolve<'a>,
-    class: Class,
-    seen: Vec<Class>,
+    class: VdevRole,
+    seen: Vec<VdevRole>,
     out: Vec<NewVdev>,
 }
 
-/// Parses the words behind the pool's name.
+/// Parses the words after the pool's name.
 ///
 /// # Errors
 /// The whole message.
@@ -87,7 +87,7 @@ pub(super) fn parse(words: &[String], resolve: Resolve<'_>) -> Result<Vec<NewVde
     let mut parser = Parser {
         words: words.iter().peekable(),
         resolve,
-        class: Class::Normal,
+        class: VdevRole::Normal,
         seen: Vec::new(),
         out: Vec::new(),
     };
@@ -131,7 +131,7 @@ impl Parser<'_> {
     }
 
     fn not_a_log(&self, word: &str) -> Result<(), String> {
-        if self.class == Class::Log {
+        if self.class == VdevRole::Log {
             return Err(bad(format!("unsupported 'log' device: {word}")));
         }
         Ok(())
@@ -141,33 +141,33 @@ impl Parser<'_> {
         self.out.push(NewVdev { kind, class: self.class, children });
     }
 
-    /// `log` must be followed by something.
+    /// `log` must be followed by a device.
     fn log_has_devices(&self) -> Result<(), String> {
-        if self.class == Class::Log && self.out.last().is_none_or(|v| v.class != Class::Log) {
+        if self.class == VdevRole::Log && self.out.last().is_none_or(|v| v.class != VdevRole::Log) {
             return Err(bad("log requires at least 1 device"));
         }
         Ok(())
     }
 
-    /// A word that tells what the following is for.
-    fn class(&mut self, text: &str, class: Class) -> Result<(), String> {
+    /// A word that sets the class of the following vdevs.
+    fn class(&mut self, text: &str, class: VdevRole) -> Result<(), String> {
         self.log_has_devices()?;
-        let once = matches!(class, Class::Log | Class::Cache | Class::Spare);
+        let once = matches!(class, VdevRole::Log | VdevRole::Cache | VdevRole::Spare);
         if once && self.seen.contains(&class) {
             return Err(bad(format!("'{text}' can be specified only once")));
         }
         self.seen.push(class);
         self.class = class;
-        if matches!(class, Class::Cache | Class::Spare) {
+        if matches!(class, VdevRole::Cache | VdevRole::Spare) {
             for device in self.children(text, 1)? {
                 self.out.push(NewVdev { class, ..device });
             }
-            self.class = Class::Normal;
+            self.class = VdevRole::Normal;
         }
         Ok(())
     }
 
-    /// The devices that follow, up to the next word of the grammar.
+    /// The devices that follow, up to the next keyword.
     fn children(&mut self, name: &str, least: usize) -> Result<Vec<NewVdev>, String> {
         let mut texts = Vec::new();
         while let Some(text) = self.words.next_if(|w| word(w) == Word::Device) {
@@ -181,13 +181,13 @@ impl Parser<'_> {
         }
         let one = |text: &String| {
             let kind = (self.resolve)(text)?;
-            Ok(NewVdev { kind, class: Class::Normal, children: Vec::new() })
+            Ok(NewVdev { kind, class: VdevRole::Normal, children: Vec::new() })
         };
         texts.into_iter().map(one).collect()
     }
 }
 
-/// The parameters behind `draid2`: `:4d:11c:1s`, in any order.
+/// The parameters after `draid2`: `:4d:11c:1s`, in any order.
 fn draid(text: &str, nparity: u32, params: &str, children: usize) -> Result<NewKind, String> {
     let syntax = || format!("invalid dRAID syntax; expected [:<number><c|d|s>] not '{text}'");
     let (mut ndata, mut nspares, mut count) = (None, 0, None);
@@ -235,7 +235,7 @@ pub(super) fn resolve(text: &str) -> Result<NewKind, String> {
     places.filter(|_| !text.is_empty()).find_map(|p| kind_of(&p)).unwrap_or_else(missing)
 }
 
-/// What is at a path; `None` if nothing is.
+/// The type of the file at a path; `None` if there is none.
 fn kind_of(path: &Path) -> Option<Result<NewKind, String>> {
     use std::os::unix::fs::FileTypeExt;
     let meta = ui::look_at(path, || std::fs::metadata(path)).ok()?;
@@ -361,7 +361,7 @@ mod tests {
             "draid[0-4]?(:[0-9]{0,12}[cdsé]){0,3}",
         ], 0..12)) {
             if let Ok(vdevs) = parse(&words, &files) {
-                // Everything that was named is somewhere.
+                // Every device of the command line is in the result.
                 let named = words.iter().filter(|w| w.starts_with('/')).count();
                 let got: usize = vdevs.iter().map(|v| v.children.len().max(1)).sum();
                 prop_assert_eq!(named, got);

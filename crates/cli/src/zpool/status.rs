@@ -5,28 +5,28 @@ use std::fmt::Write;
 
 use base::Result;
 use cenote::props::{nicebytes, nicenum};
-use proto::{Class, Expand, Pool, Removal, Scan, State, Vdev};
+use proto::{Expand, Pool, Removal, Scan, Vdev, VdevHealth, VdevRole};
 use ui::Exit;
 use ui::progress::bar;
 use ui::time::{ctime, duration};
 
-use super::vdevs::{self, Line, Naming};
+use super::vdevs::{self, Naming, VdevLine};
 use super::{Pools, Repeat, misuse, no_such_pool, options};
 
 /// Class headings in order; those of the first three end with a TAB.
-pub(super) const CLASSES: [(Class, &str); 5] = [
-    (Class::Dedup, "dedup\t"),
-    (Class::Special, "special\t"),
-    (Class::Log, "logs\t"),
-    (Class::Cache, "cache"),
-    (Class::Spare, "spares"),
+pub(super) const CLASSES: [(VdevRole, &str); 5] = [
+    (VdevRole::Dedup, "dedup\t"),
+    (VdevRole::Special, "special\t"),
+    (VdevRole::Log, "logs\t"),
+    (VdevRole::Cache, "cache"),
+    (VdevRole::Spare, "spares"),
 ];
 const SITE: &str = "https://openzfs.github.io/openzfs-docs/msg/";
-/// Below this rate in bytes a second no completion time is foretold.
+/// Below this rate, in bytes a second, no completion time is estimated.
 const RATE_MIN: u64 = 10 << 20;
 
 #[derive(Default)]
-struct Asked {
+struct StatusOptions {
     names: Vec<String>,
     parsable: bool,
     slow: bool,
@@ -52,7 +52,7 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         Ok(repeat) => repeat,
         Err(message) => return Ok(misuse("status", Some(&message))),
     };
-    let asked = Asked {
+    let options = StatusOptions {
         names,
         parsable: parsed.has('p'),
         slow: parsed.has('s'),
@@ -66,26 +66,26 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         naming: Naming { guid: parsed.has('g'), path: parsed.has('P'), links: parsed.has('L') }
             .with_env(),
     };
-    repeat.run(|| report(&asked))
+    repeat.run(|| report(&options))
 }
 
-fn report(asked: &Asked) -> Result<Exit> {
+fn report(options: &StatusOptions) -> Result<Exit> {
     let mut pools = Pools::connect()?;
-    let names = pools.select(&asked.names, no_such_pool)?;
+    let names = pools.select(&options.names, no_such_pool)?;
     let mut shown = 0;
     for name in &names {
-        let pool = pools.status_with(name, asked.verbose)?;
-        if asked.unhealthy_only && status_of(&pool).is_none() {
-            if !asked.names.is_empty() {
+        let pool = pools.status_with(name, options.verbose)?;
+        if options.unhealthy_only && status_of(&pool).is_none() {
+            if !options.names.is_empty() {
                 ui::out(&format!("pool '{name}' is healthy\n"));
             }
             continue;
         }
         let gap = if shown > 0 { "\n" } else { "" };
-        ui::out(&format!("{gap}{}", text(&pool, asked)));
+        ui::out(&format!("{gap}{}", text(&pool, options)));
         shown += 1;
     }
-    if asked.unhealthy_only && shown == 0 && asked.names.is_empty() && !pools.failed {
+    if options.unhealthy_only && shown == 0 && options.names.is_empty() && !pools.failed {
         let all = if names.is_empty() { "no pools available\n" } else { "all pools are healthy\n" };
         ui::out(all);
     } else if names.is_empty() && !pools.failed {
@@ -94,8 +94,8 @@ fn report(asked: &Asked) -> Result<Exit> {
     Ok(Exit::failed_if(pools.failed))
 }
 
-/// What is wrong with a pool: words for `status:` and `action:`, and the message id.
-struct Trouble {
+/// The status of a pool with a problem: text for `status:` and `action:`, and the message id.
+struct StatusAdvice {
     status: &'static str,
     action: &'static str,
     id: Option<&'static str>,
@@ -119,30 +119,30 @@ pub(super) struct Facts {
 }
 
 impl Facts {
-    /// Looks at leaves; a spare or cache device counts as much as OpenZFS lets it.
-    pub(super) fn of(root: &Vdev, health: State) -> Facts {
+    /// Collects them from the leaves; a spare or cache device counts as much as in OpenZFS.
+    pub(super) fn of(root: &Vdev, health: VdevHealth) -> Facts {
         let leaf = |v: &Vdev| v.children.is_empty() && v.kind != "root";
         let aux = |v: &Vdev, words: &[&str]| v.aux.as_deref().is_some_and(|a| words.contains(&a));
         Facts {
-            unavailable: matches!(health, State::Unavail | State::Faulted),
+            unavailable: matches!(health, VdevHealth::Unavail | VdevHealth::Faulted),
             whole_gone: any(root, &|v| !leaf(v) && aux(v, &["insufficient replicas"])),
             missing: any(root, &|v| {
                 leaf(v)
-                    && v.state == State::Unavail
+                    && v.state == VdevHealth::Unavail
                     && !aux(v, &["corrupted data", "invalid label"])
             }),
             corrupt: any(root, &|v| leaf(v) && aux(v, &["corrupted data", "invalid label"])),
-            faulted: any(root, &|v| leaf(v) && v.state == State::Faulted),
+            faulted: any(root, &|v| leaf(v) && v.state == VdevHealth::Faulted),
             errors: any(root, &|v| {
                 leaf(v) && v.read_errors + v.write_errors + v.checksum_errors > 0
             }),
             outdated: any(root, &|v| leaf(v) && aux(v, &["out of date"])),
-            offline: any(root, &|v| v.state == State::Offline),
-            removed: any(root, &|v| v.state == State::Removed),
+            offline: any(root, &|v| v.state == VdevHealth::Offline),
+            removed: any(root, &|v| v.state == VdevHealth::Removed),
         }
     }
 
-    /// Words for a pool that is not imported.
+    /// The text for a pool that is not imported.
     pub(super) fn import_status(&self) -> &'static str {
         if self.missing {
             "One or more devices are missing from the system."
@@ -158,10 +158,10 @@ impl Facts {
     }
 }
 
-/// The first trouble that applies, in OpenZFS's order.
-fn status_of(p: &Pool) -> Option<Trouble> {
+/// The first problem that applies, in OpenZFS's order.
+fn status_of(p: &Pool) -> Option<StatusAdvice> {
     let f = Facts::of(&p.root, p.health);
-    let t = |status, action, id| Some(Trouble { status, action, id });
+    let t = |status, action, id| Some(StatusAdvice { status, action, id });
     if p.scan.as_ref().is_some_and(|s| s.resilver && s.state == 1) {
         return t(
             "One or more devices is currently being resilvered.  The pool will\n\tcontinue to \
@@ -205,20 +205,20 @@ fn status_of(p: &Pool) -> Option<Trouble> {
     None
 }
 
-/// Troubles of devices that make the pool unavailable.
-fn device_trouble(f: &Facts) -> Option<Trouble> {
+/// Problems of devices that make the pool unavailable.
+fn device_trouble(f: &Facts) -> Option<StatusAdvice> {
     if !f.unavailable && !f.whole_gone {
         return None;
     }
     Some(if f.missing {
-        Trouble {
+        StatusAdvice {
             status: "One or more devices could not be opened.  There are insufficient\n\treplicas \
                      for the pool to continue functioning.",
             action: "Attach the missing device and online it using 'zpool online'.",
             id: Some("3C"),
         }
     } else if f.corrupt {
-        Trouble {
+        StatusAdvice {
             status: "One or more devices could not be used because the label is missing\n\tor \
                      invalid.  There are insufficient replicas for the pool to \
                      continue\n\tfunctioning.",
@@ -226,7 +226,7 @@ fn device_trouble(f: &Facts) -> Option<Trouble> {
             id: Some("5E"),
         }
     } else {
-        Trouble {
+        StatusAdvice {
             status: "The pool metadata is corrupted and the pool cannot be opened.",
             action: "Destroy and re-create the pool from\n\ta backup source.",
             id: Some("72"),
@@ -234,9 +234,9 @@ fn device_trouble(f: &Facts) -> Option<Trouble> {
     })
 }
 
-/// Troubles of devices that the pool survives.
-fn minor_trouble(f: &Facts) -> Option<Trouble> {
-    let t = |status, action, id| Some(Trouble { status, action, id });
+/// Problems of devices that the pool tolerates.
+fn minor_trouble(f: &Facts) -> Option<StatusAdvice> {
+    let t = |status, action, id| Some(StatusAdvice { status, action, id });
     if f.faulted {
         return t(
             "One or more devices are faulted in response to persistent errors.\n\tSufficient \
@@ -299,7 +299,7 @@ fn minor_trouble(f: &Facts) -> Option<Trouble> {
 }
 
 /// The whole report on one pool.
-fn text(p: &Pool, asked: &Asked) -> String {
+fn text(p: &Pool, options: &StatusOptions) -> String {
     let mut out = String::new();
     let word = match &p.doing {
         _ if p.suspended => "SUSPENDED",
@@ -315,13 +315,13 @@ fn text(p: &Pool, asked: &Asked) -> String {
     }
     if let Some(scan) = &p.scan {
         out.push_str(&scan_lines(scan, base::rt::wall_clock().as_secs()));
-        if asked.terminal && scan.state == 1 {
+        if options.terminal && scan.state == 1 {
             out.push_str(&bar_line(scan.issued, scan.to_examine.saturating_sub(scan.skipped)));
         }
     }
     if let Some(removal) = &p.removal {
         out.push_str(&removal_lines(removal));
-        if asked.terminal && removal.state == 1 {
+        if options.terminal && removal.state == 1 {
             out.push_str(&bar_line(removal.copied, removal.to_copy));
         }
     }
@@ -331,14 +331,14 @@ fn text(p: &Pool, asked: &Asked) -> String {
     }
     if let Some(expand) = &p.expand {
         out.push_str(&expand_lines(expand));
-        if asked.terminal && expand.state == 1 {
+        if options.terminal && expand.state == 1 {
             out.push_str(&bar_line(expand.copied, expand.to_copy));
         }
     }
     out.push_str("config:\n\n");
-    out.push_str(&config(&p.root, p.health, asked));
+    out.push_str(&config(&p.root, p.health, options));
     out.push('\n');
-    out.push_str(&errors(p, asked.verbose));
+    out.push_str(&errors(p, options.verbose));
     out
 }
 
@@ -357,52 +357,55 @@ fn errors(p: &Pool, verbose: bool) -> String {
     out
 }
 
-fn config(root: &Vdev, health: State, asked: &Asked) -> String {
+fn config(root: &Vdev, health: VdevHealth, options: &StatusOptions) -> String {
     let lines = vdevs::walk(root, &CLASSES);
-    let w = vdevs::name_width(root, &lines, asked.naming, 10);
+    let w = vdevs::name_width(root, &lines, options.naming, 10);
     let mut out = String::new();
     let _ =
         write!(out, "\t{:w$}  {:8} {:>5} {:>5} {:>5}", "NAME", "STATE", "READ", "WRITE", "CKSUM");
-    for (on, head) in [(asked.slow, "SLOW"), (asked.direct, "DIO")] {
+    for (on, head) in [(options.slow, "SLOW"), (options.direct, "DIO")] {
         if on {
             let _ = write!(out, " {head:>5}");
         }
     }
     out.push('\n');
     let top = Vdev { state: health, ..root.clone() };
-    row(&mut out, &top, 0, w, asked);
+    row(&mut out, &top, 0, w, options);
     for line in &lines {
         match line {
-            Line::Class(heading) => {
+            VdevLine::Class(heading) => {
                 let _ = writeln!(out, "\t{heading}");
             }
-            Line::Vdev(v, _) if asked.errors_only && !any(v, &unwell) => {}
-            Line::Vdev(v, depth) => row(&mut out, v, *depth, w, asked),
+            VdevLine::Vdev(v, _) if options.errors_only && !any(v, &unwell) => {}
+            VdevLine::Vdev(v, depth) => row(&mut out, v, *depth, w, options),
         }
     }
     out
 }
 
 fn unwell(v: &Vdev) -> bool {
-    v.state != State::Online || v.read_errors + v.write_errors + v.checksum_errors > 0
+    v.state != VdevHealth::Online || v.read_errors + v.write_errors + v.checksum_errors > 0
 }
 
-fn row(out: &mut String, v: &Vdev, depth: usize, width: usize, asked: &Asked) {
-    let name = if v.kind == "root" { v.name.clone() } else { asked.naming.of(v) };
+fn row(out: &mut String, v: &Vdev, depth: usize, width: usize, options: &StatusOptions) {
+    let name = if v.kind == "root" { v.name.clone() } else { options.naming.of(v) };
     let pad = width.saturating_sub(depth);
-    let word =
-        if v.class == Class::Spare && v.state == State::Online { "AVAIL" } else { v.state.word() };
+    let word = if v.class == VdevRole::Spare && v.state == VdevHealth::Online {
+        "AVAIL"
+    } else {
+        v.state.word()
+    };
     let _ = write!(out, "\t{:depth$}{name:pad$}  {word:8}", "");
-    if v.class != Class::Spare {
-        let number = |n: u64| if asked.parsable { n.to_string() } else { nicenum(n) };
+    if v.class != VdevRole::Spare {
+        let number = |n: u64| if options.parsable { n.to_string() } else { nicenum(n) };
         for n in [v.read_errors, v.write_errors, v.checksum_errors] {
             let _ = write!(out, " {:>5}", number(n));
         }
-        if asked.slow {
+        if options.slow {
             let slow = if v.children.is_empty() { number(v.slow_ios) } else { "-".to_owned() };
             let _ = write!(out, " {slow:>5}");
         }
-        if asked.direct {
+        if options.direct {
             let _ = write!(out, " {:>5}", 0);
         }
     }
@@ -410,15 +413,15 @@ fn row(out: &mut String, v: &Vdev, depth: usize, width: usize, asked: &Asked) {
         let _ = write!(out, "  {aux}");
     }
     // Cenote reads through the page cache only where a file system refuses O_DIRECT.
-    if asked.verbose && v.path.is_some() && v.state == State::Online && !v.direct_io {
+    if options.verbose && v.path.is_some() && v.state == VdevHealth::Online && !v.direct_io {
         out.push_str("  (buffered)");
     }
-    // Cenote does neither, and nobody else can while it has the pool.
-    let device = v.path.is_some() && v.state == State::Online && v.class != Class::Spare;
-    for (asked, remark) in
-        [(asked.initialize, "  (uninitialized)"), (asked.trim, "  (trim unsupported)")]
+    // Cenote does neither, and no other program can while the pool is imported.
+    let device = v.path.is_some() && v.state == VdevHealth::Online && v.class != VdevRole::Spare;
+    for (options, remark) in
+        [(options.initialize, "  (uninitialized)"), (options.trim, "  (trim unsupported)")]
     {
-        if asked && device {
+        if options && device {
             out.push_str(remark);
         }
     }
@@ -478,7 +481,7 @@ fn scan_lines(s: &Scan, now: u64) -> String {
     }
 }
 
-/// A line for eyes alone, below the words about work under way.
+/// A progress bar for terminals, below the text about a scan or removal.
 fn bar_line(done: u64, total: u64) -> String {
     format!("\t{}\n", bar(done, total))
 }
@@ -551,15 +554,15 @@ mod tests {
     use super::super::vdevs::tests::vdev;
     use super::*;
 
-    fn disk(n: u32, class: Class) -> Vdev {
+    fn disk(n: u32, class: VdevRole) -> Vdev {
         vdev("file", &format!("/tmp/w/disk{n}.img"), class, vec![])
     }
-    fn mirror(id: u32, class: Class, disks: [u32; 2]) -> Vdev {
+    fn mirror(id: u32, class: VdevRole, disks: [u32; 2]) -> Vdev {
         let leaves = disks.iter().map(|&d| disk(d, class)).collect();
         vdev("mirror", &format!("mirror-{id}"), class, leaves)
     }
     fn pool(name: &str, tops: Vec<Vdev>) -> Pool {
-        super::vdevs::tests::pool(vdev("root", name, Class::Normal, tops))
+        super::vdevs::tests::pool(vdev("root", name, VdevRole::Normal, tops))
     }
 
     const KITCHEN: &str = include_str!("../../tests/fixtures/kitchen.status.txt");
@@ -572,35 +575,35 @@ mod tests {
         let p = pool(
             "kitchen",
             vec![
-                mirror(0, Class::Normal, [1, 2]),
-                mirror(1, Class::Normal, [3, 4]),
-                disk(5, Class::Log),
-                mirror(3, Class::Special, [8, 9]),
-                disk(6, Class::Cache),
-                disk(7, Class::Spare),
+                mirror(0, VdevRole::Normal, [1, 2]),
+                mirror(1, VdevRole::Normal, [3, 4]),
+                disk(5, VdevRole::Log),
+                mirror(3, VdevRole::Special, [8, 9]),
+                disk(6, VdevRole::Cache),
+                disk(7, VdevRole::Spare),
             ],
         );
-        assert_eq!(text(&p, &Asked::default()), KITCHEN);
+        assert_eq!(text(&p, &StatusOptions::default()), KITCHEN);
     }
 
     #[test]
     fn golden_draid_with_a_distributed_spare() {
-        let leaves = (1..=8).map(|n| disk(n, Class::Normal)).collect();
-        let mut spare = vdev("dspare", "draid2-0-0", Class::Spare, vec![]);
+        let leaves = (1..=8).map(|n| disk(n, VdevRole::Normal)).collect();
+        let mut spare = vdev("dspare", "draid2-0-0", VdevRole::Spare, vec![]);
         spare.path = None;
-        let top = vdev("draid", "draid2:3d:8c:1s-0", Class::Normal, leaves);
-        assert_eq!(text(&pool("gdraid2w8", vec![top, spare]), &Asked::default()), DRAID);
+        let top = vdev("draid", "draid2:3d:8c:1s-0", VdevRole::Normal, leaves);
+        assert_eq!(text(&pool("gdraid2w8", vec![top, spare]), &StatusOptions::default()), DRAID);
     }
 
-    /// The lines about the past carry dates: they agree where the zone is the
-    /// golden pools' own, UTC.
+    /// The lines about earlier work have dates, which are right if the time zone is the golden
+    /// pools', UTC.
     #[test]
     fn golden_removal_and_expansion() {
         if ui::time::strftime("%Z", 0) != "UTC" {
             println!("local zone is not UTC: skipped");
             return;
         }
-        let mut p = pool("removed", vec![disk(2, Class::Normal)]);
+        let mut p = pool("removed", vec![disk(2, VdevRole::Normal)]);
         p.removal = Some(Removal {
             state: 2,
             start: 1_795_262_454,
@@ -609,9 +612,9 @@ mod tests {
             mapping_memory: 192,
             ..Removal::default()
         });
-        assert_eq!(text(&p, &Asked::default()), REMOVED);
-        let leaves = (1..=4).map(|n| disk(n, Class::Normal)).collect();
-        let mut p = pool("expanded", vec![vdev("raidz", "raidz1-0", Class::Normal, leaves)]);
+        assert_eq!(text(&p, &StatusOptions::default()), REMOVED);
+        let leaves = (1..=4).map(|n| disk(n, VdevRole::Normal)).collect();
+        let mut p = pool("expanded", vec![vdev("raidz", "raidz1-0", VdevRole::Normal, leaves)]);
         let end = 1_795_262_134;
         p.scan = Some(Scan { state: 2, start: end, end, ..Scan::default() });
         p.expand = Some(Expand {
@@ -622,19 +625,19 @@ mod tests {
             copied: 470 << 10,
             to_copy: 0,
         });
-        assert_eq!(text(&p, &Asked::default()), EXPANDED);
+        assert_eq!(text(&p, &StatusOptions::default()), EXPANDED);
     }
 
     #[test]
     fn troubles_in_order_and_remarks() {
-        let mut p = pool("tank", vec![mirror(0, Class::Normal, [1, 2])]);
+        let mut p = pool("tank", vec![mirror(0, VdevRole::Normal, [1, 2])]);
         assert!(status_of(&p).is_none());
-        p.health = State::Degraded;
+        p.health = VdevHealth::Degraded;
         let leaf = &mut p.root.children[0].children[1];
-        leaf.state = State::Unavail;
+        leaf.state = VdevHealth::Unavail;
         leaf.aux = Some("cannot open".into());
         leaf.read_errors = 1239;
-        let out = text(&p, &Asked::default());
+        let out = text(&p, &StatusOptions::default());
         assert!(out.contains("status: One or more devices could not be opened.  Sufficient"));
         assert!(out.contains("   see: https://openzfs.github.io/openzfs-docs/msg/ZFS-8000-2Q\n"));
         assert!(
@@ -668,24 +671,24 @@ mod tests {
              done, 00:00:30 to go\n"
         ), "{lines}");
         assert!(scan_lines(&s, 1000).ends_with("no estimated completion time\n"));
-        let mut p = pool("tank", vec![disk(1, Class::Normal)]);
+        let mut p = pool("tank", vec![disk(1, VdevRole::Normal)]);
         p.scan = Some(s);
-        let terminal = Asked { terminal: true, ..Asked::default() };
+        let terminal = StatusOptions { terminal: true, ..StatusOptions::default() };
         let shown = text(&p, &terminal);
         assert!(
             shown.contains("to go\n\t[######------------------]\nconfig:")
                 || shown.contains("time\n\t[######------------------]\nconfig:"),
             "{shown}"
         );
-        assert!(!text(&p, &Asked::default()).contains("[#"), "for eyes alone");
+        assert!(!text(&p, &StatusOptions::default()).contains("[#"), "for eyes alone");
     }
 
     #[test]
     fn remarks_on_request() {
-        let p = pool("tank", vec![disk(1, Class::Normal)]);
-        let asked = Asked { initialize: true, trim: true, ..Asked::default() };
+        let p = pool("tank", vec![disk(1, VdevRole::Normal)]);
+        let options = StatusOptions { initialize: true, trim: true, ..StatusOptions::default() };
         let row =
             "  /tmp/w/disk1.img  ONLINE       0     0     0  (uninitialized)  (trim unsupported)\n";
-        assert!(text(&p, &asked).contains(row), "{}", text(&p, &asked));
+        assert!(text(&p, &options).contains(row), "{}", text(&p, &options));
     }
 }

@@ -5,14 +5,14 @@ use std::ffi::OsString;
 use base::{Error, Result};
 use cenote::create::may_enable;
 use cenote::inspect::ondisk::features::FEATURES;
-use proto::{Data, Value};
+use proto::{PropertyEntry, PropertyValue};
 use ui::Exit;
 
 use super::{Pools, misuse, options};
 
 const FIRST: &str = "This system supports ZFS pool feature flags.\n\n";
 
-/// What each of the old versions brought.
+/// The change of each old version.
 const VERSIONS: [&str; 28] = [
     "Initial ZFS version",
     "Ditto blocks (replicated metadata)",
@@ -68,7 +68,7 @@ fn supported() -> String {
     out
 }
 
-/// Which pools lack which features.
+/// The report on pools with features that are not enabled.
 fn lacking(pools: &[(String, Vec<String>)]) -> String {
     let mut out = format!("{FIRST}All pools are formatted using feature flags.\n\n");
     if pools.iter().all(|p| p.1.is_empty()) {
@@ -89,9 +89,9 @@ fn lacking(pools: &[(String, Vec<String>)]) -> String {
 }
 
 /// Features of a pool that are not enabled.
-fn disabled(props: &[(String, Value)]) -> Vec<String> {
-    let is_disabled = |v: &Value| v.value == Data::Str("disabled".to_owned());
-    let of = |(name, value): &(String, Value)| {
+fn disabled(props: &[(String, PropertyEntry)]) -> Vec<String> {
+    let is_disabled = |v: &PropertyEntry| v.value == PropertyValue::Str("disabled".to_owned());
+    let of = |(name, value): &(String, PropertyEntry)| {
         name.strip_prefix("feature@").filter(|_| is_disabled(value)).map(str::to_owned)
     };
     props.iter().filter_map(of).collect()
@@ -163,7 +163,7 @@ mod tests {
         assert!(all.ends_with("requested features enabled.\n"));
         let some = lacking(&[("tank".to_owned(), vec!["blake3".to_owned()])]);
         assert!(some.ends_with("\nPOOL  FEATURE\n---------------\ntank\n      blake3\n\n"));
-        let value = |v: &str| Value::fact(Data::Str(v.to_owned()));
+        let value = |v: &str| PropertyEntry::fact(PropertyValue::Str(v.to_owned()));
         let props = [
             ("feature@blake3".to_owned(), value("disabled")),
             ("feature@lz4_compress".to_owned(), value("active")),

@@ -3,14 +3,14 @@
 //! Names, order, values and sources are OpenZFS 2.4.4's, as its kernel module printed them.
 
 use cenote::props::{is_user_prop, nicenum};
-use proto::{Class, Pool, State, Vdev};
+use proto::{Pool, Vdev, VdevHealth, VdevRole};
 
 use super::vdevs::Naming;
 
-/// How a number is shown without `-p`.
+/// The format of a number without `-p`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Shown {
-    /// A number with a unit, counts too.
+enum NumberFormat {
+    /// A number with a unit; also for counts.
     Num,
     /// A percentage.
     Percent,
@@ -18,13 +18,13 @@ enum Shown {
     Exact,
 }
 
-/// What a property is of a vdev.
-enum Found {
-    Number(u64, Shown),
+/// The value of a vdev's property.
+enum VdevPropValue {
+    Number(u64, NumberFormat),
     Text(String),
     /// It does not apply.
     None,
-    /// Nobody set it: the value that holds then.
+    /// It is not set; the default value applies.
     Default(&'static str),
 }
 
@@ -85,21 +85,21 @@ const PROPS: &[(&str, &str)] = &[
     ("slow_io_events", "slow_io_events"),
 ];
 
-/// A vdev and the one above it.
+/// A vdev and its parent.
 #[derive(Clone, Copy)]
-struct Place<'a> {
+struct VdevWithParent<'a> {
     vdev: &'a Vdev,
     above: Option<&'a Vdev>,
 }
 
-fn places<'a>(vdev: &'a Vdev, above: Option<&'a Vdev>, out: &mut Vec<Place<'a>>) {
+fn with_parents<'a>(vdev: &'a Vdev, above: Option<&'a Vdev>, out: &mut Vec<VdevWithParent<'a>>) {
     if !matches!(vdev.kind.as_str(), "hole") {
-        out.push(Place { vdev, above });
-        vdev.children.iter().for_each(|child| places(child, Some(vdev), out));
+        out.push(VdevWithParent { vdev, above });
+        vdev.children.iter().for_each(|child| with_parents(child, Some(vdev), out));
     }
 }
 
-/// The names that a list of properties means; all that are known for `None`.
+/// The property names in a list; all for `None`.
 pub(super) fn wanted(list: &str) -> std::result::Result<Option<Vec<String>>, String> {
     if list == "all" {
         return Ok(None);
@@ -115,7 +115,7 @@ pub(super) fn wanted(list: &str) -> std::result::Result<Option<Vec<String>>, Str
 /// Rows of name, property, value and source.
 ///
 /// # Errors
-/// The complaint about names that are no vdevs of the pool, in OpenZFS's words.
+/// The complaint about names that are not vdevs of the pool, in OpenZFS's words.
 pub(super) fn rows(
     pool: &Pool,
     vdevs: &[String],
@@ -123,7 +123,7 @@ pub(super) fn rows(
     parsable: bool,
 ) -> std::result::Result<Vec<[String; 4]>, String> {
     let mut all = Vec::new();
-    places(&pool.root, None, &mut all);
+    with_parents(&pool.root, None, &mut all);
     let found = |name: &String| all.iter().find(|place| is_called(place.vdev, name));
     let whole = |name: &String| name == "all-vdevs" && vdevs.len() == 1;
     if vdevs.iter().any(|name| !whole(name) && found(name).is_none()) {
@@ -137,7 +137,7 @@ pub(super) fn rows(
     let mut out = Vec::new();
     for name in vdevs {
         let one = found(name).into_iter();
-        let chosen: Vec<&Place<'_>> =
+        let chosen: Vec<&VdevWithParent<'_>> =
             if whole(name) { all.iter().collect() } else { one.collect() };
         chosen.into_iter().for_each(|place| listed(*place, wanted, parsable, &mut out));
     }
@@ -147,7 +147,7 @@ pub(super) fn rows(
 /// The vdev of a pool by its name, path, last part of its path, or guid.
 pub(super) fn find<'a>(pool: &'a Pool, name: &str) -> Option<&'a Vdev> {
     let mut all = Vec::new();
-    places(&pool.root, None, &mut all);
+    with_parents(&pool.root, None, &mut all);
     all.iter().find(|place| is_called(place.vdev, name)).map(|place| place.vdev)
 }
 
@@ -164,7 +164,12 @@ fn shown_name(v: &Vdev) -> String {
     if v.kind == "root" { "root-0".to_owned() } else { Naming::default().with_env().of(v) }
 }
 
-fn listed(place: Place<'_>, wanted: Option<&[String]>, parsable: bool, out: &mut Vec<[String; 4]>) {
+fn listed(
+    place: VdevWithParent<'_>,
+    wanted: Option<&[String]>,
+    parsable: bool,
+    out: &mut Vec<[String; 4]>,
+) {
     let name = shown_name(place.vdev);
     let mut row = |prop: &str| {
         let (value, source) = text(value(place, prop, parsable), parsable);
@@ -177,75 +182,80 @@ fn listed(place: Place<'_>, wanted: Option<&[String]>, parsable: bool, out: &mut
 }
 
 /// A value's text, and its source.
-fn text(found: Found, parsable: bool) -> (String, &'static str) {
+fn text(found: VdevPropValue, parsable: bool) -> (String, &'static str) {
     let text = match found {
-        Found::Default(text) => return (text.to_owned(), "default"),
-        Found::None => "-".to_owned(),
-        Found::Text(text) => text,
-        Found::Number(n, Shown::Exact) => n.to_string(),
-        Found::Number(n, _) if parsable => n.to_string(),
-        Found::Number(n, Shown::Percent) => format!("{n}%"),
-        Found::Number(n, Shown::Num) => nicenum(n),
+        VdevPropValue::Default(text) => return (text.to_owned(), "default"),
+        VdevPropValue::None => "-".to_owned(),
+        VdevPropValue::Text(text) => text,
+        VdevPropValue::Number(n, NumberFormat::Exact) => n.to_string(),
+        VdevPropValue::Number(n, _) if parsable => n.to_string(),
+        VdevPropValue::Number(n, NumberFormat::Percent) => format!("{n}%"),
+        VdevPropValue::Number(n, NumberFormat::Num) => nicenum(n),
     };
     (text, "-")
 }
 
 /// The number that OpenZFS prints for a state with `-p`.
-fn state_number(state: State) -> u64 {
+fn state_number(state: VdevHealth) -> u64 {
     match state {
-        State::Offline => 2,
-        State::Removed => 3,
-        State::Unavail => 4,
-        State::Faulted => 5,
-        State::Degraded => 6,
-        State::Online => 7,
+        VdevHealth::Offline => 2,
+        VdevHealth::Removed => 3,
+        VdevHealth::Unavail => 4,
+        VdevHealth::Faulted => 5,
+        VdevHealth::Degraded => 6,
+        VdevHealth::Online => 7,
     }
 }
 
-/// As OpenZFS 2.4.4 has it, zeros included; what Cenote never does is zero, too.
-fn value(Place { vdev: v, above }: Place<'_>, name: &str, parsable: bool) -> Found {
-    use Shown::{Exact, Num, Percent};
+/// The value in OpenZFS 2.4.4, including zeros; also zero for operations that Cenote never
+/// does.
+fn value(
+    VdevWithParent { vdev: v, above }: VdevWithParent<'_>,
+    name: &str,
+    parsable: bool,
+) -> VdevPropValue {
+    use NumberFormat::{Exact, Num, Percent};
     let root = v.kind == "root";
     let leaf = v.children.is_empty() && !root;
-    let number = |n: u64| Found::Number(n, Num);
+    let number = |n: u64| VdevPropValue::Number(n, Num);
     match name {
-        "name" => Found::Text(shown_name(v)),
+        "name" => VdevPropValue::Text(shown_name(v)),
         "capacity" => {
             let share = (u128::from(v.allocated) * 100).checked_div(u128::from(v.size));
-            Found::Number(u64::try_from(share.unwrap_or(0)).unwrap_or(u64::MAX), Percent)
+            VdevPropValue::Number(u64::try_from(share.unwrap_or(0)).unwrap_or(u64::MAX), Percent)
         }
-        "state" if parsable => Found::Number(state_number(v.state), Exact),
-        "state" if v.class == Class::Spare && v.state == State::Online => {
-            Found::Text("AVAIL".to_owned())
+        "state" if parsable => VdevPropValue::Number(state_number(v.state), Exact),
+        "state" if v.class == VdevRole::Spare && v.state == VdevHealth::Online => {
+            VdevPropValue::Text("AVAIL".to_owned())
         }
-        "state" => Found::Text(v.state.word().to_owned()),
-        "guid" => Found::Number(v.guid, Exact),
+        "state" => VdevPropValue::Text(v.state.word().to_owned()),
+        "guid" => VdevPropValue::Number(v.guid, Exact),
         "asize" => number(v.asize),
         "psize" => number(v.psize),
-        "ashift" => Found::Number(u64::from(v.ashift), Exact),
+        "ashift" => VdevPropValue::Number(u64::from(v.ashift), Exact),
         "size" => number(v.size),
         "free" => number(v.size.saturating_sub(v.allocated)),
         "allocated" => number(v.allocated),
         "expandsize" if v.expandsize > 0 => number(v.expandsize),
-        "expandsize" => Found::None,
-        "fragmentation" => Found::Number(v.fragmentation.unwrap_or(0), Percent),
-        "bootsize" => Found::Default("0"),
-        "parity" => Found::Number(u64::from(v.nparity), Exact),
+        "expandsize" => VdevPropValue::None,
+        "fragmentation" => VdevPropValue::Number(v.fragmentation.unwrap_or(0), Percent),
+        "bootsize" => VdevPropValue::Default("0"),
+        "parity" => VdevPropValue::Number(u64::from(v.nparity), Exact),
         "path" => match v.path.as_ref().filter(|_| leaf) {
-            Some(path) => Found::Text(path.display().to_string()),
-            None => Found::Default("-"),
+            Some(path) => VdevPropValue::Text(path.display().to_string()),
+            None => VdevPropValue::Default("-"),
         },
         "parent" => match above {
-            Some(above) if above.kind == "root" => Found::Text(above.name.clone()),
-            Some(above) => Found::Text(shown_name(above)),
-            None => Found::Default("-"),
+            Some(above) if above.kind == "root" => VdevPropValue::Text(above.name.clone()),
+            Some(above) => VdevPropValue::Text(shown_name(above)),
+            None => VdevPropValue::Default("-"),
         },
-        "children" if v.children.is_empty() => Found::Default("-"),
+        "children" if v.children.is_empty() => VdevPropValue::Default("-"),
         "children" => {
             let names: Vec<String> = v.children.iter().map(shown_name).collect();
-            Found::Text(names.join(","))
+            VdevPropValue::Text(names.join(","))
         }
-        "numchildren" => Found::Number(v.children.len() as u64, Exact),
+        "numchildren" => VdevPropValue::Number(v.children.len() as u64, Exact),
         "read_errors" => number(v.read_errors),
         "write_errors" => number(v.write_errors),
         "checksum_errors" => number(v.checksum_errors),
@@ -256,14 +266,14 @@ fn value(Place { vdev: v, above }: Place<'_>, name: &str, parsable: bool) -> Fou
         "slow_ios" => number(v.slow_ios),
         "initialize_errors" | "null_ops" | "free_ops" | "claim_ops" | "trim_ops" | "null_bytes"
         | "free_bytes" | "claim_bytes" | "trim_bytes" | "trim_errors" => number(0),
-        "removing" => Found::Text("off".to_owned()),
-        "trim_support" if leaf => Found::Text("off".to_owned()),
+        "removing" => VdevPropValue::Text("off".to_owned()),
+        "trim_support" if leaf => VdevPropValue::Text("off".to_owned()),
         // Only top-level vdevs take part in allocation.
-        "allocating" if above.is_some_and(|above| above.kind != "root") => Found::None,
-        "allocating" | "failfast" | "slow_io_events" => Found::Default("on"),
+        "allocating" if above.is_some_and(|above| above.kind != "root") => VdevPropValue::None,
+        "allocating" | "failfast" | "slow_io_events" => VdevPropValue::Default("on"),
         "comment" | "devid" | "physpath" | "encpath" | "fru" | "checksum_n" | "checksum_t"
-        | "io_n" | "io_t" | "slow_io_n" | "slow_io_t" => Found::Default("-"),
-        _ => Found::None,
+        | "io_n" | "io_t" | "slow_io_n" | "slow_io_t" => VdevPropValue::Default("-"),
+        _ => VdevPropValue::None,
     }
 }
 
@@ -278,17 +288,17 @@ mod tests {
             ashift: 12,
             read_errors: 3,
             guid: u64::from(n),
-            ..vdev("file", &format!("/tmp/d{n}"), Class::Normal, vec![])
+            ..vdev("file", &format!("/tmp/d{n}"), VdevRole::Normal, vec![])
         };
         let mirror = Vdev {
             size: 160 << 20,
             allocated: 40 << 20,
-            ..vdev("mirror", "mirror-0", Class::Normal, vec![disk(1), disk(2)])
+            ..vdev("mirror", "mirror-0", VdevRole::Normal, vec![disk(1), disk(2)])
         };
-        pool(vdev("root", "tank", Class::Normal, vec![mirror]))
+        pool(vdev("root", "tank", VdevRole::Normal, vec![mirror]))
     }
 
-    /// What the user did: `zpool get all tank /tmp/d1`, and got the whole pool.
+    /// A user ran `zpool get all tank /tmp/d1`, and got the properties of the whole pool.
     #[test]
     fn a_vdev_has_properties_of_its_own() {
         let list = |vdevs: &[&str], props: &str, parsable| {

@@ -1,9 +1,9 @@
-//! The vdev tree as commands show it: names, depth, class headings
-//! (chapter 09 §4.1, §4.2, §4.3).
+//! The vdev tree in the output of commands: names, depth, class headings (chapter 09 §4.1,
+//! §4.2, §4.3).
 
 use std::path::Path;
 
-use proto::{Class, Done, State, Vdev};
+use proto::{Vdev, VdevHealth, VdevIoCounts, VdevRole};
 
 /// How vdevs are named.
 #[derive(Clone, Copy, Debug, Default)]
@@ -17,7 +17,7 @@ pub(super) struct Naming {
 }
 
 impl Naming {
-    /// With what the environment forces.
+    /// Adds what the environment requires.
     pub(super) fn with_env(self) -> Naming {
         let on = |name: &str| {
             std::env::var(name)
@@ -47,12 +47,12 @@ impl Naming {
     }
 }
 
-/// A device's name without the directory that all devices are in.
+/// A device's name without its directory, if that is one of the system's device directories.
 fn short_device(path: &Path) -> String {
     const DIRS: [&str; 4] = ["/dev/disk", "/dev/mapper", "/dev/zvol", "/dev"];
     for dir in DIRS {
         let Ok(rest) = path.strip_prefix(dir) else { continue };
-        // /dev/disk/by-id/NAME: the kind of name goes, too.
+        // /dev/disk/by-id/NAME: the directory of the kind of name is omitted, too.
         let parts: Vec<_> = rest.components().collect();
         let skip = usize::from(dir == "/dev/disk" && parts.len() > 1);
         let short: std::path::PathBuf = parts.into_iter().skip(skip).collect();
@@ -62,10 +62,10 @@ fn short_device(path: &Path) -> String {
 }
 
 /// One line of a vdev table.
-pub(super) enum Line<'a> {
-    /// A class's heading.
+pub(super) enum VdevLine<'a> {
+    /// The heading of a class.
     Class(&'static str),
-    /// A vdev with its indentation in blanks.
+    /// A vdev with its indentation, in blanks.
     Vdev(&'a Vdev, usize),
 }
 
@@ -75,50 +75,50 @@ fn hidden(v: &Vdev) -> bool {
 
 /// A tree in the order of all listings: normal vdevs, then each class under its
 /// heading. The root itself is not among the lines.
-pub(super) fn walk<'a>(root: &'a Vdev, order: &[(Class, &'static str)]) -> Vec<Line<'a>> {
+pub(super) fn walk<'a>(root: &'a Vdev, order: &[(VdevRole, &'static str)]) -> Vec<VdevLine<'a>> {
     let mut out = Vec::new();
-    let mut of_class = |class: Class, heading: Option<&'static str>| {
+    let mut of_class = |class: VdevRole, heading: Option<&'static str>| {
         let tops: Vec<&Vdev> =
             root.children.iter().filter(|v| v.class == class && !hidden(v)).collect();
         if tops.is_empty() {
             return;
         }
         if let Some(heading) = heading {
-            out.push(Line::Class(heading));
+            out.push(VdevLine::Class(heading));
         }
         for top in tops {
             subtree(top, 2, &mut out);
         }
     };
-    of_class(Class::Normal, None);
+    of_class(VdevRole::Normal, None);
     for (class, heading) in order {
         of_class(*class, Some(heading));
     }
     out
 }
 
-/// Nesting is bounded where the tree was read (`VDEV_DEPTH_MAX`); this is the
-/// bound for trees that came over a socket.
+/// Limit of the nesting of trees from the socket; the reader of labels has its own
+/// (`VDEV_DEPTH_MAX`).
 const DEPTH_MAX: usize = 64;
 
-fn subtree<'a>(v: &'a Vdev, depth: usize, out: &mut Vec<Line<'a>>) {
-    out.push(Line::Vdev(v, depth));
+fn subtree<'a>(v: &'a Vdev, depth: usize, out: &mut Vec<VdevLine<'a>>) {
+    out.push(VdevLine::Vdev(v, depth));
     if depth < DEPTH_MAX {
         v.children.iter().for_each(|c| subtree(c, depth + 2, out));
     }
 }
 
 /// The width of the name column: the longest name with its indentation, at least `min`.
-pub(super) fn name_width(root: &Vdev, lines: &[Line<'_>], naming: Naming, min: usize) -> usize {
-    let one = |l: &Line<'_>| match l {
-        Line::Class(_) => 0,
-        Line::Vdev(v, depth) => naming.of(v).chars().count() + depth,
+pub(super) fn name_width(root: &Vdev, lines: &[VdevLine<'_>], naming: Naming, min: usize) -> usize {
+    let one = |l: &VdevLine<'_>| match l {
+        VdevLine::Class(_) => 0,
+        VdevLine::Vdev(v, depth) => naming.of(v).chars().count() + depth,
     };
     lines.iter().map(one).chain([root.name.chars().count(), min]).max().unwrap_or(min)
 }
 
-/// A vdev that nothing was done to, of no size.
-pub(super) fn blank(kind: &str, name: &str, class: Class, children: Vec<Vdev>) -> Vdev {
+/// A vdev with zero counters and sizes.
+pub(super) fn blank(kind: &str, name: &str, class: VdevRole, children: Vec<Vdev>) -> Vdev {
     Vdev {
         guid: 0,
         kind: kind.to_owned(),
@@ -126,13 +126,13 @@ pub(super) fn blank(kind: &str, name: &str, class: Class, children: Vec<Vdev>) -
         path: None,
         id: 0,
         class,
-        state: State::Online,
+        state: VdevHealth::Online,
         aux: None,
         read_errors: 0,
         write_errors: 0,
         checksum_errors: 0,
         slow_ios: 0,
-        io: Done::default(),
+        io: VdevIoCounts::default(),
         io_classes: Vec::new(),
         direct_io: false,
         size: 0,
@@ -157,7 +157,7 @@ pub(super) mod tests {
         Pool {
             name: root.name.clone(),
             guid: 1,
-            health: State::Online,
+            health: VdevHealth::Online,
             suspended: false,
             doing: None,
             root,
@@ -172,7 +172,7 @@ pub(super) mod tests {
     }
 
     /// A vdev for tests.
-    pub(crate) fn vdev(kind: &str, name: &str, class: Class, children: Vec<Vdev>) -> Vdev {
+    pub(crate) fn vdev(kind: &str, name: &str, class: VdevRole, children: Vec<Vdev>) -> Vdev {
         let leaf = children.is_empty() && kind != "root";
         Vdev { guid: 7, path: leaf.then(|| name.into()), ..blank(kind, name, class, children) }
     }
@@ -180,15 +180,15 @@ pub(super) mod tests {
     #[test]
     fn names_are_short_for_disks_only() {
         let n = Naming::default();
-        let name = |kind: &str, path: &str| n.of(&vdev(kind, path, Class::Normal, vec![]));
+        let name = |kind: &str, path: &str| n.of(&vdev(kind, path, VdevRole::Normal, vec![]));
         assert_eq!(name("disk", "/dev/sda1"), "sda1");
         assert_eq!(name("disk", "/dev/disk/by-id/ata-XYZ"), "ata-XYZ");
         assert_eq!(name("disk", "/dev/mapper/crypt"), "crypt");
         assert_eq!(name("file", "/var/f0"), "/var/f0");
         let full = Naming { path: true, ..n };
-        assert_eq!(full.of(&vdev("disk", "/dev/sda1", Class::Normal, vec![])), "/dev/sda1");
+        assert_eq!(full.of(&vdev("disk", "/dev/sda1", VdevRole::Normal, vec![])), "/dev/sda1");
         let guid = Naming { guid: true, ..n };
-        assert_eq!(guid.of(&vdev("disk", "/dev/sda1", Class::Normal, vec![])), "7");
+        assert_eq!(guid.of(&vdev("disk", "/dev/sda1", VdevRole::Normal, vec![])), "7");
     }
 
     #[test]
@@ -196,10 +196,10 @@ pub(super) mod tests {
         let root = vdev(
             "root",
             "p",
-            Class::Normal,
+            VdevRole::Normal,
             vec![
-                vdev("indirect", "indirect-0", Class::Normal, vec![]),
-                vdev("file", "/a", Class::Normal, vec![]),
+                vdev("indirect", "indirect-0", VdevRole::Normal, vec![]),
+                vdev("file", "/a", VdevRole::Normal, vec![]),
             ],
         );
         assert_eq!(walk(&root, &[]).len(), 1);

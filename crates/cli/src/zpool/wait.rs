@@ -1,13 +1,13 @@
 //! `zpool wait` (chapter 09 §4.7).
 //!
-//! What a pool can be busy with is asked for once a second. Activities that this
-//! version never has (initialize, trim, ...) are never under way.
+//! The pool's activities are queried once a second. Activities that Cenote does not have
+//! (initialize, trim, ...) are never in progress.
 
 use std::ffi::OsString;
 use std::time::Duration;
 
 use base::Result;
-use proto::{Data, Pool, Value};
+use proto::{Pool, PropertyEntry, PropertyValue};
 use ui::progress::Progress;
 use ui::{Exit, time};
 
@@ -25,12 +25,12 @@ const ACTIVITIES: [&str; 9] = [
     "trim",
     "raidz_expand",
 ];
-/// Between two looks, without an interval.
+/// Time between two queries, without an interval.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// What to wait for, and how.
+/// The activities to wait for, and the output format.
 #[derive(Debug, PartialEq)]
-struct Asked {
+struct WaitOptions {
     pool: String,
     activities: Vec<&'static str>,
     interval: Option<Duration>,
@@ -40,7 +40,7 @@ struct Asked {
 }
 
 /// The message before the usage; empty for none.
-fn asked(parsed: &commands::getopt::Parsed) -> std::result::Result<Asked, String> {
+fn parse_options(parsed: &commands::getopt::Parsed) -> std::result::Result<WaitOptions, String> {
     let mut wanted = Vec::new();
     for opt in parsed.opts.iter().filter(|o| o.letter == 't') {
         for name in opt.text().split(',') {
@@ -71,12 +71,12 @@ fn asked(parsed: &commands::getopt::Parsed) -> std::result::Result<Asked, String
         return Err("too many arguments".to_owned());
     }
     let (scripted, parsable) = (parsed.has('H'), parsed.has('p'));
-    Ok(Asked { pool, activities, interval, stamp, scripted, parsable })
+    Ok(WaitOptions { pool, activities, interval, stamp, scripted, parsable })
 }
 
-/// Bytes that an activity still has to do; 0 if it is not under way.
+/// Bytes that an activity still has to process; 0 if it is not in progress.
 fn left(activity: &str, pool: &Pool, freeing: u64) -> u64 {
-    // Under way is never nothing, or it would look finished.
+    // At least 1 while it is in progress, or it would look finished.
     let rest = |to_do: u64, done: u64| to_do.saturating_sub(done).max(1);
     let scan = |resilver: bool| {
         let running = pool.scan.as_ref().filter(|s| s.state == 1 && s.resilver == resilver);
@@ -98,23 +98,23 @@ fn left(activity: &str, pool: &Pool, freeing: u64) -> u64 {
     }
 }
 
-/// The columns' widths are those of their names, six at least, and two blanks.
-fn row(asked: &Asked, cells: &[String]) -> String {
-    if asked.scripted {
+/// Columns are as wide as their names, at least six, with two blanks between them.
+fn row(options: &WaitOptions, cells: &[String]) -> String {
+    if options.scripted {
         return cells.join("\t") + "\n";
     }
-    let widths = asked.activities.iter().map(|a| a.len().max(6) + 2);
+    let widths = options.activities.iter().map(|a| a.len().max(6) + 2);
     let cells = cells.iter().zip(widths).map(|(cell, width)| format!("{cell:>width$}"));
     cells.collect::<String>() + "\n"
 }
 
-fn amount(n: u64, asked: &Asked) -> String {
-    if asked.parsable { n.to_string() } else { cenote::props::nicenum(n) }
+fn amount(n: u64, options: &WaitOptions) -> String {
+    if options.parsable { n.to_string() } else { cenote::props::nicenum(n) }
 }
 
-fn freeing(props: &[(String, Value)]) -> u64 {
+fn freeing(props: &[(String, PropertyEntry)]) -> u64 {
     match props.first().map(|p| &p.1.value) {
-        Some(Data::Num(n)) => *n,
+        Some(PropertyValue::Num(n)) => *n,
         _ => 0,
     }
 }
@@ -125,46 +125,47 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         Ok(parsed) => parsed,
         Err(exit) => return Ok(exit),
     };
-    let asked = match asked(&parsed) {
-        Ok(asked) => asked,
+    let options = match parse_options(&parsed) {
+        Ok(options) => options,
         Err(text) => {
             return Ok(misuse("wait", Some(&text).filter(|t| !t.is_empty()).map(|t| &**t)));
         }
     };
     let mut pools = Pools::connect()?;
-    if pools.select(std::slice::from_ref(&asked.pool), no_such_pool)?.is_empty() {
+    if pools.select(std::slice::from_ref(&options.pool), no_such_pool)?.is_empty() {
         return Ok(Exit::FAILURE);
     }
-    let mut headed = asked.scripted;
-    // Without an interval, a terminal shows how far it is.
+    let mut headed = options.scripted;
+    // Without an interval, a terminal shows the progress.
     let mut bar: Option<(Progress, u64)> = None;
     loop {
-        let status = pools.status(&asked.pool)?;
-        let props = pools.props(&asked.pool, Some(vec!["freeing".to_owned()]))?;
+        let status = pools.status(&options.pool)?;
+        let props = pools.props(&options.pool, Some(vec!["freeing".to_owned()]))?;
         let rest: Vec<u64> =
-            asked.activities.iter().map(|a| left(a, &status, freeing(&props))).collect();
-        if asked.interval.is_some() {
-            if let Some(kind) = &asked.stamp {
+            options.activities.iter().map(|a| left(a, &status, freeing(&props))).collect();
+        if options.interval.is_some() {
+            if let Some(kind) = &options.stamp {
                 ui::out(&format!("{}\n", time::stamp(kind)));
             }
             if !headed {
-                let names: Vec<String> = asked.activities.iter().map(|a| (*a).to_owned()).collect();
-                ui::out(&row(&asked, &names));
+                let names: Vec<String> =
+                    options.activities.iter().map(|a| (*a).to_owned()).collect();
+                ui::out(&row(&options, &names));
                 headed = true;
             }
-            let cells: Vec<String> = rest.iter().map(|&n| amount(n, &asked)).collect();
-            ui::out(&row(&asked, &cells));
+            let cells: Vec<String> = rest.iter().map(|&n| amount(n, &options)).collect();
+            ui::out(&row(&options, &cells));
         }
         if rest.iter().all(|&n| n == 0) {
             return Ok(Exit::OK);
         }
         let left = rest.iter().fold(0, |sum: u64, &n| sum.saturating_add(n));
-        if asked.interval.is_none() {
-            let begin = || (Progress::new(&*asked.pool, Some(left)), left);
+        if options.interval.is_none() {
+            let begin = || (Progress::new(&*options.pool, Some(left)), left);
             let (progress, all) = bar.get_or_insert_with(begin);
             progress.at(all.saturating_sub(left));
         }
-        base::rt::sleep(asked.interval.unwrap_or(PAUSE));
+        base::rt::sleep(options.interval.unwrap_or(PAUSE));
     }
 }
 
@@ -172,10 +173,10 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
 mod tests {
     use super::*;
 
-    fn parse(line: &str) -> std::result::Result<Asked, String> {
+    fn parse(line: &str) -> std::result::Result<WaitOptions, String> {
         let argv: Vec<OsString> =
             line.split(' ').filter(|w| !w.is_empty()).map(OsString::from).collect();
-        asked(&commands::find("zpool", "wait").parse(&argv).unwrap())
+        parse_options(&commands::find("zpool", "wait").parse(&argv).unwrap())
     }
 
     /// Recorded from OpenZFS 2.3.2.

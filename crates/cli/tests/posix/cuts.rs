@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use base::Buf;
 use fuse::{
-    Attr, Config, Data, DirSink, Entry, Errno, FOREVER, Filesystem, Mode, MountOptions, Opened,
-    ROOT_ID, ReadArgs, Request, Session, SetAttr, UnmountOptions, WriteArgs,
+    Attr, BlockingMode, Config, Data, DirSink, Errno, FOREVER, Filesystem, LookupEntry,
+    MountOptions, Opened, ROOT_ID, ReadArgs, Request, Session, SetAttr, UnmountOptions, WriteArgs,
 };
 use testkit::{Rng, Scratch};
 
@@ -51,14 +51,20 @@ impl Recorder {
         Attr { ino: node, nlink: 1, blksize: 4096, mode, size, ..Attr::default() }
     }
 
-    fn entry(node: u64) -> Entry {
+    fn entry(node: u64) -> LookupEntry {
         let attr = Recorder::attr(node);
-        Entry { node, generation: 0, attr, entry_ttl: FOREVER, attr_ttl: FOREVER }
+        LookupEntry { node, generation: 0, attr, entry_ttl: FOREVER, attr_ttl: FOREVER }
     }
 }
 
 impl Filesystem for Recorder {
-    fn lookup(&self, _: &Request, _: Mode, _: u64, name: &[u8]) -> fuse::Result<Entry> {
+    fn lookup(
+        &self,
+        _: &Request,
+        _: BlockingMode,
+        _: u64,
+        name: &[u8],
+    ) -> fuse::Result<LookupEntry> {
         match name {
             b"disk" => Ok(Recorder::entry(DISK)),
             b"." | b".." => Ok(Recorder::entry(ROOT_ID)),
@@ -69,7 +75,7 @@ impl Filesystem for Recorder {
     fn getattr(
         &self,
         _: &Request,
-        _: Mode,
+        _: BlockingMode,
         node: u64,
         _: Option<u64>,
     ) -> fuse::Result<(Attr, Duration)> {
@@ -80,11 +86,11 @@ impl Filesystem for Recorder {
         Ok((Recorder::attr(node), FOREVER))
     }
 
-    fn open(&self, _: &Request, _: Mode, _: u64, _: u32) -> fuse::Result<Opened> {
+    fn open(&self, _: &Request, _: BlockingMode, _: u64, _: u32) -> fuse::Result<Opened> {
         Ok(Opened { direct_io: true, parallel_direct_writes: true, ..Opened::default() })
     }
 
-    fn read(&self, _: &Request, _: Mode, args: &ReadArgs) -> fuse::Result<Data> {
+    fn read(&self, _: &Request, _: BlockingMode, args: &ReadArgs) -> fuse::Result<Data> {
         let left = (MIB << 20).saturating_sub(args.offset);
         let mut bytes = vec![0; left.min(u64::from(args.size)) as usize];
         self.file.read_exact_at(&mut bytes, args.offset).map_err(|_| Errno::EIO)?;
@@ -108,7 +114,7 @@ impl Filesystem for Recorder {
     fn readdir(
         &self,
         _: &Request,
-        _: Mode,
+        _: BlockingMode,
         _: u64,
         _: u64,
         offset: u64,

@@ -1,8 +1,8 @@
-//! The table of mounts beside the kernel's: what is mounted, held, and gone.
+//! The table of mounts and the kernel's: mounted, held and ended file systems.
 //!
 //! # Theory
-//! As in [`super::super::mounts`]. Mounts are made and undone in the turn of their pool; the
-//! table is asked at any time, and says what the kernel's table of mounts says.
+//! As in [`super::super::mounts`]. Mounts are made and undone under the lock of their pool. The
+//! table is read at any time, and agrees with the kernel's table of mounts.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,22 +10,22 @@ use std::sync::Arc;
 use base::rt;
 use base::{Error, ErrorKind, Result};
 
-use mount::{Left, MountOptions, MountedFs};
+use mount::{MountOptions, MountedFs, UnmountOutcome};
 
-use super::{Listener, State};
-use crate::mounts::{self, Table, Why};
+use super::{DaemonState, Listener};
+use crate::mounts::{self, MountTable, UnmountReason};
 
-impl State {
-    /// The table of mounts, as the kernel has it now.
-    pub(super) fn mounts_now(&self) -> rt::MutexGuard<'_, Table> {
+impl DaemonState {
+    /// The table of mounts, updated from the kernel's.
+    pub(super) fn mounts_now(&self) -> rt::MutexGuard<'_, MountTable> {
         {
             let mut table = self.mounts.lock();
-            // Read under the lock: what is in the table was mounted before.
+            // Read under the lock: every mount of the table was made before.
             let present = fuse::fuse_mounts().ok();
             let present = present.map(|all| all.into_iter().map(|m| m.device).collect());
             table.forget_dead(present.as_ref());
         }
-        // What was held until its holders ended may be settled.
+        // A file system that was held until its holders ended may have ended by now.
         let held = self.mounts.lock().held(|_| true);
         for (name, at, fs) in held {
             if fs.settle() {
@@ -35,13 +35,13 @@ impl State {
         self.mounts.lock()
     }
 
-    /// What was held is no more: its directory goes.
+    /// Removes a held file system that has ended, and its directory.
     fn settled(&self, name: &str, at: &Path, for_good: bool) {
         self.mounts.lock().settled(name);
-        self.places.leave(at, |dir| for_good || !self.mounts.lock().is_inside(dir));
+        self.mount_dirs.leave(at, |dir| for_good || !self.mounts.lock().is_inside(dir));
     }
 
-    /// File systems of datasets that `wanted` accepts: mounted, or held.
+    /// File systems of datasets that `wanted` accepts: mounted or held.
     pub(crate) fn served(&self, wanted: impl Fn(&str) -> bool) -> Vec<mounts::Mount> {
         let table = self.mounts.lock();
         let mut all = table.held(&wanted);
@@ -49,8 +49,8 @@ impl State {
         all
     }
 
-    /// Mounts the file system of a dataset again that is held elsewhere, if there is one. Two
-    /// would not see each other's changes.
+    /// Mounts the held file system of a dataset again, if there is one. Two file systems of one
+    /// dataset would not see each other's changes.
     pub(super) fn put_back(
         &self,
         name: &str,
@@ -62,7 +62,7 @@ impl State {
         if fs.put_back(at, options)? {
             return Ok(Some(fs));
         }
-        if fs.holders().is_empty() && mounts::ends_within(&*fs, mounts::HELD) {
+        if fs.holders().is_empty() && mounts::ends_within(&*fs, mounts::HOLDERS_TIMEOUT) {
             return Ok(None);
         }
         let where_ = fs.holders().into_iter().next();
@@ -72,25 +72,25 @@ impl State {
         )))
     }
 
-    /// Unmounts what `wanted` accepts, children first; false if something stayed. Directories
-    /// that were made for it go, too.
+    /// Unmounts the datasets that `wanted` accepts, children first, and removes directories
+    /// that were made for them. False if a mount stayed.
     pub(crate) fn unmount_where(
         &self,
         wanted: impl Fn(&str) -> bool,
-        why: Why,
+        why: UnmountReason,
         force: bool,
         to: &mut dyn Listener,
     ) -> bool {
         let list = self.mounts_now().deepest_first(&wanted);
         let mut stayed: Vec<PathBuf> = Vec::new();
         for (name, at, fs) in list {
-            // What holds a mount that stayed stays too: once told is enough.
+            // The parents of a mount that stayed stay too; one message is enough.
             if stayed.iter().any(|below| below.starts_with(&at)) {
                 continue;
             }
             match fs.unmount(force) {
                 Ok(left) => self.unmounted(&name, &at, left, why),
-                Err(_) if !fs.is_alive() => self.unmounted(&name, &at, Left::Nothing, why),
+                Err(_) if !fs.is_alive() => self.unmounted(&name, &at, UnmountOutcome::Ended, why),
                 Err(e) => {
                     stayed.push(at.clone());
                     let why = match e.kind() {
@@ -106,22 +106,23 @@ impl State {
         ended && stayed.is_empty()
     }
 
-    /// A mount is undone: so it says in the table, and its directory goes; not while it is
-    /// held, for the kernel undoes mounts of other namespaces on a directory that goes.
-    fn unmounted(&self, name: &str, at: &Path, left: Left, why: Why) {
+    /// Records in the table that a mount was undone, and removes its directory. The directory
+    /// of a held file system stays, because removing it makes the kernel undo mounts on it in
+    /// other namespaces.
+    fn unmounted(&self, name: &str, at: &Path, left: UnmountOutcome, why: UnmountReason) {
         self.mounts.lock().unmounted(name, left);
-        if left == Left::Held {
+        if left == UnmountOutcome::Held {
             return;
         }
-        self.places.leave(at, |dir| why.is_for_good() || !self.mounts.lock().is_inside(dir));
+        self.mount_dirs.leave(at, |dir| why.is_for_good() || !self.mounts.lock().is_inside(dir));
     }
 
-    /// Ends what other namespaces hold of the datasets that `wanted` accepts: without `force`
-    /// by waiting a moment for their processes. False if something stayed.
+    /// Ends held file systems of the datasets that `wanted` accepts; without `force` it waits a
+    /// moment for their processes. False if one is still held.
     fn end_held(
         &self,
         wanted: impl Fn(&str) -> bool,
-        why: Why,
+        why: UnmountReason,
         force: bool,
         to: &mut dyn Listener,
     ) -> bool {
@@ -133,12 +134,16 @@ impl State {
                 if fs.settle() || force && fs.unmount(true).is_ok() {
                     break true;
                 }
-                // Nobody to be seen: it takes as long as the kernel takes.
-                let patience = if fs.holders().is_empty() { mounts::ENDS } else { mounts::HELD };
-                if begin.elapsed() > patience || to.is_gone() {
+                // No holder can be found: the kernel needs some time.
+                let timeout = if fs.holders().is_empty() {
+                    mounts::END_TIMEOUT
+                } else {
+                    mounts::HOLDERS_TIMEOUT
+                };
+                if begin.elapsed() > timeout || to.is_gone() {
                     break false;
                 }
-                rt::sleep(mounts::LOOK);
+                rt::sleep(mounts::END_POLL);
             };
             if ended {
                 self.settled(&name, &at, why.is_for_good());

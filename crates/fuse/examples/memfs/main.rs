@@ -32,9 +32,9 @@ use std::time::Duration;
 use base::rt::Mutex;
 use base::{Buf, Error};
 use fuse::{
-    Attr, Config, Data, DevTransport, DirSink, Entry, Errno, FOREVER, Filesystem, Mode,
-    MountOptions, Negotiated, NewNode, Opened, ReadArgs, Request, Result, Session, SetAttr, Statfs,
-    Statx, Transport, UringTransport, WriteArgs,
+    Attr, BlockingMode, Config, Data, DevTransport, DirSink, Errno, FOREVER, Filesystem,
+    LookupEntry, MountOptions, Negotiated, NewNode, Opened, ReadArgs, Request, Result, Session,
+    SetAttr, Statfs, Statx, Transport, UringTransport, WriteArgs,
 };
 
 use table::{DirEntries, InodeKind, InodeTable, S_IFDIR, S_IFMT, S_IFREG, now};
@@ -83,11 +83,17 @@ impl Filesystem for MemFs {
         self.direct_writes.store(negotiated.minor >= COHERENT_MINOR, Relaxed);
     }
 
-    fn lookup(&self, _: &Request, _: Mode, parent: u64, name: &[u8]) -> Result<Entry> {
+    fn lookup(
+        &self,
+        _: &Request,
+        _: BlockingMode,
+        parent: u64,
+        name: &[u8],
+    ) -> Result<LookupEntry> {
         let table = self.table.lock();
         match table.find(parent, name) {
             Ok(id) => table.give(id),
-            Err(Errno::ENOENT) => Ok(Entry::negative(FOREVER)),
+            Err(Errno::ENOENT) => Ok(LookupEntry::negative(FOREVER)),
             Err(e) => Err(e),
         }
     }
@@ -100,13 +106,19 @@ impl Filesystem for MemFs {
         table.bury(node);
     }
 
-    fn getattr(&self, _: &Request, _: Mode, node: u64, _: Option<u64>) -> Result<(Attr, Duration)> {
+    fn getattr(
+        &self,
+        _: &Request,
+        _: BlockingMode,
+        node: u64,
+        _: Option<u64>,
+    ) -> Result<(Attr, Duration)> {
         let table = self.table.lock();
         let (node, settles) = (table.node(node)?, table.settles);
         Ok((node.attr(), node.attr_ttl(settles)))
     }
 
-    fn statx(&self, _: &Request, _: Mode, node: u64, _: u32) -> Result<Statx> {
+    fn statx(&self, _: &Request, _: BlockingMode, node: u64, _: u32) -> Result<Statx> {
         let table = self.table.lock();
         let (node, settles) = (table.node(node)?, table.settles);
         let (attr, attr_ttl) = (node.attr(), node.attr_ttl(settles));
@@ -125,23 +137,29 @@ impl Filesystem for MemFs {
         Ok((node.attr(), node.attr_ttl(settles)))
     }
 
-    fn readlink(&self, _: &Request, _: Mode, node: u64) -> Result<Data> {
+    fn readlink(&self, _: &Request, _: BlockingMode, node: u64) -> Result<Data> {
         match &self.table.lock().node(node)?.body {
             InodeKind::Link(target) => Ok(target.clone()),
             _ => Err(Errno::EINVAL),
         }
     }
 
-    fn symlink(&self, req: &Request, parent: u64, name: &[u8], target: &[u8]) -> Result<Entry> {
+    fn symlink(
+        &self,
+        req: &Request,
+        parent: u64,
+        name: &[u8],
+        target: &[u8],
+    ) -> Result<LookupEntry> {
         let new = NewNode { mode: S_IFLNK | 0o777, umask: 0, rdev: 0 };
         self.table.lock().make(req, parent, name, &new, InodeKind::Link(Data::copy_of(target)))
     }
 
-    fn mknod(&self, req: &Request, parent: u64, name: &[u8], new: &NewNode) -> Result<Entry> {
+    fn mknod(&self, req: &Request, parent: u64, name: &[u8], new: &NewNode) -> Result<LookupEntry> {
         self.table.lock().make_file(req, parent, name, new)
     }
 
-    fn mkdir(&self, req: &Request, parent: u64, name: &[u8], new: &NewNode) -> Result<Entry> {
+    fn mkdir(&self, req: &Request, parent: u64, name: &[u8], new: &NewNode) -> Result<LookupEntry> {
         let new = NewNode { mode: new.mode & !S_IFMT | S_IFDIR, ..*new };
         self.table.lock().make(
             req,
@@ -175,7 +193,7 @@ impl Filesystem for MemFs {
         self.table.lock().rename((parent, name), (new_parent, new_name), flags == 0)
     }
 
-    fn link(&self, _: &Request, node: u64, parent: u64, name: &[u8]) -> Result<Entry> {
+    fn link(&self, _: &Request, node: u64, parent: u64, name: &[u8]) -> Result<LookupEntry> {
         let mut table = self.table.lock();
         if table.node(node)?.is_dir() {
             return Err(Errno::EPERM);
@@ -187,7 +205,7 @@ impl Filesystem for MemFs {
         table.give(node)
     }
 
-    fn open(&self, _: &Request, _: Mode, node: u64, flags: u32) -> Result<Opened> {
+    fn open(&self, _: &Request, _: BlockingMode, node: u64, flags: u32) -> Result<Opened> {
         self.table.lock().node(node)?;
         Ok(self.opened(flags))
     }
@@ -199,13 +217,13 @@ impl Filesystem for MemFs {
         name: &[u8],
         new: &NewNode,
         flags: u32,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(LookupEntry, Opened)> {
         let new = NewNode { mode: new.mode & !S_IFMT | S_IFREG, ..*new };
         let entry = self.table.lock().make_file(req, parent, name, &new)?;
         Ok((entry, self.opened(flags)))
     }
 
-    fn read(&self, _: &Request, _: Mode, args: &ReadArgs) -> Result<Data> {
+    fn read(&self, _: &Request, _: BlockingMode, args: &ReadArgs) -> Result<Data> {
         let content = self.table.lock().content(args.node)?;
         Ok(content.read(args.offset, args.size))
     }
@@ -240,7 +258,7 @@ impl Filesystem for MemFs {
     fn readdir(
         &self,
         _: &Request,
-        _: Mode,
+        _: BlockingMode,
         node: u64,
         _: u64,
         offset: u64,
@@ -252,7 +270,7 @@ impl Filesystem for MemFs {
     fn readdirplus(
         &self,
         _: &Request,
-        _: Mode,
+        _: BlockingMode,
         node: u64,
         _: u64,
         offset: u64,
@@ -261,18 +279,18 @@ impl Filesystem for MemFs {
         self.table.lock().list(node, offset, sink, true)
     }
 
-    fn statfs(&self, _: &Request, _: Mode, _: u64) -> Result<Statfs> {
+    fn statfs(&self, _: &Request, _: BlockingMode, _: u64) -> Result<Statfs> {
         let files = self.table.lock().nodes.len() as u64;
         let (blocks, ffree) = (1 << 30, 1 << 30);
         let free = Statfs { blocks, bfree: blocks, bavail: blocks, ffree, ..Statfs::default() };
         Ok(Statfs { files: files + ffree, bsize: 128 << 10, frsize: 512, namelen: 255, ..free })
     }
 
-    fn getxattr(&self, _: &Request, _: Mode, _: u64, name: &[u8], _: u32) -> Result<Data> {
+    fn getxattr(&self, _: &Request, _: BlockingMode, _: u64, name: &[u8], _: u32) -> Result<Data> {
         Err(if ACL_NAMES.contains(&name) { Errno::EOPNOTSUPP } else { Errno::ENODATA })
     }
 
-    fn listxattr(&self, _: &Request, _: Mode, _: u64, _: u32) -> Result<Data> {
+    fn listxattr(&self, _: &Request, _: BlockingMode, _: u64, _: u32) -> Result<Data> {
         Ok(Data::empty())
     }
 
@@ -362,12 +380,12 @@ mod tests {
         fs.link(&req, node, ROOT_ID, b"b").unwrap();
         fs.unlink(&req, ROOT_ID, b"a").unwrap();
         fs.unlink(&req, ROOT_ID, b"b").unwrap();
-        assert_eq!(fs.getattr(&req, Mode::Blocking, node, None).unwrap().0.nlink, 0);
+        assert_eq!(fs.getattr(&req, BlockingMode::Blocking, node, None).unwrap().0.nlink, 0);
         fs.forget(node, 1);
         assert_eq!(nodes(&fs), 2);
         fs.forget(node, 1);
         assert_eq!(nodes(&fs), 1);
-        assert_eq!(fs.getattr(&req, Mode::Blocking, node, None), Err(Errno::ESTALE));
+        assert_eq!(fs.getattr(&req, BlockingMode::Blocking, node, None), Err(Errno::ESTALE));
     }
 
     #[test]
@@ -383,9 +401,9 @@ mod tests {
         assert_eq!(rename(b"a", b"b", 0), Ok(()));
         fs.forget(b, 1);
         assert_eq!(nodes(&fs), 3);
-        let found = fs.lookup(&req, Mode::Blocking, ROOT_ID, b"b").unwrap();
+        let found = fs.lookup(&req, BlockingMode::Blocking, ROOT_ID, b"b").unwrap();
         assert_eq!((found.node, found.attr.nlink), (a, 1));
-        assert_eq!(fs.lookup(&req, Mode::Blocking, ROOT_ID, b"a").unwrap().node, 0);
+        assert_eq!(fs.lookup(&req, BlockingMode::Blocking, ROOT_ID, b"a").unwrap().node, 0);
         fs.rename(&req, ROOT_ID, b"b", dir, b"b", 0).unwrap();
         assert_eq!(fs.rmdir(&req, ROOT_ID, b"dir"), Err(Errno::ENOTEMPTY));
         assert_eq!(fs.table.lock().find(dir, b"..").unwrap(), ROOT_ID);

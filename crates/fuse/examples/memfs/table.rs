@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use base::rt::Mutex;
 use fuse::{
-    Attr, Data, DirSink, Entry, Errno, FOREVER, NewNode, ROOT_ID, Request, Result, SetAttr,
+    Attr, Data, DirSink, Errno, FOREVER, LookupEntry, NewNode, ROOT_ID, Request, Result, SetAttr,
     SetTime, Timestamp,
 };
 
@@ -227,10 +227,10 @@ impl InodeTable {
     }
 
     /// An entry for the kernel, not yet counted.
-    fn entry(&self, id: u64) -> Result<Entry> {
+    fn entry(&self, id: u64) -> Result<LookupEntry> {
         let node = self.node(id)?;
         let (attr, attr_ttl) = (node.attr(), node.attr_ttl(self.settles));
-        Ok(Entry { node: id, generation: 0, attr, entry_ttl: FOREVER, attr_ttl })
+        Ok(LookupEntry { node: id, generation: 0, attr, entry_ttl: FOREVER, attr_ttl })
     }
 
     fn count(&self, id: u64) {
@@ -239,7 +239,7 @@ impl InodeTable {
         }
     }
 
-    pub(crate) fn give(&self, id: u64) -> Result<Entry> {
+    pub(crate) fn give(&self, id: u64) -> Result<LookupEntry> {
         let entry = self.entry(id)?;
         self.count(id);
         Ok(entry)
@@ -295,7 +295,7 @@ impl InodeTable {
         name: &[u8],
         new: &NewNode,
         body: InodeKind,
-    ) -> Result<Entry> {
+    ) -> Result<LookupEntry> {
         let (above, id, born) = (self.node(parent)?.attr, self.last + 1, now());
         let mut node = Inode { attr: Attr::default(), born, lookups: Cell::new(1), body };
         let is_dir = node.is_dir();
@@ -326,7 +326,7 @@ impl InodeTable {
         parent: u64,
         name: &[u8],
         new: &NewNode,
-    ) -> Result<Entry> {
+    ) -> Result<LookupEntry> {
         let body = match new.mode & S_IFMT {
             S_IFREG => InodeKind::File(Arc::default()),
             _ => InodeKind::Special,

@@ -84,8 +84,8 @@ impl MemFs {
         Attr { ino: node + 100, mode, size, nlink: 1, uid, mtime, blksize: 4096, ..Attr::default() }
     }
 
-    fn entry(&self, node: u64) -> Entry {
-        Entry {
+    fn entry(&self, node: u64) -> LookupEntry {
+        LookupEntry {
             node,
             generation: 0,
             attr: self.attr(node),
@@ -94,7 +94,7 @@ impl MemFs {
         }
     }
 
-    fn granted(&self, node: u64) -> Entry {
+    fn granted(&self, node: u64) -> LookupEntry {
         *self.lookups.lock().unwrap().entry(node).or_default() += 1;
         self.entry(node)
     }
@@ -139,7 +139,13 @@ impl Filesystem for MemFs {
         self.interrupts.lock().unwrap().push(unique);
     }
 
-    fn lookup(&self, _: &Request, _: Mode, parent: u64, name: &[u8]) -> Result<Entry> {
+    fn lookup(
+        &self,
+        _: &Request,
+        _: BlockingMode,
+        parent: u64,
+        name: &[u8],
+    ) -> Result<LookupEntry> {
         self.lookup_calls.fetch_add(1, Ordering::SeqCst);
         Self::find(parent, name).map(|node| self.granted(node)).ok_or(Errno::ENOENT)
     }
@@ -156,12 +162,12 @@ impl Filesystem for MemFs {
     fn getattr(
         &self,
         _: &Request,
-        mode: Mode,
+        mode: BlockingMode,
         node: u64,
         _: Option<u64>,
     ) -> Result<(Attr, Duration)> {
         // Attributes of some nodes are "on disk".
-        if node == SPARSE && mode == Mode::NonBlocking {
+        if node == SPARSE && mode == BlockingMode::NonBlocking {
             return Err(Errno::WOULD_BLOCK);
         }
         Ok((self.attr(node), self.ttl))
@@ -177,11 +183,11 @@ impl Filesystem for MemFs {
         Ok((self.attr(node), self.ttl))
     }
 
-    fn readlink(&self, _: &Request, _: Mode, node: u64) -> Result<Data> {
+    fn readlink(&self, _: &Request, _: BlockingMode, node: u64) -> Result<Data> {
         if node == LINK { Ok(Data::copy_of(b"big")) } else { Err(Errno::EINVAL) }
     }
 
-    fn open(&self, _: &Request, _: Mode, node: u64, flags: u32) -> Result<Opened> {
+    fn open(&self, _: &Request, _: BlockingMode, node: u64, flags: u32) -> Result<Opened> {
         const O_TRUNC: u32 = 0o1000;
         if node == RW && flags & O_TRUNC != 0 {
             self.rw.lock().unwrap().clear();
@@ -208,10 +214,10 @@ impl Filesystem for MemFs {
         Ok(())
     }
 
-    fn read(&self, req: &Request, mode: Mode, args: &ReadArgs) -> Result<Data> {
+    fn read(&self, req: &Request, mode: BlockingMode, args: &ReadArgs) -> Result<Data> {
         let end = (args.offset + u64::from(args.size)).min(self.attr(args.node).size);
         let len = end.saturating_sub(args.offset) as usize;
-        if mode == Mode::NonBlocking {
+        if mode == BlockingMode::NonBlocking {
             // Every other 64 KiB are "on disk", and all of the odd files.
             if !matches!(args.node, BIG | RW | PANIC) || (args.offset >> 16) & 1 == 1 {
                 return Err(Errno::WOULD_BLOCK);
@@ -275,13 +281,13 @@ impl Filesystem for MemFs {
     fn readdir(
         &self,
         _: &Request,
-        mode: Mode,
+        mode: BlockingMode,
         node: u64,
         _: u64,
         offset: u64,
         sink: &mut DirSink,
     ) -> Result<()> {
-        if mode == Mode::NonBlocking && offset == 0 {
+        if mode == BlockingMode::NonBlocking && offset == 0 {
             return Err(Errno::WOULD_BLOCK);
         }
         for (i, (node, name)) in Self::children(node).into_iter().enumerate().skip(offset as usize)
@@ -296,14 +302,14 @@ impl Filesystem for MemFs {
     fn readdirplus(
         &self,
         _: &Request,
-        mode: Mode,
+        mode: BlockingMode,
         node: u64,
         _: u64,
         offset: u64,
         sink: &mut DirSink,
     ) -> Result<()> {
         self.plus_calls.fetch_add(1, Ordering::SeqCst);
-        if mode == Mode::NonBlocking && offset == 0 {
+        if mode == BlockingMode::NonBlocking && offset == 0 {
             return Err(Errno::WOULD_BLOCK);
         }
         for (i, (node, name)) in Self::children(node).into_iter().enumerate().skip(offset as usize)
@@ -324,7 +330,7 @@ impl Filesystem for MemFs {
         Ok(())
     }
 
-    fn statfs(&self, _: &Request, _: Mode, _: u64) -> Result<Statfs> {
+    fn statfs(&self, _: &Request, _: BlockingMode, _: u64) -> Result<Statfs> {
         Ok(Statfs {
             blocks: 1000,
             bfree: 500,
@@ -337,8 +343,15 @@ impl Filesystem for MemFs {
         })
     }
 
-    fn getxattr(&self, _: &Request, mode: Mode, node: u64, name: &[u8], _: u32) -> Result<Data> {
-        if mode == Mode::NonBlocking {
+    fn getxattr(
+        &self,
+        _: &Request,
+        mode: BlockingMode,
+        node: u64,
+        name: &[u8],
+        _: u32,
+    ) -> Result<Data> {
+        if mode == BlockingMode::NonBlocking {
             return Err(Errno::WOULD_BLOCK);
         }
         match (node, name) {
@@ -347,14 +360,14 @@ impl Filesystem for MemFs {
         }
     }
 
-    fn listxattr(&self, _: &Request, _: Mode, node: u64, _: u32) -> Result<Data> {
+    fn listxattr(&self, _: &Request, _: BlockingMode, node: u64, _: u32) -> Result<Data> {
         Ok(if node == BIG { Data::copy_of(b"user.colour\0user.size\0") } else { Data::empty() })
     }
 
     fn lseek(
         &self,
         _: &Request,
-        _: Mode,
+        _: BlockingMode,
         node: u64,
         _: u64,
         offset: u64,

@@ -86,7 +86,7 @@ fn word(write: &LeafWrite) -> String {
 
 /// Records the steps, and fails the requested ones.
 #[derive(Default)]
-struct Recorder {
+struct StepRecorder {
     log: Mutex<Vec<String>>,
     /// Writes whose word starts with this fail, this often.
     fail: Mutex<Vec<(&'static str, usize)>>,
@@ -95,7 +95,7 @@ struct Recorder {
     flushes: Mutex<usize>,
 }
 
-impl LabelDevices for Recorder {
+impl LabelDevices for StepRecorder {
     fn write_leaves(&self, writes: Vec<LeafWrite>) -> Vec<Result<()>> {
         let mut out = Vec::new();
         for write in &writes {
@@ -129,13 +129,18 @@ impl LabelDevices for Recorder {
     }
 }
 
-impl Recorder {
+impl StepRecorder {
     fn log(&self) -> String {
         self.log.lock().join(" ")
     }
 }
 
-fn run(devices: &Recorder, configs: &[VdevConfig], dirty: bool, start: u64) -> Result<Committed> {
+fn run(
+    devices: &StepRecorder,
+    configs: &[VdevConfig],
+    dirty: bool,
+    start: u64,
+) -> Result<Committed> {
     let tops = tops(configs, 9, dirty);
     let ub = Uberblock { mmp: Some(Default::default()), ..uberblock(9) };
     // The txg changed something if its root was born in it, or multihost is on.
@@ -167,7 +172,7 @@ fn run(devices: &Recorder, configs: &[VdevConfig], dirty: bool, start: u64) -> R
 
 #[test]
 fn the_order_of_a_dirty_commit() {
-    let devices = Recorder::default();
+    let devices = StepRecorder::default();
     let done = run(&devices, &[top(0, VdevType::Mirror, 2, 9)], true, 0).unwrap();
     assert_eq!(done, Committed { written: true, failed: Vec::new() });
     assert_eq!(
@@ -182,7 +187,7 @@ fn a_clean_commit_writes_uberblocks_to_three() {
     let mut configs: Vec<VdevConfig> = (0..6).map(|id| top(id, VdevType::Mirror, 1, 12)).collect();
     configs[1].top.as_mut().unwrap().is_log = true;
     configs[2].top.as_mut().unwrap().metaslab_array = 0;
-    let devices = Recorder::default();
+    let devices = StepRecorder::default();
     run(&devices, &configs, false, 2).unwrap();
     let log = devices.log();
     let took: Vec<&str> = log.split(' ').filter(|w| w.starts_with("U0")).collect();
@@ -195,7 +200,7 @@ fn an_empty_txg_leaves_no_trace() {
     let configs = [top(0, VdevType::Mirror, 1, 9)];
     let tops = tops(&configs, 9, false);
     let ub = uberblock(9);
-    let devices = Recorder::default();
+    let devices = StepRecorder::default();
     let nothing =
         Commit { uberblock: &ub, tops: &tops, written: &[], start: 0, plants: &Plants::default() };
     assert_eq!(commit(&devices, &nothing).unwrap(), Committed::default());
@@ -208,7 +213,7 @@ fn slots_leave_room_for_heartbeats() {
     let tops = tops(&configs, 31, true);
     let offset = |ub: &Uberblock| {
         let made = Attempt {
-            devices: &Recorder::default(),
+            devices: &StepRecorder::default(),
             commit: &Commit {
                 uberblock: ub,
                 tops: &tops,
@@ -232,10 +237,10 @@ fn slots_leave_room_for_heartbeats() {
 
 #[test]
 fn one_label_and_one_uberblock_are_enough() {
-    let devices = Recorder {
+    let devices = StepRecorder {
         fail: Mutex::new(vec![("L2:101", 9), ("U0", 9), ("U2", 9), ("U3", 9), ("L3", 9)]),
         leaves: vec![Guid(101)],
-        ..Recorder::default()
+        ..StepRecorder::default()
     };
     let done = run(&devices, &[top(0, VdevType::Mirror, 1, 9)], true, 0).unwrap();
     assert_eq!(done.failed, [Guid(101)]);
@@ -243,10 +248,10 @@ fn one_label_and_one_uberblock_are_enough() {
 
 #[test]
 fn a_leaf_without_even_labels_gets_no_uberblock() {
-    let devices = Recorder {
+    let devices = StepRecorder {
         fail: Mutex::new(vec![("L0:102", 9), ("L2:102", 9)]),
         leaves: vec![Guid(101), Guid(102)],
-        ..Recorder::default()
+        ..StepRecorder::default()
     };
     let done = run(&devices, &[top(0, VdevType::Mirror, 2, 9)], true, 0).unwrap();
     assert_eq!(done.failed, [Guid(102)]);
@@ -260,12 +265,13 @@ fn a_failure_is_tried_once_more() {
         // Everything of the step fails in the first attempt.
         let n = if what == "U" { 4 } else { 1 };
         let fail = |n| Mutex::new(vec![(what, n), (twin, if what == "U" { 0 } else { n })]);
-        let devices = Recorder { fail: fail(n), leaves: vec![Guid(101)], ..Recorder::default() };
+        let devices =
+            StepRecorder { fail: fail(n), leaves: vec![Guid(101)], ..StepRecorder::default() };
         let done = run(&devices, &[top(0, VdevType::Mirror, 1, 9)], true, 0).unwrap();
         assert!(done.written && done.failed.is_empty(), "{what}");
         assert_eq!(devices.log().matches("L0").count(), 2);
         // And in the second.
-        let devices = Recorder { fail: fail(2 * n), ..Recorder::default() };
+        let devices = StepRecorder { fail: fail(2 * n), ..StepRecorder::default() };
         let e = run(&devices, &[top(0, VdevType::Mirror, 1, 9)], true, 0).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Io, "{what}");
     }
@@ -276,11 +282,11 @@ fn a_log_may_fail() {
     let mut configs = vec![top(0, VdevType::Mirror, 1, 9), top(1, VdevType::Mirror, 1, 9)];
     configs[1].top.as_mut().unwrap().is_log = true;
     let fail = vec![("L0:201", 9), ("L2:201", 9), ("L1:201", 9), ("L3:201", 9)];
-    let devices = Recorder {
+    let devices = StepRecorder {
         fail: Mutex::new(fail),
         leaves: vec![Guid(101), Guid(201)],
         fail_flush: (0..4).map(|n| (Guid(201), n)).collect(),
-        ..Recorder::default()
+        ..StepRecorder::default()
     };
     let done = run(&devices, &configs, true, 0).unwrap();
     assert_eq!(done.failed, [Guid(201)]);
@@ -290,10 +296,10 @@ fn a_log_may_fail() {
 fn flushes_count_against_redundancy() {
     let raidz = || top(0, VdevType::Raidz, 3, 9);
     let with = |fail_flush: Vec<(Guid, usize)>, open: &[u64]| {
-        let devices = Recorder {
+        let devices = StepRecorder {
             leaves: vec![Guid(101), Guid(102), Guid(103)],
             fail_flush,
-            ..Recorder::default()
+            ..StepRecorder::default()
         };
         let configs = [raidz()];
         let mut tops = tops(&configs, 9, true);

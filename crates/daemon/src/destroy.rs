@@ -1,12 +1,13 @@
-//! `zfs destroy`: what goes, in which order, and its end (chapter 09 §3).
+//! `zfs destroy`: which datasets it destroys, and in which order (chapter 09 §3).
 //!
 //! # Invariants
-//! * Everything that is to go is known before anything goes; what is mounted of it is
-//!   unmounted first, and a mount in use stops all.
-//! * Snapshots of one command go in one group.
+//! * The whole set of datasets is determined before any of them is destroyed. Mounted ones are
+//!   unmounted first, and a mount in use aborts the command.
+//! * Snapshots of one command are destroyed in one txg.
 //!
 //! # Departures from OpenZFS
-//! * Clones go before what they depend on, each subtree in a group of its own.
+//! * Clones are destroyed before the datasets that they depend on, each subtree in a txg of its
+//!   own.
 
 use std::collections::BTreeSet;
 
@@ -17,32 +18,36 @@ use cenote::{Dataset, DatasetKind, Pool};
 use proto::{DestroyArgs, Reply, TARGETS_MAX};
 
 use super::datasets::{cannot, command, subtree};
-use super::mounts::Why;
+use super::mounts::UnmountReason;
 use super::remount;
-use super::state::{Listener, State};
+use super::state::{DaemonState, Listener};
 
-/// What goes.
+/// The datasets that a command destroys.
 #[derive(Default)]
-struct Doomed {
-    /// Roots of subtrees, in the order in which they go.
+struct DestroyPlan {
+    /// Roots of subtrees, in the order of their destruction.
     roots: Vec<String>,
-    /// Snapshots of what stays.
+    /// Snapshots of datasets that stay.
     snapshots: Vec<String>,
-    /// Everything by name, in the order in which it is told.
-    told: Vec<String>,
+    /// All names, in the order in which they are reported.
+    names: Vec<String>,
 }
 
 /// Serves the command.
 ///
 /// # Errors
-/// The whole message for the user; an empty one if everything was told already.
-pub(super) fn destroy(state: &State, args: &DestroyArgs, to: &mut dyn Listener) -> Result<Reply> {
+/// The whole message for the user; an empty one if everything was reported already.
+pub(super) fn destroy(
+    state: &DaemonState,
+    args: &DestroyArgs,
+    to: &mut dyn Listener,
+) -> Result<Reply> {
     let target = args.target.as_str();
-    let (doomed, reclaim, pool) = match target.split_once('@') {
+    let (plan, reclaim, pool) = match target.split_once('@') {
         Some((fs, list)) => {
             let (pool, dataset) = state.open(fs)?;
-            let (doomed, reclaim) = of_snapshots(&pool, &dataset, list, args)?;
-            (doomed, reclaim, pool)
+            let (plan, reclaim) = of_snapshots(&pool, &dataset, list, args)?;
+            (plan, reclaim, pool)
         }
         None if target.contains('#') => {
             return Err(Error::unsupported(format!(
@@ -65,18 +70,18 @@ pub(super) fn destroy(state: &State, args: &DestroyArgs, to: &mut dyn Listener) 
     if !args.dry_run {
         let fail = |e: Error| cannot("cannot destroy", target, &e);
         pool.writer().map_err(fail)?;
-        unmount(state, &doomed, args.force, to)?;
-        carry_out(&pool, &doomed, args)?;
-        remount::snapshots_changed(state, &doomed.told);
-        if doomed.told.iter().any(|n| !n.contains('@')) {
+        unmount(state, &plan, args.force, to)?;
+        carry_out(&pool, &plan, args)?;
+        remount::snapshots_changed(state, &plan.names);
+        if plan.names.iter().any(|n| !n.contains('@')) {
             state.show_volumes(&pool, to);
         }
     }
-    Ok(Reply::Doomed(doomed.told, reclaim))
+    Ok(Reply::Doomed(plan.names, reclaim))
 }
 
-/// A file system or volume, with what the options take along.
-fn of_dataset(pool: &Pool, dataset: &Dataset, args: &DestroyArgs) -> Result<Doomed> {
+/// The plan for a file system or volume, with what the options include.
+fn of_dataset(pool: &Pool, dataset: &Dataset, args: &DestroyArgs) -> Result<DestroyPlan> {
     let name = dataset.name();
     let fail = |e: Error| cannot("cannot destroy", name, &e);
     let is_root = !name.contains('/');
@@ -108,7 +113,7 @@ fn of_dataset(pool: &Pool, dataset: &Dataset, args: &DestroyArgs) -> Result<Doom
             ),
         ));
     }
-    let mut doomed = Doomed::default();
+    let mut plan = DestroyPlan::default();
     let clones = clones_outside(pool, &below, name, args.clones).map_err(fail)?;
     if !clones.is_empty() && !args.clones {
         let text = format!(
@@ -120,23 +125,23 @@ fn of_dataset(pool: &Pool, dataset: &Dataset, args: &DestroyArgs) -> Result<Doom
     }
     for clone in clones {
         let clone = pool.dataset(&clone).map_err(fail)?;
-        tell(&clone, true, &mut doomed.told).map_err(fail)?;
-        doomed.roots.push(clone.name().to_owned());
+        list_names(&clone, true, &mut plan.names).map_err(fail)?;
+        plan.roots.push(clone.name().to_owned());
     }
-    tell(dataset, !is_root, &mut doomed.told).map_err(fail)?;
+    list_names(dataset, !is_root, &mut plan.names).map_err(fail)?;
     if is_root {
         let children = dataset.children().map_err(fail)?;
-        doomed.roots.extend(children.iter().map(|c| c.name().to_owned()));
+        plan.roots.extend(children.iter().map(|c| c.name().to_owned()));
         let own = dataset.snapshots().map_err(fail)?;
-        doomed.snapshots.extend(own.iter().map(|s| s.name().to_owned()));
+        plan.snapshots.extend(own.iter().map(|s| s.name().to_owned()));
     } else {
-        doomed.roots.push(name.to_owned());
+        plan.roots.push(name.to_owned());
     }
-    Ok(doomed)
+    Ok(plan)
 }
 
-/// Names in the order in which they are told: what is below, snapshots, the dataset.
-fn tell(dataset: &Dataset, itself: bool, out: &mut Vec<String>) -> Result<()> {
+/// Adds names in the order in which they are reported: children, snapshots, the dataset itself.
+fn list_names(dataset: &Dataset, itself: bool, out: &mut Vec<String>) -> Result<()> {
     let mut all = subtree(dataset)?;
     all.reverse();
     for d in all {
@@ -158,8 +163,8 @@ fn clone_names(snapshot: &Dataset) -> Result<Vec<String>> {
     })
 }
 
-/// Clones of these datasets' snapshots that are not below `root`, in the order in which
-/// they can go; with `deep` also the clones of those.
+/// Clones of these datasets' snapshots that are not below `root`, in the order in which they
+/// can be destroyed; with `deep` also the clones of those.
 fn clones_outside(pool: &Pool, all: &[Dataset], root: &str, deep: bool) -> Result<Vec<String>> {
     let below = format!("{root}/");
     let mut out: Vec<String> = Vec::new();
@@ -183,12 +188,12 @@ fn clones_outside(pool: &Pool, all: &[Dataset], root: &str, deep: bool) -> Resul
             }
         }
     }
-    // The clone of a clone was found behind it, and goes before it.
+    // A clone's own clones were found after it, and must be destroyed before it.
     out.reverse();
     Ok(out)
 }
 
-/// One dataset's snapshots that a list names (`a,b%c,%d`), oldest first.
+/// The snapshots of one dataset that a list names (`a,b%c,%d`), oldest first.
 fn named(dataset: &Dataset, list: &str) -> Result<Vec<Dataset>> {
     let all = dataset.snapshots()?;
     let last = |s: &Dataset| s.name().split_once('@').map_or("", |n| n.1).to_owned();
@@ -217,44 +222,44 @@ fn named(dataset: &Dataset, list: &str) -> Result<Vec<Dataset>> {
     Ok(wanted.into_iter().filter_map(|i| all.get(i).cloned()).collect())
 }
 
-/// Snapshots, and the bytes that they give back.
+/// The plan for snapshots, with the bytes that they free.
 fn of_snapshots(
     pool: &Pool,
     dataset: &Dataset,
     list: &str,
     args: &DestroyArgs,
-) -> Result<(Doomed, u64)> {
+) -> Result<(DestroyPlan, u64)> {
     let fail = |e: Error| cannot("cannot destroy", &args.target, &e);
     let deep = args.recursive || args.clones;
     let of = if deep { subtree(dataset).map_err(fail)? } else { vec![dataset.clone()] };
-    let mut doomed = Doomed::default();
+    let mut plan = DestroyPlan::default();
     let mut reclaim = 0u64;
     for d in &of {
         let snaps = match named(d, list) {
-            // A range need not be everywhere below.
+            // A range need not exist in every descendant.
             Err(e) if e.kind() == ErrorKind::NotFound && d.name() != dataset.name() => continue,
             other => other.map_err(fail)?,
         };
         for snap in &snaps {
-            check_snapshot(pool, snap, args, &mut doomed)?;
-            doomed.told.push(snap.name().to_owned());
-            doomed.snapshots.push(snap.name().to_owned());
+            check_snapshot(pool, snap, args, &mut plan)?;
+            plan.names.push(snap.name().to_owned());
+            plan.snapshots.push(snap.name().to_owned());
         }
         reclaim = reclaim.saturating_add(d.reclaimable(&snaps).map_err(fail)?);
     }
-    if doomed.snapshots.is_empty() {
+    if plan.snapshots.is_empty() {
         let text = "could not find any snapshots to destroy; check snapshot names.";
         return Err(Error::not_found(text));
     }
-    Ok((doomed, reclaim))
+    Ok((plan, reclaim))
 }
 
-/// Holds and clones are in the way, unless the options say otherwise.
+/// Fails if holds or clones prevent the destruction and the options do not override them.
 fn check_snapshot(
     pool: &Pool,
     snap: &Dataset,
     args: &DestroyArgs,
-    doomed: &mut Doomed,
+    plan: &mut DestroyPlan,
 ) -> Result<()> {
     let name = snap.name();
     let fail = |e: Error| cannot("cannot destroy snapshot", name, &e);
@@ -281,35 +286,41 @@ fn check_snapshot(
         let below = subtree(&clone).map_err(fail)?;
         let further = clones_outside(pool, &below, clone.name(), true).map_err(fail)?;
         for root in further.into_iter().chain([clone.name().to_owned()]) {
-            if !doomed.roots.contains(&root) {
-                tell(&pool.dataset(&root).map_err(fail)?, true, &mut doomed.told).map_err(fail)?;
-                doomed.roots.push(root);
+            if !plan.roots.contains(&root) {
+                list_names(&pool.dataset(&root).map_err(fail)?, true, &mut plan.names)
+                    .map_err(fail)?;
+                plan.roots.push(root);
             }
         }
     }
     Ok(())
 }
 
-/// Unmounts what goes.
-fn unmount(state: &State, doomed: &Doomed, force: bool, to: &mut dyn Listener) -> Result<()> {
+/// Unmounts the datasets of the plan.
+fn unmount(
+    state: &DaemonState,
+    plan: &DestroyPlan,
+    force: bool,
+    to: &mut dyn Listener,
+) -> Result<()> {
     let inside = |name: &str| {
-        doomed.roots.iter().any(|root| {
+        plan.roots.iter().any(|root| {
             name.strip_prefix(root.as_str()).is_some_and(|r| r.is_empty() || r.starts_with('/'))
         })
     };
-    match state.unmount_where(inside, Why::Destroyed, force, to) {
+    match state.unmount_where(inside, UnmountReason::Destroyed, force, to) {
         true => Ok(()),
         false => Err(Error::busy(String::new())),
     }
 }
 
-fn carry_out(pool: &Pool, doomed: &Doomed, args: &DestroyArgs) -> Result<()> {
+fn carry_out(pool: &Pool, plan: &DestroyPlan, args: &DestroyArgs) -> Result<()> {
     let mut log = command(&args.command);
-    for root in &doomed.roots {
+    for root in &plan.roots {
         let fail = |e: Error| cannot("cannot destroy", root, &e);
         pool.destroy_dataset(root, true, log.take()).map_err(fail)?;
     }
-    if doomed.snapshots.is_empty() {
+    if plan.snapshots.is_empty() {
         return Ok(());
     }
     let fail = |e: Error| match (&e.location().dataset, e.kind()) {
@@ -321,5 +332,5 @@ fn carry_out(pool: &Pool, doomed: &Doomed, args: &DestroyArgs) -> Result<()> {
         }
         _ => cannot("cannot destroy", &args.target, &e),
     };
-    pool.destroy_snapshots(&doomed.snapshots, args.defer, log).map_err(fail)
+    pool.destroy_snapshots(&plan.snapshots, args.defer, log).map_err(fail)
 }

@@ -1,5 +1,5 @@
-//! Removals and expansions that `zpool status` tells of, from the pool's own
-//! records (chapter 08 §D.1 and §E).
+//! The last removal and expansion for `zpool status`, from the pool's own records (chapter 08
+//! §D.1 and §E).
 
 use base::Result;
 use cenote::inspect::ondisk::config::VdevConfig;
@@ -36,7 +36,7 @@ pub(super) fn removal(pool: &Pool, root: &VdevStatus) -> Result<Option<Removal>>
         let object = pool.spa().mos().object(id.0)?;
         let dnode = object.dnode();
         let header = MappingHeader::parse(&dnode.bonus, dnode.endian)?;
-        // An entry takes 24 bytes in memory as on disk.
+        // An entry takes 24 bytes, in memory and on disk.
         mapping_memory = mapping_memory.saturating_add(header.num_entries.saturating_mul(24));
     }
     let name = root.children.iter().find(|v| v.id == vdev).map(|v| v.name.clone());

@@ -1,5 +1,5 @@
-//! A pool with a file system, made for a bench of synchronous writes, and what its devices
-//! and its intent log did.
+//! A pool with a file system for a bench of synchronous writes, and the counters of its devices
+//! and its intent log.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,7 +14,7 @@ use cenote::inspect::spa::engine::Writer;
 use cenote::inspect::zil::Log;
 use cenote::{Engine, EngineConfig, FileSystem, ImportOptions, Pool, Search};
 
-use super::write_rig::preallocate;
+use super::write_pool::preallocate;
 
 /// The pool's name, and its file system's.
 pub(super) const POOL: &str = "benchs";
@@ -22,17 +22,17 @@ pub(super) const DATASET: &str = "benchs/fs";
 /// The file of the pool.
 const IMAGE: &str = "sync.img";
 
-/// An open pool; it goes without an export.
-pub(super) struct Rig {
+/// An open pool; dropping it does not export it.
+pub(super) struct SyncPool {
     pub(super) engine: Arc<Engine>,
     pub(super) pool: Arc<Pool>,
     pub(super) fs: Arc<FileSystem>,
     pub(super) log: Arc<Log>,
 }
 
-/// What devices and log did, as sums.
+/// Counters of the devices and the log.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Counts {
+pub(super) struct SyncCounts {
     pub(super) flushes: u64,
     pub(super) device: u64,
     pub(super) log: u64,
@@ -40,9 +40,9 @@ pub(super) struct Counts {
     pub(super) batches: u64,
 }
 
-impl Counts {
-    pub(super) fn since(self, before: Counts) -> Counts {
-        Counts {
+impl SyncCounts {
+    pub(super) fn since(self, before: SyncCounts) -> SyncCounts {
+        SyncCounts {
             flushes: self.flushes - before.flushes,
             device: self.device - before.device,
             log: self.log - before.log,
@@ -57,12 +57,12 @@ pub(super) fn image(dir: &Path) -> PathBuf {
     dir.join(IMAGE)
 }
 
-impl Rig {
-    /// Makes the pool on one file of `size` bytes, written once before.
+impl SyncPool {
+    /// Makes the pool on one file of `size` bytes, all of which were written before.
     ///
     /// # Errors
     /// Those of making files and pools.
-    pub(super) fn new(dir: &Path, size: u64, record: u64) -> Result<Rig> {
+    pub(super) fn new(dir: &Path, size: u64, record: u64) -> Result<SyncPool> {
         let path = image(dir);
         preallocate(&path, size)?;
         let engine = Engine::new(EngineConfig::default())?;
@@ -73,30 +73,30 @@ impl Rig {
         let props = [("recordsize", record), ("compression", 2)];
         let props = props.map(|(name, n)| (name.to_owned(), PropData::Num(n)));
         pool.create_filesystem(DATASET, &props, None)?;
-        Rig::of(engine, pool)
+        SyncPool::of(engine, pool)
     }
 
-    fn of(engine: Arc<Engine>, pool: Arc<Pool>) -> Result<Rig> {
+    fn of(engine: Arc<Engine>, pool: Arc<Pool>) -> Result<SyncPool> {
         let dataset = pool.dataset(DATASET)?;
         let (fs, head) = (dataset.open_fs()?, dataset.object());
         let log = pool.writer()?.log_in_use(head);
         let log = log.ok_or_else(|| Error::bug("a file system without a log"))?;
-        Ok(Rig { engine, pool, fs, log })
+        Ok(SyncPool { engine, pool, fs, log })
     }
 
-    /// Opens what is in a directory, as after a crash; the log is replayed.
+    /// Imports the pool in a directory, as after a crash; the log is replayed.
     ///
     /// # Errors
     /// Those of an import.
-    pub(super) fn import(dir: &Path) -> Result<Rig> {
-        Rig::import_with(dir, None)
+    pub(super) fn import(dir: &Path) -> Result<SyncPool> {
+        SyncPool::import_with(dir, None)
     }
 
-    /// The same with another limit of the cache.
+    /// As [`SyncPool::import`], with another limit of the cache.
     ///
     /// # Errors
     /// Those of an import.
-    pub(super) fn import_with(dir: &Path, cache_bytes: Option<u64>) -> Result<Rig> {
+    pub(super) fn import_with(dir: &Path, cache_bytes: Option<u64>) -> Result<SyncPool> {
         let engine = Engine::new(EngineConfig { cache_bytes, ..EngineConfig::default() })?;
         let found =
             engine.discover(&Search { paths: vec![dir.to_owned()], ..Search::default() })?;
@@ -104,18 +104,18 @@ impl Rig {
         let found = found.ok_or_else(|| Error::not_found("the pool is gone"))?;
         let options = ImportOptions { force: true, ..ImportOptions::default() };
         let pool = engine.import(found, &options)?;
-        Rig::of(engine, pool)
+        SyncPool::of(engine, pool)
     }
 
     pub(super) fn writer(&self) -> Result<&Arc<Writer>> {
         self.pool.writer()
     }
 
-    /// Groups come only when somebody waits for one.
+    /// From now on a txg is synced only when a thread waits for it.
     ///
     /// # Errors
     /// None for a pool that is written.
-    pub(super) fn no_groups(&self) -> Result<()> {
+    pub(super) fn no_txgs(&self) -> Result<()> {
         let txgs = self.writer()?.txgs();
         let mut limits = txgs.limits();
         limits.timeout_s = 3600;
@@ -132,7 +132,7 @@ impl Rig {
         Ok(self.fs.make(&Caller::root(), self.fs.root(), name.as_bytes(), &new)?.id)
     }
 
-    /// Writes, and waits for nothing.
+    /// Writes without waiting for a commit.
     ///
     /// # Errors
     /// Those of writing.
@@ -140,14 +140,14 @@ impl Rig {
         self.fs.write(&Caller::root(), file, WritePosition::Offset(at), data).map(drop)
     }
 
-    /// What was done so far.
+    /// The counters so far.
     ///
     /// # Errors
     /// None for a pool that is written.
-    pub(super) fn counts(&self) -> Result<Counts> {
+    pub(super) fn counts(&self) -> Result<SyncCounts> {
         let tree = self.writer()?.zio().tree();
         let devices = tree.leaves().filter_map(|(_, leaf)| leaf.device());
-        let mut counts = Counts::default();
+        let mut counts = SyncCounts::default();
         for stats in devices.map(|d| d.stats().snapshot()) {
             counts.flushes += stats.flushes;
             counts.device += stats.bytes_written;
@@ -160,8 +160,8 @@ impl Rig {
     }
 }
 
-impl Drop for Rig {
-    /// What is on disk is what a crash would leave.
+impl Drop for SyncPool {
+    /// Nothing is written: the disk has the state after a crash.
     fn drop(&mut self) {
         if let Ok(writer) = self.pool.writer() {
             writer.stop();
@@ -170,7 +170,7 @@ impl Drop for Rig {
 }
 
 /// Writes of `block` bytes a second that `fio` makes durable one by one, in a file that was
-/// written before; none where there is no `fio`.
+/// written before; `None` if there is no `fio`.
 pub(super) fn fio(file: &Path, size: u64, block: u64, count: u64) -> Option<f64> {
     let out = Command::new("fio")
         .args(["--name=s", "--rw=write", "--ioengine=psync", "--fdatasync=1"])

@@ -1,16 +1,16 @@
 //! Directories that file systems are mounted on.
 //!
 //! # Theory
-//! What is missing of a mountpoint is made when something is mounted there, and remembered: a
-//! directory that was made here is removed again when nothing is mounted on it and nothing is
-//! in it. Directories that were there before stay. The list outlives the daemon, beside that
-//! of the pools.
+//! Missing directories of a mountpoint are made when something is mounted there, and are
+//! recorded. A directory that was made here is removed again when it is empty and nothing is
+//! mounted on it. Directories that existed before stay. The list outlives the daemon; it is
+//! stored next to the list of pools.
 //!
 //! A directory inside a mounted dataset is content of that dataset. Exporting and importing
-//! must not change content, so such a directory stays when the dataset on it is only
-//! unmounted; it goes when that dataset is destroyed or gets another mountpoint.
+//! must not change content, so such a directory stays when the dataset on it is only unmounted.
+//! It is removed when that dataset is destroyed or gets another mountpoint.
 //!
-//! Lock order: `saving` → `made`; no directory is touched under them.
+//! Lock order: `saving` → `made`; no directory is accessed under them.
 
 use std::collections::BTreeSet;
 use std::fs::{DirBuilder, Metadata};
@@ -23,27 +23,27 @@ use proto::runtime;
 use rustix::fs::Access;
 use rustix::process::geteuid;
 
-/// Directories that are remembered; those beyond stay for ever.
+/// Directories that are recorded; those beyond are never removed.
 const MADE_MAX: usize = 65_536;
 /// Of `st_mode`.
 const S_ISVTX: u32 = 0o1000;
 
-/// Which directories were made here.
-pub(super) struct Places {
+/// The directories that were made here.
+pub(super) struct MountDirs {
     made: Mutex<BTreeSet<PathBuf>>,
     /// Held while the list is written.
     saving: Mutex<()>,
     file: PathBuf,
 }
 
-impl Places {
-    /// As the list at `file` has them.
-    pub(super) fn new(file: PathBuf) -> Places {
+impl MountDirs {
+    /// Loads the list from `file`.
+    pub(super) fn new(file: PathBuf) -> MountDirs {
         let made = runtime::load(&file).unwrap_or_else(|e| {
             ui::err(&format!("the list of directories is begun anew: {e}"));
             BTreeSet::new()
         });
-        Places { made: Mutex::new(made), saving: Mutex::new(()), file }
+        MountDirs { made: Mutex::new(made), saving: Mutex::new(()), file }
     }
 
     fn save(&self) {
@@ -54,11 +54,11 @@ impl Places {
         }
     }
 
-    /// Makes the directory to mount on, with what leads there.
+    /// Makes the directory to mount on, with its missing parents.
     ///
     /// # Errors
-    /// It cannot be made, or is no directory; `NotEmpty` if it is not empty and `overlay` is
-    /// off.
+    /// It cannot be made, or the path is not a directory; `NotEmpty` if it is not empty and
+    /// `overlay` is off.
     pub(super) fn prepare(&self, at: &Path, overlay: bool) -> Result<()> {
         let failed = |e: std::io::Error| {
             let read_only = e.kind() == std::io::ErrorKind::ReadOnlyFilesystem;
@@ -93,7 +93,7 @@ impl Places {
             self.save();
         }
         done?;
-        // The kernel's word for what is no directory.
+        // The kernel's error for a path that is not a directory.
         let entries = std::fs::read_dir(at);
         if !overlay {
             let mut entries = entries.map_err(|e| Error::io("cannot look at it", e))?;
@@ -104,8 +104,8 @@ impl Places {
         Ok(())
     }
 
-    /// Nothing is mounted at `at` any more: removes it and what leads there, as far as it was
-    /// made here, is empty, and `may_go`.
+    /// Removes `at`, on which nothing is mounted any more, and its parents, if they were made
+    /// here, are empty, and `may_go` allows it.
     pub(super) fn leave(&self, at: &Path, may_go: impl Fn(&Path) -> bool) {
         let mut changed = false;
         for dir in at.ancestors() {
@@ -116,7 +116,7 @@ impl Places {
             match std::fs::remove_dir(dir) {
                 Ok(()) => {}
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-                // It is in use, or not empty: perhaps later.
+                // It is in use or not empty; it may be removed later.
                 Err(_) => break,
             }
             changed |= self.made.lock().remove(dir);
@@ -127,10 +127,10 @@ impl Places {
     }
 }
 
-/// Whether this process can make what is missing of a directory, and mount something there.
+/// Checks that this process can make the missing part of a directory and mount something there.
 ///
 /// # Errors
-/// The system's words for why it cannot.
+/// The system's text for the reason why it cannot.
 pub(super) fn check(at: &Path) -> std::result::Result<(), String> {
     if geteuid().is_root() {
         return Ok(());
@@ -154,13 +154,13 @@ pub(super) fn check(at: &Path) -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// `fusermount3` mounts an ordinary user's file system on a directory with the sticky bit only
-/// if it is that user's.
+/// Whether `fusermount3` accepts the directory: it mounts an ordinary user's file system on a
+/// directory with the sticky bit only if the directory is that user's.
 fn may_cover(dir: &Metadata) -> bool {
     dir.mode() & S_ISVTX == 0 || dir.uid() == geteuid().as_raw()
 }
 
-/// The system's words for an error, without the number.
+/// The system's text for an error, without the number.
 fn words(e: &std::io::Error) -> String {
     let text = e.to_string();
     text.split(" (os error").next().unwrap_or_default().to_owned()
@@ -187,48 +187,48 @@ mod tests {
     }
 
     #[test]
-    fn what_was_made_goes_and_what_was_there_stays() {
+    fn made_directories_are_removed_and_others_stay() {
         let dir = Dir::new("places");
         let list = dir.0.join("list");
-        let places = Places::new(list.clone());
+        let mount_dirs = MountDirs::new(list.clone());
         let (a, b, c) = (dir.0.join("x/y/a"), dir.0.join("x/b"), dir.0.join("x/y/a/c"));
-        places.prepare(&a, true).unwrap();
-        places.prepare(&b, true).unwrap();
-        places.prepare(&c, true).unwrap();
+        mount_dirs.prepare(&a, true).unwrap();
+        mount_dirs.prepare(&b, true).unwrap();
+        mount_dirs.prepare(&c, true).unwrap();
         let all = |_: &Path| true;
         // Inside another dataset: it stays for now.
-        places.leave(&c, |d| !d.starts_with(&a) || d == a);
+        mount_dirs.leave(&c, |d| !d.starts_with(&a) || d == a);
         assert!(c.exists());
-        // Another daemon knows as much.
-        let places = Places::new(list);
-        places.leave(&c, |d| d.starts_with(&a) && d != a);
+        // The next daemon has the same list.
+        let mount_dirs = MountDirs::new(list);
+        mount_dirs.leave(&c, |d| d.starts_with(&a) && d != a);
         assert!(!c.exists() && a.exists());
-        places.leave(&a, all);
+        mount_dirs.leave(&a, all);
         assert!(!dir.0.join("x/y").exists() && b.exists());
         std::fs::write(b.join("file"), "").unwrap();
-        places.leave(&b, all);
+        mount_dirs.leave(&b, all);
         assert!(b.exists(), "something is in it");
         std::fs::remove_file(b.join("file")).unwrap();
-        places.leave(&b, all);
+        mount_dirs.leave(&b, all);
         assert!(!dir.0.join("x").exists() && dir.0.exists());
-        assert_eq!(places.made.lock().len(), 0);
+        assert_eq!(mount_dirs.made.lock().len(), 0);
         let old = dir.0.join("old");
         std::fs::create_dir(&old).unwrap();
-        places.prepare(&old, true).unwrap();
-        places.leave(&old, all);
+        mount_dirs.prepare(&old, true).unwrap();
+        mount_dirs.leave(&old, all);
         assert!(old.exists(), "it was there before");
     }
 
     #[test]
-    fn what_cannot_be_made_is_told() {
+    fn failures_are_reported() {
         let dir = Dir::new("places-not");
-        let places = Places::new(dir.0.join("list"));
+        let mount_dirs = MountDirs::new(dir.0.join("list"));
         let file = dir.0.join("file");
         std::fs::write(&file, "").unwrap();
-        assert!(places.prepare(&file.join("x"), true).is_err());
+        assert!(mount_dirs.prepare(&file.join("x"), true).is_err());
         std::fs::create_dir(dir.0.join("full")).unwrap();
         std::fs::write(dir.0.join("full/x"), "").unwrap();
-        let e = places.prepare(&dir.0.join("full"), false).unwrap_err();
+        let e = mount_dirs.prepare(&dir.0.join("full"), false).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::NotEmpty);
         if !geteuid().is_root() {
             assert_eq!(check(Path::new("/no/such")), Err("Permission denied".to_owned()));

@@ -1,4 +1,4 @@
-//! Pools that were lost: what the commands say of a rewind and of space maps made anew.
+//! Reports on damaged pools: the text about a rewind and about space maps that were rebuilt.
 
 use cenote::Pool;
 use cenote::inspect::spa::Rebuilt;
@@ -6,8 +6,8 @@ use cenote::props::nicebytes;
 use proto::ImportArgs;
 use ui::time;
 
-/// Lines for standard output, in OpenZFS's words where it has some. `dry`: nothing was done.
-pub(super) fn tell(pool: &Pool, dry: bool) -> Vec<String> {
+/// Lines for standard output, in OpenZFS's words where it has some. `dry`: a trial run.
+pub(super) fn report(pool: &Pool, dry: bool) -> Vec<String> {
     let mut lines = Vec::new();
     let name = pool.name();
     match pool.spa().rewind() {
@@ -40,13 +40,13 @@ pub(super) fn tell(pool: &Pool, dry: bool) -> Vec<String> {
         }
     }
     if let Some(found) = pool.spa().rebuilt() {
-        lines.extend(tell_rebuilt(name, &found, dry));
+        lines.extend(report_rebuilt(name, &found, dry));
     }
     lines
 }
 
-/// What making space maps anew found, and did or would do.
-fn tell_rebuilt(name: &str, found: &Rebuilt, dry: bool) -> Vec<String> {
+/// The report on rebuilt space maps: findings, and what was or would be done.
+fn report_rebuilt(name: &str, found: &Rebuilt, dry: bool) -> Vec<String> {
     let would = if dry { "would be" } else { "were" };
     let mut lines = vec![format!(
         "The space maps of {name} {would} made anew: {} are in use.",
@@ -74,8 +74,8 @@ fn tell_rebuilt(name: &str, found: &Rebuilt, dry: bool) -> Vec<String> {
     lines
 }
 
-/// The arguments of a pool's next import, after a restart of the daemon: what was gone back
-/// to for writing is the newest state now, and must not be gone back to again.
+/// The arguments for a pool's next import, after a restart of the daemon. A state that was
+/// rewound to for writing is the newest state now, so the rewind must not be repeated.
 pub(super) fn later(args: &ImportArgs, readonly: bool) -> ImportArgs {
     let mut later = args.clone();
     if !readonly {
@@ -89,8 +89,8 @@ pub(super) fn later(args: &ImportArgs, readonly: bool) -> ImportArgs {
 mod tests {
     use super::*;
 
-    /// A pool is rewound and worked on for a day; the daemon starts anew and imports it. It
-    /// must not go back once more.
+    /// A pool is rewound and used for a day; then the daemon restarts and imports it. It must
+    /// not be rewound once more.
     #[test]
     fn a_rewind_for_writing_is_not_done_again() {
         let args = ImportArgs {

@@ -1,4 +1,4 @@
-//! `uberblocks`: the earlier states of a pool that is not imported.
+//! `uberblocks`: earlier states of a pool that is not imported.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use cenote::{Engine, FoundPool};
 use ui::table::{Column, render};
 use ui::{Exit, time};
 
-/// Lists the transaction groups whose uberblocks are still there, newest first.
+/// Lists the txgs whose uberblocks still exist, newest first.
 pub(super) fn list(
     engine: &Arc<Engine>,
     pool: &FoundPool,

@@ -1,12 +1,13 @@
-//! Directories that were removed while somebody may have them open.
+//! Attributes of removed directories that may still be open.
 //!
 //! # Theory
-//! The kernel opens directories without a word to the server, so that none can be held as
-//! files are. What `fstat` must still tell of one is kept from its removal until the
-//! kernel forgets its node, which it does when the last user is gone.
+//! The kernel opens directories without a request to the server, so they cannot be held as
+//! files are. The attributes that `fstat` must still report are kept from the removal until the
+//! kernel forgets the node, which it does when the last user closes it.
 //!
 //! # Invariants
-//! An entry is made before the reply to the removal, so before the kernel forgets.
+//! * An entry is made before the reply to the removal, so before the kernel can forget the
+//!   node.
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicUsize;
@@ -17,21 +18,21 @@ use fuse::Attr;
 
 /// Attributes of removed directories, by node; see the module.
 #[derive(Default)]
-pub(super) struct Gone {
+pub(super) struct RemovedDirs {
     nodes: Mutex<HashMap<u64, Attr>>,
-    /// How many they are: most of what is forgotten was never removed.
+    /// The number of entries: most forgotten nodes were never removed, and need no lock.
     count: AtomicUsize,
 }
 
-impl Gone {
-    /// A directory is about to be removed.
+impl RemovedDirs {
+    /// Adds a directory that is about to be removed.
     pub(super) fn put(&self, node: u64, attr: Attr) {
         let mut nodes = self.nodes.lock();
         nodes.insert(node, Attr { nlink: 0, size: 0, ..attr });
         self.count.store(nodes.len(), Release);
     }
 
-    /// The kernel forgot the node, or it was not removed after all.
+    /// Drops an entry: the kernel forgot the node, or the removal failed.
     pub(super) fn take(&self, node: u64) {
         if self.count.load(Acquire) == 0 {
             return;
@@ -41,7 +42,7 @@ impl Gone {
         self.count.store(nodes.len(), Release);
     }
 
-    /// What is told of a node that exists no more.
+    /// The attributes of a removed node.
     pub(super) fn get(&self, node: u64) -> Option<Attr> {
         self.nodes.lock().get(&node).copied()
     }

@@ -1,5 +1,5 @@
-//! A pool made for a bench of writing, in files that are there before and were written
-//! once, so that the file system below has nothing left to allocate.
+//! A pool for a bench of writing, in files that exist and were written before, so that the
+//! underlying file system has nothing to allocate.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -17,30 +17,30 @@ use cenote::inspect::spa::engine::create::{CreateSpec, create};
 use cenote::inspect::spa::write::topology::{BuildOptions, LeafFacts, NewKind, NewVdev, build};
 use cenote::inspect::{dsl, zio};
 
-use super::sample::{Content, Rng};
+use super::sample::{SampleContent, XorShift};
 use super::tidy;
 
 /// The pool's name.
 pub(super) const POOL: &str = "benchw";
-/// Requests with a device at once.
+/// Requests in flight at a device.
 const DEPTH: usize = 64;
-/// Different blocks that are written over and over.
+/// Number of different blocks in the data.
 const PATTERNS: u64 = 64;
 
-/// What a pool is made of.
-pub(super) struct Plan<'a> {
+/// The configuration of a pool.
+pub(super) struct WritePoolSpec<'a> {
     /// Preallocated files.
     pub(super) files: &'a [PathBuf],
-    /// Parity of a raidz of all files; 0: each file for itself.
+    /// Parity of a raidz of all files; 0: each file is a top-level vdev.
     pub(super) parity: u8,
     /// Bytes of cache.
     pub(super) cache: u64,
-    /// Limit of dirty data, where it is not the machine's.
+    /// Limit of dirty data, if not the machine's default.
     pub(super) dirty_max: Option<u64>,
 }
 
 /// An open pool and its root dataset.
-pub(super) struct Rig {
+pub(super) struct WritePool {
     pub(super) writer: Arc<Writer>,
     pub(super) os: Arc<Objset>,
     /// The root dataset's object.
@@ -53,28 +53,28 @@ pub(super) struct Job<'a> {
     pub(super) record: u64,
     /// Records that are written.
     pub(super) count: u64,
-    /// They are random ones of so many, else all in order.
+    /// Random records among so many; `None`: all, in order.
     pub(super) among: Option<u64>,
     pub(super) threads: usize,
     pub(super) patterns: &'a [Vec<u8>],
 }
 
-/// How a [`Job`] went.
-pub(super) struct Done {
-    /// Until everything was on disk.
+/// The times of a [`Job`].
+pub(super) struct WriteTimes {
+    /// Time until everything was on disk.
     pub(super) time: Duration,
-    /// Processor time, of all threads.
+    /// Processor time of all threads.
     pub(super) cpu: Duration,
-    /// Each write's time, nanoseconds, in no order.
+    /// The time of each write, nanoseconds, unordered.
     pub(super) each: Vec<u64>,
 }
 
-impl Done {
+impl WriteTimes {
     pub(super) fn per_second(&self, n: u64) -> f64 {
         n as f64 / self.time.as_secs_f64()
     }
 
-    /// A share of the writes took at most so long; 1.0: the longest.
+    /// The time within which a share of the writes completed; 1.0: the longest.
     pub(super) fn quantile(&mut self, q: f64) -> Duration {
         self.each.sort_unstable();
         let last = self.each.len().saturating_sub(1);
@@ -83,8 +83,8 @@ impl Done {
     }
 }
 
-/// Different blocks of some content.
-pub(super) fn patterns(content: &Content, record: u64) -> Vec<Vec<u8>> {
+/// Different blocks with some content.
+pub(super) fn patterns(content: &SampleContent, record: u64) -> Vec<Vec<u8>> {
     let one = |n: u64| {
         let mut block = vec![0; record as usize];
         content.fill(n * record.next_multiple_of(512), &mut block);
@@ -107,7 +107,8 @@ pub(super) fn rss() -> u64 {
     kib.unwrap_or(0) << 10
 }
 
-/// Makes a file of `size` bytes and writes all of it once; one of that size stays.
+/// Makes a file of `size` bytes and writes all of it once; an existing file of that size is
+/// kept.
 ///
 /// # Errors
 /// Those of the file system.
@@ -118,7 +119,7 @@ pub(super) fn preallocate(path: &Path, size: u64) -> Result<()> {
     }
     let mut file = std::fs::File::create(path).map_err(failed)?;
     let mut block = vec![0; 4 << 20];
-    Content::noise(3).fill(0, &mut block);
+    SampleContent::noise(3).fill(0, &mut block);
     let mut left = size as usize;
     while left > 0 && !tidy::interrupted() {
         let n = left.min(block.len());
@@ -126,7 +127,7 @@ pub(super) fn preallocate(path: &Path, size: u64) -> Result<()> {
         left -= n;
     }
     file.sync_all().map_err(failed)?;
-    // A direct write would have to drop its pages first. Advice: it may be declined.
+    // A direct write would have to drop the file's pages first. The advice may be ignored.
     let _kept = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
     Ok(())
 }
@@ -139,7 +140,7 @@ fn open_all(files: &[PathBuf]) -> Result<BTreeMap<PathBuf, Arc<dyn Device>>> {
     files.iter().map(one).collect()
 }
 
-fn spec(plan: &Plan<'_>) -> Result<CreateSpec> {
+fn spec(plan: &WritePoolSpec<'_>) -> Result<CreateSpec> {
     let open = open_all(plan.files)?;
     let none = || Error::not_found("no such device");
     let facts = |p: &Path| open.get(p).map(|d| LeafFacts::of(&**d, false)).ok_or_else(none);
@@ -160,12 +161,12 @@ fn spec(plan: &Plan<'_>) -> Result<CreateSpec> {
     Ok(CreateSpec::new(POOL, built.tops, devices))
 }
 
-impl Rig {
+impl WritePool {
     /// Makes the pool.
     ///
     /// # Errors
     /// Those of the files and of making a pool.
-    pub(super) fn new(plan: &Plan<'_>) -> Result<Rig> {
+    pub(super) fn new(plan: &WritePoolSpec<'_>) -> Result<WritePool> {
         let cache = Arc::new(zio::BlockCache::of(plan.cache)?);
         let writer = create(spec(plan)?, &cache)?;
         let mut limits = writer.txgs().limits();
@@ -174,7 +175,7 @@ impl Rig {
         let head = dsl::DslDir::root(writer.mos(), POOL)?.head()?;
         let head = head.ok_or_else(|| Error::bug("a pool without a root dataset"))?.object();
         let os = writer.open_head(head, ObjsetProps::default())?;
-        Ok(Rig { writer, os, head })
+        Ok(WritePool { writer, os, head })
     }
 
     /// A new object.
@@ -200,11 +201,11 @@ impl Rig {
         self.os.free_object(&tx, object)
     }
 
-    /// Writes, and syncs at the end.
+    /// Writes the job's records, and syncs at the end.
     ///
     /// # Errors
-    /// Those of the engine; of several the first.
-    pub(super) fn write(&self, job: &Job<'_>) -> Result<Done> {
+    /// Those of the engine; the first of several.
+    pub(super) fn write(&self, job: &Job<'_>) -> Result<WriteTimes> {
         let failed = Mutex::new(None);
         let each = Mutex::new(Vec::new());
         let (began, before) = (rt::now(), cpu());
@@ -219,12 +220,14 @@ impl Rig {
         let (time, used) = (began.elapsed(), cpu());
         match failed.into_inner() {
             Some(e) => Err(e),
-            None => Ok(Done { time, cpu: used.saturating_sub(before), each: each.into_inner() }),
+            None => {
+                Ok(WriteTimes { time, cpu: used.saturating_sub(before), each: each.into_inner() })
+            }
         }
     }
 
     fn write_one(&self, job: &Job<'_>, thread: u64, times: &mut Vec<u64>) -> Result<()> {
-        let mut rng = Rng::new(thread * 7919 + 13);
+        let mut rng = XorShift::new(thread * 7919 + 13);
         let mut n = thread;
         while n < job.count && !tidy::interrupted() {
             let at = job.among.map_or(n, |among| rng.below(among));
@@ -240,8 +243,8 @@ impl Rig {
     }
 }
 
-impl Drop for Rig {
-    /// Without an export: what is on disk is what a crash would leave.
+impl Drop for WritePool {
+    /// No export: the disk has the state after a crash.
     fn drop(&mut self) {
         self.writer.stop();
     }
@@ -250,7 +253,7 @@ impl Drop for Rig {
 /// A tenth of memory, as a daemon on a machine of 24 GiB has it.
 const DIRTY_MAX: u64 = 2400 << 20;
 
-/// What `fio` writes to a file a second, bytes; none where there is no `fio`.
+/// Bytes that `fio` writes to a file a second; `None` if there is no `fio`.
 pub(super) fn fio(file: &Path, size: u64, block: u64, depth: u64, random: bool) -> Option<f64> {
     let out = std::process::Command::new("fio")
         .args(["--name=w", "--direct=1", "--ioengine=libaio", "--end_fsync=1"])
