@@ -28,12 +28,12 @@ use super::state::{DaemonState, Listener};
 const PROPS_MAX: usize = 1024;
 
 /// Messages that begin with these are complete and are passed on unchanged.
-const WHOLE: [&str; 3] = ["invalid vdev specification", "cannot ", "invalid "];
+const COMPLETE_PREFIXES: [&str; 3] = ["invalid vdev specification", "cannot ", "invalid "];
 
 /// The message for the user.
 fn user_message(action: &str, name: &str, e: &Error) -> Error {
     let plain = e.location() == &base::error::ErrorLocation::default();
-    let is_whole = plain && WHOLE.iter().any(|w| e.message().starts_with(w));
+    let is_whole = plain && COMPLETE_PREFIXES.iter().any(|w| e.message().starts_with(w));
     let text = match (is_whole, e.kind()) {
         (true, _) => e.message().to_owned(),
         _ => format!("cannot {action} '{name}': {e}"),

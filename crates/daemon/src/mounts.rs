@@ -63,7 +63,7 @@ pub(crate) const END_POLL: Duration = Duration::from_millis(20);
 
 /// The holder's description if no process can be found: files of a lazily undone mount, or
 /// another user's namespace.
-pub(crate) const UNSEEN: &str = "by a process that cannot be seen from here";
+pub(crate) const UNKNOWN_HOLDER: &str = "by a process that cannot be seen from here";
 
 /// Whether a held file system is released within a time.
 pub(crate) fn ends_within(fs: &dyn MountedFs, time: Duration) -> bool {

@@ -19,9 +19,10 @@ use super::mounts::{self, MountPlan, UnmountReason};
 use super::state::{DaemonState, Listener};
 
 /// Properties that decide where and whether a dataset is mounted.
-const PLACE: [&str; 2] = ["mountpoint", "canmount"];
+const MOUNTPOINT_PROPS: [&str; 2] = ["mountpoint", "canmount"];
 /// Properties that decide how it is mounted.
-const MANNER: [&str; 7] = ["readonly", "setuid", "devices", "exec", "snapdir", "acltype", "atime"];
+const OPTION_PROPS: [&str; 7] =
+    ["readonly", "setuid", "devices", "exec", "snapdir", "acltype", "atime"];
 
 /// Discards messages: the caller reports failures in its own words.
 struct NullListener;
@@ -59,8 +60,8 @@ impl Remount {
         let fs = dataset.kind() == DatasetKind::Filesystem;
         Ok(Remount {
             root: dataset.name().to_owned(),
-            place: fs && !leave && any(&PLACE),
-            manner: fs && any(&MANNER),
+            place: fs && !leave && any(&MOUNTPOINT_PROPS),
+            manner: fs && any(&OPTION_PROPS),
             canmount: any(&["canmount"]) && !any(&["mountpoint"]),
             unmounted: Vec::new(),
         })

@@ -142,7 +142,7 @@ pub(super) fn run_watched<T: Send + 'static>(
     let spawned = rt::spawn("work", move || {
         let mut ends = EndGuard(relay);
         let done = work(&mut ends.0);
-        // After the end no watcher reads the state; the work's captures are dropped here.
+        // If the watcher has left, no thread reads the result, and it is dropped with this one.
         *out.lock() = Some(done);
     });
     if let Err(e) = spawned {

@@ -67,7 +67,7 @@ values! {
 
 impl Errno {
     /// The answer is not in memory. Only an operation called with
-    /// [`Mode::NonBlocking`](crate::Mode::NonBlocking) says this; it is then
+    /// [`BlockingMode::NonBlocking`](crate::BlockingMode::NonBlocking) says this; it is then
     /// called again by a worker.
     pub const WOULD_BLOCK: Errno = Errno(0);
 

@@ -66,7 +66,7 @@ impl DaemonState {
             return Ok(None);
         }
         let where_ = fs.holders().into_iter().next();
-        let where_ = where_.unwrap_or_else(|| mounts::UNSEEN.to_owned());
+        let where_ = where_.unwrap_or_else(|| mounts::UNKNOWN_HOLDER.to_owned());
         Err(Error::busy(format!(
             "it is still held {where_}; 'zfs unmount -f {name}' ends it there"
         )))
@@ -152,7 +152,7 @@ impl DaemonState {
             all = false;
             let mut holders = fs.holders();
             if holders.is_empty() {
-                holders.push(mounts::UNSEEN.to_owned());
+                holders.push(mounts::UNKNOWN_HOLDER.to_owned());
             }
             for holder in holders {
                 to.problem(format!("'{name}' is held {holder}; -f ends it there"));
