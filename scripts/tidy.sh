@@ -13,6 +13,17 @@ if git grep -nE 'todo!\(|unimplemented!\(|TODO|FIXME|(^|[^X])XXX([^X]|$)|#\[igno
 	say "left open in the code"
 fi
 
+# A type name has at most two meanings in the workspace.
+while read -r count name; do
+	[ "$count" -gt 2 ] && say "$count types are called $name (2 at most)"
+done < <(git grep -hoE '^ *(pub(\([a-z:]+\))? )?(struct|enum|trait|union) [A-Z][A-Za-z0-9]*|^(pub(\([a-z:]+\))? )?type [A-Z][A-Za-z0-9]*' \
+	-- 'crates/*.rs' | awk '{print $NF}' | sort | uniq -c)
+
+# Words that CONTRIBUTING.md rules out, in code and comments.
+if git grep -nwiE 'somebody|whoever|everybody|be_patient|give_way|adorned|strays' -- 'crates/*.rs'; then
+	say "words that CONTRIBUTING.md rules out"
+fi
+
 # Citations of docs/format lead to a section.
 scripts/citations.sh || bad=1
 

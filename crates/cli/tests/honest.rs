@@ -140,7 +140,7 @@ fn what_changed_shows_at_once() {
     judge_disks(&s);
 }
 
-/// What the user did: looked at somebody's pool under a temporary name, and found that the
+/// What the user did: looked at another user's pool under a temporary name, and found that the
 /// pool was called so from then on.
 #[test]
 fn a_temporary_name_ends_with_the_export() {

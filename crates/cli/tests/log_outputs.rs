@@ -102,7 +102,7 @@ fn compared(
     let pool = engine.create_pool(&request).unwrap().unwrap();
     let props = vec![("acltype".to_owned(), PropData::Num(1))];
     pool.create_filesystem(DATASET, &props, None).unwrap();
-    // No group comes unless somebody waits for it.
+    // No txg is written unless a caller waits for it.
     cenote::tune::find("zfs_txg_timeout").unwrap().set(&engine, "3600").unwrap();
     let fs = pool.dataset(DATASET).unwrap().open_fs().unwrap();
     work(&pool, &fs);

@@ -78,7 +78,7 @@ fn another_namespace_holds_a_mount() {
     assert_eq!(std::fs::read_to_string(&there).unwrap(), "three");
     s.ok(&["zfs", "set", "atime=off", "tank"]);
 
-    // The pool cannot go while somebody has it, and the command says who.
+    // The pool cannot go while a process has it open, and the command names that.
     let pid = holder.0.id();
     let told = s.fail(1, &["zpool", "export", "tank"]);
     let holds = format!("'tank' is held by process {pid} (sleep) in another mount namespace");
@@ -129,7 +129,7 @@ fn directories_come_and_go() {
     s.ok(&["zfs", "mount", "tank/x"]);
     s.ok(&["zfs", "set", &mountpoint("other/x"), "tank/x"]);
     assert!(!there("deep") && there("other/x"));
-    // What somebody else put there stays, with what leads to it.
+    // Files that another user put there stay, and the directories above them.
     s.dir("other/mine");
     s.ok(&["zfs", "destroy", "tank/x"]);
     assert!(!there("other/x") && there("other/mine"));

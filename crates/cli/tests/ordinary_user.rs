@@ -255,7 +255,7 @@ fn a_new_pool_has_a_place_or_is_not_made() {
     )
     .unwrap();
     assert!(label.iter().all(|b| *b == 0), "something was written");
-    // Somebody else's directory, too.
+    // Another user's directory, too.
     let theirs = u.s.dir("theirs");
     let at = theirs.to_str().unwrap();
     let told = u.fail(&["zpool", "create", "-m", at, "tank", &disk]);

@@ -23,7 +23,7 @@ fn story(rig: &LostPool) -> Txg {
 const BEFORE: &[(&str, u64, u64)] = &[("kept", 1, 2 * MB), ("precious", 2, MB)];
 const AFTER: &[(&str, u64, u64)] = &[("kept", 1, 2 * MB)];
 
-/// Somebody removes a file, notices, exports the pool at once, and reads the file from an
+/// A user removes a file, notices, exports the pool at once, and reads the file from an
 /// earlier group.
 #[test]
 fn a_removed_file_is_read_from_an_earlier_group() {

@@ -184,7 +184,7 @@ const NO_ID: u32 = u32::MAX;
 /// Sets attributes of all sorts, none of which waits for a txg.
 fn set_all_attributes(rig: &PosixFixture, large: usize) {
     let (root, by, fs) = (rig.root(), Caller::root(), &rig.fs);
-    let file = rig.file(root, "adorned");
+    let file = rig.file(root, "flagged");
     let set = |id, name: &str, value: &[u8]| {
         fs.set_xattr(&by, id, name.as_bytes(), value, SetHow::Any).unwrap();
     };
@@ -204,13 +204,13 @@ fn set_all_attributes(rig: &PosixFixture, large: usize) {
     let flags = Some(ondisk::znode::ZFS_NODUMP | ondisk::znode::ZFS_HIDDEN);
     fs.set_attrs(&by, file, &SetAttrs { flags, project: Some(9), ..SetAttrs::default() }).unwrap();
     // Renamed, with a whiteout under the old name; and one without extended attributes.
-    fs.rename(&by, (root, b"adorned"), (root, b"moved"), Rename::Whiteout).unwrap();
+    fs.rename(&by, (root, b"flagged"), (root, b"moved"), Rename::Whiteout).unwrap();
     // A change of the content clears set-id bits.
     let program = rig.file(root, "program");
     let mode = SetAttrs { mode: Some(0o4755), uid: Some(5), ..SetAttrs::default() };
     fs.set_attrs(&by, program, &mode).unwrap();
-    let somebody = Caller { uid: 5, gid: 5, privileged: false, ..Caller::root() };
-    fs.write(&somebody, program, WritePosition::Offset(0), b"not a program").unwrap();
+    let other_user = Caller { uid: 5, gid: 5, privileged: false, ..Caller::root() };
+    fs.write(&other_user, program, WritePosition::Offset(0), b"not a program").unwrap();
     fs.allocate(&by, program, Falloc::ZeroRange { keep_size: false }, 4, 9000).unwrap();
     fs.allocate(&by, program, Falloc::ZeroRange { keep_size: true }, 20_000, 9).unwrap();
 }
@@ -413,10 +413,10 @@ fn property_sync_is_followed_and_chains_end_with_their_datasets() {
     assert_eq!(synced(&rig.pool), before);
     rig.set(&[("sync", 1)]);
     // Changes without records must be on disk first.
-    rig.write(first, 0, b"everybody waits");
+    rig.write(first, 0, b"all callers wait");
     let count = || log_of(&rig.pool).stats().batches.load(std::sync::atomic::Ordering::SeqCst);
     let (before, group) = (count(), synced(&rig.pool));
-    rig.write(first, 0, b"everybody waits now");
+    rig.write(first, 0, b"all callers wait now");
     let second = rig.file(rig.root(), "second");
     assert_eq!((count(), synced(&rig.pool)), (before + 2, group));
     let wanted = essence(&rig.fs);

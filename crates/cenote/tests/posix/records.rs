@@ -334,7 +334,7 @@ fn attributes_beyond_posix_are_replayed() {
             block: None,
             data: Some(b"after"),
         });
-        let adorned = Create {
+        let with_attributes = Create {
             acl: Some((acl.0, &acl.1)),
             domains: vec![b"S-1-5-21-1", b"S-1-5-21-2"],
             xvattr: Some(xvattr(0x2 | 0x10 | project, 0x10)),
@@ -349,7 +349,7 @@ fn attributes_beyond_posix_are_replayed() {
                 (18, new(0x20 | 0x40, 0x60, create(root, 601, 0o40_755, b"dir"))),
                 // Nor does an immutable directory.
                 (1, RecordBody::Create(create(ObjectId(601), 603, 0o100_644, b"inside"))),
-                (19, RecordBody::Create(adorned)),
+                (19, RecordBody::Create(with_attributes)),
                 (11, set(first, xvattr(0x1 | 0x200 | 0x400 | 0x1000, 0x80 | 0x400))),
                 (5, RecordBody::Remove { directory: ObjectId(601), name: b"inside" }),
                 (

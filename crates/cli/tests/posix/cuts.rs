@@ -29,7 +29,7 @@ const DISK: u64 = 2;
 const ROWS: u64 = 10;
 
 /// What a disk was told, in the order in which it answered.
-enum Event {
+enum CutEvent {
     Write(u64, Buf),
     /// All events before this one are durable.
     Flush(usize),
@@ -38,7 +38,7 @@ enum Event {
 /// One file, its record beside it.
 struct Recorder {
     file: File,
-    log: Mutex<Vec<Event>>,
+    log: Mutex<Vec<CutEvent>>,
 }
 
 impl Recorder {
@@ -100,14 +100,14 @@ impl Filesystem for Recorder {
     fn write(&self, _: &Request, args: &WriteArgs, data: Buf) -> fuse::Result<u32> {
         self.file.write_all_at(&data, args.offset).map_err(|_| Errno::EIO)?;
         let len = data.len() as u32;
-        self.log.lock().unwrap().push(Event::Write(args.offset, Buf::copy_of(&data)));
+        self.log.lock().unwrap().push(CutEvent::Write(args.offset, Buf::copy_of(&data)));
         Ok(len)
     }
 
     fn fsync(&self, _: &Request, _: u64, _: u64, _: bool) -> fuse::Result<()> {
         let mut log = self.log.lock().unwrap();
         let all = log.len();
-        log.push(Event::Flush(all));
+        log.push(CutEvent::Flush(all));
         Ok(())
     }
 
@@ -244,13 +244,13 @@ fn cut(name: &str, pragmas: &str, cuts: usize, seed: u64) {
     let image = checker.dir("disks").join("disk");
     for (turn, &moment) in moments.iter().enumerate() {
         for event in &log[seen..moment] {
-            if let Event::Flush(all) = event {
+            if let CutEvent::Flush(all) = event {
                 flushed = *all;
             }
         }
         seen = moment;
         for event in &log[durable..flushed] {
-            if let Event::Write(at, bytes) = event {
+            if let CutEvent::Write(at, bytes) = event {
                 base.write_all_at(bytes, *at).unwrap();
             }
         }
@@ -259,7 +259,7 @@ fn cut(name: &str, pragmas: &str, cuts: usize, seed: u64) {
         let after = File::options().write(true).open(&image).unwrap();
         let mood = rng.below(4);
         for event in &log[durable..moment] {
-            if let Event::Write(at, bytes) = event {
+            if let CutEvent::Write(at, bytes) = event {
                 leave(&after, *at, bytes, &mut rng, mood);
                 lost += 1;
             }

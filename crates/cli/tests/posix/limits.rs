@@ -107,7 +107,7 @@ fn quotas() {
     w.end();
 }
 
-/// The limit of everybody without one: it binds, an owner's own goes before it, it can be
+/// The limit of all users without one: it binds, an owner's own goes before it, it can be
 /// given at creation, is in the file system after an import, and can be taken away.
 #[test]
 fn default_quotas_of_owners() {

@@ -140,7 +140,7 @@ fn rights_and_owners() {
     let chmod = |bits| std::fs::set_permissions(&file, PermissionsExt::from_mode(bits)).unwrap();
     let sh = |script: &str, user| run("/bin/sh", &["-c", script], Some(user)).code == 0;
     std::fs::write(&file, b"x").unwrap();
-    // Set-id bits go when somebody else writes, cuts or gives away.
+    // Set-id bits go when another user writes, truncates or changes the owner.
     chmod(0o6777);
     assert!(sh(&format!("echo y >> {at}"), USER));
     assert_eq!(mode(), 0o777);

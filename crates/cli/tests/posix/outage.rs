@@ -90,7 +90,7 @@ impl Drop for Tmpfs {
     }
 }
 
-/// A thin disk fills up under a pool: writers wait, everybody else goes on; with room on
+/// A thin disk fills up under a pool: writers wait, other pools go on; with room on
 /// the disk `zpool clear` resumes, and nobody lost anything. Then it fills up again, and the
 /// pool is taken away by force and imported as it was last synced.
 #[test]
@@ -227,7 +227,7 @@ impl Usb {
     }
 }
 
-/// Lets a pool go on whose disk is back, for somebody who writes files; how many of them
+/// Lets a pool go on whose disk is back, with a user who writes files; how many of them
 /// were written, and whether the pool could go on. If its disk lost what it had taken, it
 /// cannot: it is taken away and imported as it was last synced.
 fn go_on(usb: &Usb, writer: &Receiver<(u64, Option<i32>)>) -> (u64, bool) {
@@ -273,7 +273,7 @@ fn a_disk_that_vanishes_and_returns() {
     assert!(s.ok(&["zpool", "status", "tank"]).contains("UNAVAIL"));
     assert!(writer.try_recv().is_err());
     usb.back();
-    // Somebody puts an older copy in its place: that is not the pool any more.
+    // An older copy is put in its place: that is not the pool any more.
     let newer = format!("{}.newer", usb.disk);
     std::fs::rename(&usb.disk, &newer).unwrap();
     std::fs::copy(&copy, &usb.disk).unwrap();

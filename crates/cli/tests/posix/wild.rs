@@ -106,7 +106,7 @@ fn unmounted_in_use() {
     assert_eq!(std::fs::read(&file).unwrap(), b"moreent");
     drop(held);
 
-    // Somebody else takes it away lazily: who has it open goes on until the end.
+    // Another program unmounts it lazily: a process that has it open goes on until the end.
     let mut held = OpenOptions::new().read(true).append(true).open(&file).unwrap();
     assert_eq!(run("umount", &["-l", &at], None).code, 0);
     assert!(!file.exists());

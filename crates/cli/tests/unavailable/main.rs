@@ -258,7 +258,7 @@ fn a_device_that_does_not_answer() {
     drop(file);
     ok(&s, &["zpool", "sync", "sick"]);
     below.stop();
-    // Somebody writes: now operations wait for the device.
+    // A program writes: now operations wait for the device.
     let dir = s.path("mnt-sick");
     let writer = std::thread::spawn(move || {
         File::create(dir.join("late"))
@@ -419,7 +419,7 @@ fn a_user_without_a_runtime_directory() {
     assert!(started.code == 0 && Path::new(&dir).join("socket").exists(), "{started:?}");
     assert_eq!(run(&["daemon", "stop"]).code, 0);
     std::fs::remove_dir_all(&dir).unwrap();
-    // Somebody else's directory of that name is not taken.
+    // Another user's directory of that name is not taken.
     std::fs::create_dir(&dir).unwrap();
     let refused = run(&["zpool", "list"]);
     std::fs::remove_dir(&dir).unwrap();
