@@ -545,18 +545,13 @@ fn what_is_malformed_is_left_alone() {
             }
         }),
     ];
-    // Two at a time: most of the time is waiting.
     let one = |(what, change): &(&str, Change)| {
         println!("{what}");
         let scratch = cut(&rig, "hostile");
         forge(&rig, &scratch, change);
         refused(&scratch, &wanted);
     };
-    let (some, others) = changes.split_at(changes.len() / 2);
-    std::thread::scope(|scope| {
-        scope.spawn(|| some.iter().for_each(one));
-        others.iter().for_each(one);
-    });
+    testkit::side_by_side(&changes, one);
     // A record of a missing object is skipped, whatever its content.
     let scratch = cut(&rig, "hostile-none");
     forge(&rig, &scratch, |kind, r| {
