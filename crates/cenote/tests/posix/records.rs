@@ -182,7 +182,8 @@ fn is_list(fs: &FileSystem, id: ObjectId) {
 #[test]
 fn acls_of_other_systems_are_replayed() {
     // With system attributes, and with the structure before them.
-    for (name, props) in [("acl", &[][..]), ("acl-old", &[("version", 4)])] {
+    let versions = [("acl", &[][..]), ("acl-old", &[("version", 4)])];
+    testkit::side_by_side(&versions, |&(name, props)| {
         let (rig, first) = ready(name, props);
         let (root, fs) = (rig.root(), &rig.fs);
         let dir = rig.dir(root, "dir");
@@ -267,7 +268,7 @@ fn acls_of_other_systems_are_replayed() {
         step_by_step(&steps, name);
         replayed(&steps, check);
         rig.finish();
-    }
+    });
 }
 
 /// Replays one more record each time, followed by a power cut; every other time with a txg
@@ -300,7 +301,8 @@ fn xvattr(asked: u32, values: u64) -> Xvattr {
 
 #[test]
 fn attributes_beyond_posix_are_replayed() {
-    for (name, props) in [("xvattr", &[][..]), ("xvattr-old", &[("version", 4)])] {
+    let versions = [("xvattr", &[][..]), ("xvattr-old", &[("version", 4)])];
+    testkit::side_by_side(&versions, |&(name, props)| {
         let (rig, first) = ready(name, props);
         let root = rig.root();
         rig.write(first, 0, b"content");
@@ -396,7 +398,7 @@ fn attributes_beyond_posix_are_replayed() {
         step_by_step(&steps, name);
         replayed(&steps, check);
         rig.finish();
-    }
+    });
 }
 
 /// Story: a directory became immutable, and then not, and a file was made in it. The log
