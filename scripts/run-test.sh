@@ -7,11 +7,13 @@
 set -u
 crate=$(basename "$PWD")
 binary=$(basename "$1")
+binary=${binary%-*}
+[ "$binary" != rust_out ] || binary="documentation"
 case $crate in
 cenote | spa) : "${RUST_TEST_THREADS:=$(($(nproc) * 4))}" && export RUST_TEST_THREADS ;;
 esac
 from=$(date +%s)
 "$@"
 status=$?
-echo "TIME $(($(date +%s) - from)) s $crate ${binary%-*}"
+echo "TIME $(($(date +%s) - from)) s $crate $binary"
 exit "$status"

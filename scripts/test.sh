@@ -7,7 +7,8 @@ log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 . scripts/need.sh
 
-for word in ${CENOTE_REQUIRE//,/ }; do
+required=${CENOTE_REQUIRE:-}
+for word in ${required//,/ }; do
 	grep -q "(\"$word\", Need::" crates/testkit/src/need.rs || {
 		echo "error: CENOTE_REQUIRE: '$word' is no need (crates/testkit/src/need.rs lists them)" >&2
 		exit 1

@@ -226,3 +226,18 @@ pub fn import_from(engine: &Engine, dir: &Path, options: &ImportOptions) -> Resu
         _ => Err(Error::invalid("several pools")),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::need::required;
+    use super::*;
+
+    #[test]
+    fn a_list_names_needs() {
+        assert_eq!(required(""), Ok(Vec::new()));
+        assert_eq!(required("zdb, fuse,root,"), Ok(vec![Need::Zdb, Need::Fuse, Need::Root]));
+        assert!(Need::ALL.iter().all(|(word, need)| need.word() == *word));
+        let e = required("zdb,zfs").unwrap_err();
+        assert!(e.contains("'zfs'") && e.contains("zdb, ztest"), "{e}");
+    }
+}
