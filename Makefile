@@ -3,7 +3,7 @@
 CARGO ?= cargo
 BIN := target/release/cenote
 
-.PHONY: all demo test check build tools nightly judge bench clean install deb pages
+.PHONY: all demo test quick check build tools nightly judge bench clean install deb pages
 
 all: build
 
@@ -19,6 +19,10 @@ demo: build
 test: tools
 	$(CARGO) build --release --locked -p cli
 	scripts/test.sh
+
+# Unit tests and the fast integration tests of every crate; a few minutes once built.
+quick:
+	scripts/test.sh quick
 
 # Format, lints, documentation, licences.
 check:

@@ -4,6 +4,7 @@
 # zdb look at it; last, the simulator cuts the power.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. scripts/need.sh
 bin=${CARGO_TARGET_DIR:-target}/release
 bin=$(cd "$bin" && pwd)
 cenote=$bin/cenote
@@ -37,6 +38,8 @@ run zpool import -d "$work/disks"
 mountable=yes
 [ -e /dev/fuse ] || mountable="there is no /dev/fuse here"
 [ "$(id -u)" = 0 ] || mountable="only root may read files of every owner and mode"
+[ -e /dev/fuse ] || skip fuse "the demonstration of mounts: $mountable"
+[ "$(id -u)" = 0 ] || skip root "the demonstration of mounts: $mountable"
 if [ "$mountable" != yes ]; then
 	step "Reading without a mount: $mountable."
 	run ls -l graidz2w6:/ -d "$work/disks"
@@ -87,7 +90,7 @@ if command -v zdb >/dev/null 2>&1; then
 	echo "$ zdb -e -p $work/disks -bcc own"
 	zdb -e -p "$work/disks" -bcc own 2>/dev/null | grep -aE 'leak|bp (count|logical|physical|allocated):'
 else
-	echo "SKIPPED: OpenZFS's zdb is not installed (make tools)"
+	skip zdb "OpenZFS's zdb is not installed (make tools)"
 fi
 
 step "Power cuts: the same engine over simulated disks, each image imported, audited and compared."

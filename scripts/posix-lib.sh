@@ -7,8 +7,9 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 : "${CENOTE:=$root/target/release/cenote}"
 : "${DIR:=${TMPDIR:-/tmp}}"
 : "${MIB:=4096}"
-[ "$(id -u)" = 0 ] || { echo "SKIPPED: needs root" && exit 0; }
-[ -e /dev/fuse ] || { echo "SKIPPED: /dev/fuse is absent" && exit 0; }
+. "$root/scripts/need.sh"
+[ "$(id -u)" = 0 ] || { skip root "needs root" && exit 0; }
+[ -e /dev/fuse ] || { skip fuse "/dev/fuse is absent" && exit 0; }
 
 work=$(mktemp -d "$DIR/cenote-posix.XXXXXX")
 mnt=$work/mnt
@@ -37,7 +38,7 @@ new_pool() {
 judge() {
 	cd /
 	"$CENOTE" zpool export tank || bad=1
-	command -v zdb >/dev/null || { echo "SKIPPED: zdb is not installed" && return 0; }
+	command -v zdb >/dev/null || { skip zdb "zdb is not installed" && return 0; }
 	if zdb -e -p "$work/disks" -bcc tank >"$work/zdb" 2>&1 && grep -q 'No leaks' "$work/zdb"; then
 		echo "zdb -e -bcc: clean"
 	else
@@ -47,6 +48,6 @@ judge() {
 
 has() {
 	command -v "$1" >/dev/null && return 0
-	echo "SKIPPED: $1 is not installed"
+	skip programs "$1 is not installed"
 	return 1
 }

@@ -121,8 +121,8 @@ try_stress() {
 try_postgres() {
 	local pg now kept server
 	pg=$(echo /usr/lib/postgresql/*/bin | tail -n1 | awk '{print $NF}')
-	[ -x "$pg/pgbench" ] || { echo "SKIPPED: PostgreSQL is not installed" && return 0; }
-	id postgres >/dev/null 2>&1 || { echo "SKIPPED: no user postgres" && return 0; }
+	[ -x "$pg/pgbench" ] || { skip programs "PostgreSQL is not installed" && return 0; }
+	id postgres >/dev/null 2>&1 || { skip programs "there is no user postgres" && return 0; }
 	local socket=$work/pg
 	mkdir -p "$socket" && chown postgres "$socket"
 	mkdir "$mnt/pg" && chown postgres "$mnt/pg" && chmod 700 "$mnt/pg"

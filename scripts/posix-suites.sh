@@ -11,14 +11,14 @@ set -uo pipefail
 : "${WHAT:=pjdfstest fsx}"
 for suite in pjdfstest fsx; do
 	[ -x "$SUITES/bin/$suite" ] || cargo install --quiet --root "$SUITES" "$suite" ||
-		{ echo "SKIPPED: $suite cannot be installed" && exit 0; }
+		{ skip programs "$suite cannot be installed" && exit 0; }
 done
 
 ext4=$work/ext4
 mkdir "$ext4"
 truncate -s 2G "$work/ext4.img"
 mkfs.ext4 -q "$work/ext4.img" && mount -o loop "$work/ext4.img" "$ext4" && chmod 755 "$ext4" ||
-	{ echo "SKIPPED: no loop devices, nothing to compare with" && ext4=; }
+	{ skip loop "no loop devices, nothing to compare with" && ext4=; }
 
 # mount(8) would call the helper of the type's name.
 mkdir "$work/bin"

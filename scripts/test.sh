@@ -1,18 +1,42 @@
 #!/usr/bin/env bash
-# Runs every test and says what was verified and what was skipped.
+# test.sh [quick]: runs every test, or a fast selection of them, and prints what was verified
+# and skipped, and the time of each test binary.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
+. scripts/need.sh
 
-for tool in zdb ztest raidz_test fusermount3; do
-	command -v "$tool" >/dev/null 2>&1 || echo "SKIPPED: $tool is not installed; checks that need it are left out"
+required=${CENOTE_REQUIRE:-}
+for word in ${required//,/ }; do
+	grep -q "(\"$word\", Need::" crates/testkit/src/need.rs || {
+		echo "error: CENOTE_REQUIRE: '$word' is no need (crates/testkit/src/need.rs lists them)" >&2
+		exit 1
+	}
 done
-[ -e /dev/fuse ] || echo "SKIPPED: /dev/fuse is absent; mounts are not tested"
+need() { command -v "$2" >/dev/null 2>&1 || skip "$1" "$2 is not installed; checks that need it are left out"; }
+need zdb zdb
+need ztest ztest
+need ztest raidz_test
+need fuse fusermount3
+[ -e /dev/fuse ] || skip fuse "/dev/fuse is absent; mounts are not tested"
+[ "$(id -u)" = 0 ] || skip root "not root; checks that need it are left out"
+
+# Unit tests, and integration tests that take seconds. CONTRIBUTING.md lists what quick lacks.
+selection=(--workspace --locked)
+quick=
+if [ "${1:-}" = quick ]; then
+	quick=yes
+	selection+=(--lib --bins)
+	for test in agreement blocks datasets engines golden import model read refusals space write \
+		written zap_pools; do
+		selection+=(--test "$test")
+	done
+fi
 
 # zfs-fuse's commands know one daemon a machine.
 peer=${CENOTE_PEERS:-/opt/cenote-peers}/zfs-fuse/sbin
-if [ -z "${CENOTE_ZFS_FUSE:-}" ] && [ -x "$peer/zfs-fuse" ] && [ "$(id -u)" = 0 ] && [ -e /dev/fuse ] &&
+if [ -z "$quick${CENOTE_ZFS_FUSE:-}" ] && [ -x "$peer/zfs-fuse" ] && [ "$(id -u)" = 0 ] && [ -e /dev/fuse ] &&
 	! pgrep -r R,S,D -x zfs-fuse >/dev/null; then
 	mkdir -p /var/run/zfs /var/lib/zfs
 	setsid "$peer/zfs-fuse" --no-daemon >/dev/null 2>&1 &
@@ -27,18 +51,21 @@ fi
 [ -n "${CENOTE_NIGHTLY:-}" ] || export PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-20130101}
 
 # The compiler may be silent for as long as it likes; a test is not, for ten minutes.
-cargo test --workspace --locked --no-run 2>&1 | tee "$log"
+cargo test "${selection[@]}" --no-run 2>&1 | tee "$log"
 [ "${PIPESTATUS[0]}" -eq 0 ] || exit 1
-scripts/watch.sh "$log" 600 cargo test --workspace --locked --no-fail-fast -- --nocapture 2>&1 | tee "$log"
+runner="target.'cfg(all())'.runner = ['$PWD/scripts/run-test.sh']"
+scripts/watch.sh "$log" 600 cargo --config "$runner" test "${selection[@]}" --no-fail-fast -- --nocapture 2>&1 | tee "$log"
 status=${PIPESTATUS[0]}
 
 # The threads of the cache and of the transaction groups under a scheduler that tries
 # thousands of interleavings.
 model() { RUSTFLAGS="--cfg shuttle" "$@" --locked --target-dir target/shuttle -p arc -p txg --test model --no-fail-fast; }
-model cargo test --no-run 2>&1 | tee -a "$log"
-model scripts/watch.sh "$log" 600 cargo test 2>&1 | tee -a "$log"
-models=${PIPESTATUS[0]}
-[ "$status" -ne 0 ] || status=$models
+if [ -z "$quick" ]; then
+	model cargo test --no-run 2>&1 | tee -a "$log"
+	model scripts/watch.sh "$log" 600 cargo --config "$runner" test 2>&1 | tee -a "$log"
+	models=${PIPESTATUS[0]}
+	[ "$status" -ne 0 ] || status=$models
+fi
 
 echo
 echo "Golden pools verified through the library:"
@@ -52,8 +79,13 @@ grep -aohE '(AUDITED|COMPARED|OUTPUTS) .*' "$log" | sort -u | sed 's/^/  /'
 echo "Skipped:"
 grep -aohE 'SKIPPED: .*' "$log" | sort -u | sed 's/^/  /' || true
 
+echo "Wall time of test binaries that took a second or more:"
+grep -aohE 'TIME [0-9]+ s .*' "$log" | sort -k 2,2nr |
+	awk '{all += $2} $2 {printf "  %5d s  %s %s\n", $2, $4, $5} END {printf "  %5d s  all\n", all}'
+
 sum() { grep -aE '^test result:' "$log" | grep -oE "[0-9]+ $1" | awk '{s += $1} END {print s + 0}'; }
 passed=$(sum passed) failed=$(sum failed)
+skipped=$(grep -ao 'SKIPPED: ' "$log" | wc -l)
 echo
-echo "$passed passed, $failed failed"
+echo "$passed passed, $failed failed, $skipped skipped" | sed -E ':a; s/([0-9])([0-9]{3})\b/\1,\2/; ta'
 exit "$status"

@@ -27,10 +27,10 @@ const BLOCKS: &[&str] = &["-bcc"];
 
 /// Runs OpenZFS's zdb.
 fn zdb(dir: &Path, pool: &str, questions: &[&str]) {
-    for how in questions {
+    testkit::side_by_side(questions, |how| {
         let run = Command::new("zdb").args(["-e", "-p"]).arg(dir).args([how, pool]).output();
         let Ok(out) = run else {
-            eprintln!("SKIPPED: zdb is not installed");
+            testkit::skip(testkit::Need::Zdb, "zdb is not installed");
             return;
         };
         let text = String::from_utf8_lossy(&out.stdout).into_owned()
@@ -42,7 +42,7 @@ fn zdb(dir: &Path, pool: &str, questions: &[&str]) {
             _ => !text.contains("leaked"),
         };
         assert!(fine, "{pool} {how:?}: {tail}");
-    }
+    });
 }
 
 /// A file's bytes: compressible in part, and each of its own.
@@ -165,7 +165,7 @@ impl Peer {
         };
         let peer = peer.filter(runs);
         if peer.is_none() {
-            eprintln!("SKIPPED: zfs-fuse does not run (set CENOTE_ZFS_FUSE)");
+            testkit::skip(testkit::Need::Peers, "zfs-fuse does not run (set CENOTE_ZFS_FUSE)");
         }
         peer
     }

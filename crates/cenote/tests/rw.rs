@@ -27,7 +27,7 @@ fn zdb(dir: &Path, pool: &str) {
     }
     let run = Command::new("zdb").args(["-e", "-p"]).arg(dir).args(["-bcc", pool]).output();
     let Ok(out) = run else {
-        eprintln!("SKIPPED: zdb is not installed");
+        testkit::skip(testkit::Need::Zdb, "zdb is not installed");
         return;
     };
     let text =

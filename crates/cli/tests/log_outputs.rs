@@ -114,7 +114,7 @@ fn compared(
     for level in ["-iv", "-ivv", "-ivvv", "-ivvvv", "-ivvvvv", "-ii"] {
         let args = ["-e", "-p", cut, level, DATASET];
         let Ok(theirs) = Command::new("zdb").args(args).env("TZ", "UTC").output() else {
-            println!("SKIPPED: OpenZFS's zdb is not installed");
+            testkit::skip(testkit::Need::Zdb, "OpenZFS's zdb is not installed");
             return Vec::new();
         };
         let ours = said(&s.run(&[&["zdb"], &args[..]].concat()));

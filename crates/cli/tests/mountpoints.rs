@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use common::{Sandbox, can_mount, is_root, judge, new_pool};
+use testkit::Need;
 use testkit::disk::Disk;
 use testkit::forge::Forge;
 
@@ -30,7 +31,8 @@ impl Holder {
             .stdout(Stdio::piped())
             .spawn();
         let Ok(mut child) = child else {
-            println!("SKIPPED: mounts in another mount namespace: unshare is not installed");
+            let what = "mounts in another mount namespace: unshare is not installed";
+            testkit::skip(Need::Programs, what);
             return None;
         };
         let mut line = String::new();
@@ -217,10 +219,7 @@ fn an_interrupted_receive() {
 /// The same of a pool that OpenZFS left so.
 #[test]
 fn an_interrupted_receive_of_openzfs() {
-    let Some(pool) = testkit::golden("partial") else {
-        println!("SKIPPED: the golden pool 'partial' is not there");
-        return;
-    };
+    let Some(pool) = testkit::golden("partial") else { return };
     if !is_root("a dataset whose receive was interrupted") {
         return;
     }
@@ -336,7 +335,9 @@ fn legacy_mounts() {
             let said = common::said(&out);
             assert_eq!((said.code, said.out.as_str()), (0, "legacylegacy"), "{said:?}");
         }
-        Err(_) => println!("SKIPPED: mounts by mount(8): unshare is not installed"),
+        Err(_) => {
+            testkit::skip(Need::Programs, "mounts by mount(8): unshare is not installed");
+        }
     }
     common::judge_disks(&s);
 }

@@ -25,12 +25,7 @@ struct User {
 
 /// Whether mounts of ordinary users can be tried.
 fn can_try(what: &str) -> bool {
-    let helper = std::env::var_os("PATH").unwrap_or_default();
-    if can_mount(what) && !std::env::split_paths(&helper).any(|p| p.join("fusermount3").exists()) {
-        println!("SKIPPED: {what}: fusermount3 is not installed");
-        return false;
-    }
-    can_mount(what)
+    can_mount(what) && testkit::has_program(testkit::Need::Fuse, "fusermount3", what)
 }
 
 impl User {

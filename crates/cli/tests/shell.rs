@@ -19,12 +19,7 @@ fn repository() -> PathBuf {
 
 /// Whether a program is installed.
 fn there(tool: &str, what: &str) -> bool {
-    let found = std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())
-        .any(|dir| dir.join(tool).is_file());
-    if !found {
-        println!("SKIPPED: {what}: {tool} is not installed");
-    }
-    found
+    testkit::has_program(testkit::Need::Programs, tool, what)
 }
 
 /// A pool `tank` of two mirrored files; nothing is mounted.

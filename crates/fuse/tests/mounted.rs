@@ -20,7 +20,7 @@ fn can_abort() -> bool {
     let can = rustix::process::geteuid().is_root()
         || std::fs::read_dir("/sys/fs/fuse/connections").is_ok_and(|mut d| d.next().is_some());
     if !can {
-        eprintln!("skipped: an ordinary user cannot abort a connection without fusectl");
+        skip(Need::Root, "an ordinary user cannot abort a connection without fusectl");
     }
     can
 }
@@ -450,7 +450,8 @@ fn a_bad_mount_point_says_so() {
 
 fn mount_over_io_uring(transport: UringTransport) -> Option<MountedTestFs> {
     if !UringTransport::is_available() {
-        eprintln!("skipped: io_uring for FUSE is off (/sys/module/fuse/parameters/enable_uring)");
+        let what = "io_uring for FUSE is off (/sys/module/fuse/parameters/enable_uring)";
+        skip(Need::Uring, what);
         return None;
     }
     mount_by(MemFs::default(), &Config::default(), &MountOptions::default(), &transport)

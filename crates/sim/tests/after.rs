@@ -1,16 +1,20 @@
 //! After a crash the pool is written again, and OpenZFS's zdb finds no error.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::disallowed_methods)]
 
+#[path = "../../testkit/src/need.rs"]
+mod need;
+
 use std::path::Path;
 use std::process::Command;
 
 use base::rt::sim::Rng;
+use need::{Need, skip};
 use sim::{Recorded, Setup};
 
 fn zdb(dir: &Path) -> bool {
     let out = Command::new("zdb").args(["-e", "-p"]).arg(dir).args(["-bcc", "sim"]).output();
     let Ok(out) = out else {
-        eprintln!("SKIPPED: zdb is not installed; crashed pools were not shown to it");
+        skip(Need::Zdb, "zdb is not installed; crashed pools were not shown to it");
         return false;
     };
     let text =

@@ -18,7 +18,7 @@ use ondisk::ObjType;
 use ondisk::config::PoolState;
 use spa::engine::Writer;
 use spa::write::topology::{NewKind, NewVdev};
-use testkit::Rng;
+use testkit::{Rng, side_by_side};
 
 /// The limit of the `debug_assert` in `spa::engine::sync`.
 const PASSES: u64 = 15;
@@ -169,14 +169,10 @@ fn everything_in_gangs(shape: VdevShape, ashift: u32, features: bool) {
 
 #[test]
 fn txgs_end_where_every_block_is_a_gang() {
-    for shape in SHAPES {
-        for ashift in [9, 12] {
-            everything_in_gangs(shape, ashift, true);
-        }
-    }
-    for ashift in [9, 12] {
-        everything_in_gangs(VdevShape::Disk, ashift, false);
-    }
+    let both = |shape, features| [(shape, 9, features), (shape, 12, features)];
+    let mut all: Vec<_> = SHAPES.into_iter().flat_map(|shape| both(shape, true)).collect();
+    all.extend(both(VdevShape::Disk, false));
+    side_by_side(&all, |&(shape, ashift, features)| everything_in_gangs(shape, ashift, features));
 }
 
 /// A pool that is filled to 95 % and then overwritten at random, until no free segment is
@@ -219,14 +215,16 @@ fn fill_and_overwrite(shape: VdevShape, ashift: u32, record: u64) {
 
 #[test]
 fn txgs_end_in_a_full_pool_that_is_overwritten() {
+    let mut all = Vec::new();
     for (i, shape) in SHAPES.into_iter().enumerate() {
         for (k, ashift) in [9, 12].into_iter().enumerate() {
             for (j, record) in [4u64, 8, 16, 128, 1024].into_iter().enumerate() {
                 // One of the sizes for each, in turn.
                 if nightly() || (i + 2 * k) % 5 == j {
-                    fill_and_overwrite(shape, ashift, record << 10);
+                    all.push((shape, ashift, record << 10));
                 }
             }
         }
     }
+    side_by_side(&all, |&(shape, ashift, record)| fill_and_overwrite(shape, ashift, record));
 }

@@ -39,7 +39,7 @@ fn zdb(dir: &Path, pool: &str) {
         Some((out.status, String::from_utf8_lossy(&text).into_owned()))
     };
     let Some((status, text)) = run(&["-bcc"]) else {
-        println!("SKIPPED: zdb is not installed");
+        testkit::skip(testkit::Need::Zdb, "zdb is not installed");
         return;
     };
     assert!(status.success(), "{status}: {text}");

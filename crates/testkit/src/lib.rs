@@ -11,6 +11,7 @@ pub mod exercise;
 pub mod forge;
 pub mod manifest;
 pub mod mutate;
+pub mod need;
 pub mod rng;
 pub mod scratch;
 pub mod tree;
@@ -24,6 +25,7 @@ use cenote::{Engine, EngineConfig, Error, FoundPool, ImportOptions, Pool, Result
 
 pub use disk::Disk;
 pub use manifest::{ManifestEntry, Tolerant, read_manifest, verify, verify_tolerant};
+pub use need::{Need, has_program, skip};
 pub use rng::Rng;
 pub use scratch::Scratch;
 
@@ -51,6 +53,9 @@ fn directories() -> Vec<PathBuf> {
 }
 
 /// Every available golden pool, by name.
+///
+/// # Panics
+/// If there is none: the fixtures of the repository are always there.
 pub fn golden_pools() -> Vec<Golden> {
     let mut pools: Vec<Golden> = Vec::new();
     for dir in directories() {
@@ -63,6 +68,7 @@ pub fn golden_pools() -> Vec<Golden> {
             }
         }
     }
+    assert!(!pools.is_empty(), "no golden pool in {:?}", directories());
     pools.sort_by(|a, b| a.name.cmp(&b.name));
     pools
 }
@@ -84,10 +90,14 @@ pub fn side_by_side<T: Sync>(items: &[T], f: impl Fn(&T) + Sync) {
 }
 
 /// One golden pool; `None` (and a printed line) when it is not available.
+///
+/// # Panics
+/// If there is no golden pool at all, or `CENOTE_REQUIRE` lists `shared` and this one is not
+/// available.
 pub fn golden(name: &str) -> Option<Golden> {
     let found = golden_pools().into_iter().find(|p| p.name == name);
     if found.is_none() {
-        println!("SKIPPED: golden pool {name} is not at hand (set CENOTE_POOLS)");
+        skip(Need::Shared, &format!("golden pool {name} is not at hand (set CENOTE_POOLS)"));
     }
     found
 }
@@ -214,5 +224,20 @@ pub fn import_from(engine: &Engine, dir: &Path, options: &ImportOptions) -> Resu
         [pool] => engine.import(pool, options),
         [] => Err(Error::not_found("no pool")),
         _ => Err(Error::invalid("several pools")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::need::required;
+    use super::*;
+
+    #[test]
+    fn a_list_names_needs() {
+        assert_eq!(required(""), Ok(Vec::new()));
+        assert_eq!(required("zdb, fuse,root,"), Ok(vec![Need::Zdb, Need::Fuse, Need::Root]));
+        assert!(Need::ALL.iter().all(|(word, need)| need.word() == *word));
+        let e = required("zdb,zfs").unwrap_err();
+        assert!(e.contains("'zfs'") && e.contains("zdb, ztest"), "{e}");
     }
 }

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use base::{ErrorKind, ObjectId};
+use common::{Need, skip};
 use dmu::Io;
 use zpl::{Attrs, CaseSensitivity, FileSystem, FileType, SpaceKind, Whence};
 
@@ -217,7 +218,7 @@ fn pool(name: &str) -> Option<GoldenFs> {
     let dir = common::pools()?;
     let image = dir.join(name).join("disk1.img");
     if !image.exists() {
-        println!("skipped: there is no {}", image.display());
+        skip(Need::Unpacked, &format!("there is no {}", image.display()));
         return None;
     }
     let mos = common::open_mos(&image);
@@ -269,7 +270,7 @@ fn encrypted_datasets_are_locked() {
     let Some(dir) = common::pools() else { return };
     let image = dir.join("crypt/disk1.img");
     if !image.exists() {
-        println!("skipped: there is no {}", image.display());
+        skip(Need::Unpacked, &format!("there is no {}", image.display()));
         return;
     }
     let mut locked = 0;

@@ -6,6 +6,7 @@
 #[path = "../../zpl/tests/common/mod.rs"]
 mod common;
 
+use common::{Need, skip};
 use dmu::Io;
 use zvol::Volume;
 
@@ -14,7 +15,7 @@ fn volumes_are_what_openzfs_saw() {
     let Some(dir) = common::pools() else { return };
     let image = dir.join("zvol/disk1.img");
     let Ok(digests) = std::fs::read_to_string(dir.join("zvol.sha256")) else {
-        println!("skipped: there is no zvol.sha256");
+        skip(Need::Unpacked, "there is no zvol.sha256");
         return;
     };
     let mut seen = 0;

@@ -104,8 +104,13 @@ pub(super) fn set_cores(all: CpuSet) {
 }
 
 #[cfg(test)]
+#[path = "../../../testkit/src/need.rs"]
+mod need;
+
+#[cfg(test)]
 mod tests {
     use super::super::{Mutex, fan_out, spawn};
+    use super::need::{Need, skip};
     use super::*;
 
     fn count() -> u32 {
@@ -121,7 +126,7 @@ mod tests {
             let before = niceness();
             if before > 18 || nice(1).is_err() || nice(-1).is_err() {
                 raise_niceness(1).unwrap();
-                eprintln!("SKIPPED: niceness that may be given back");
+                skip(Need::Root, "niceness that may be given back");
                 return assert_eq!(added_niceness(), 0);
             }
             raise_niceness(1).unwrap();

@@ -65,7 +65,7 @@ fn writing() -> ImportOptions {
 fn zdb_text(dir: &Path, args: &[&str]) -> Option<String> {
     let out = Command::new("zdb").args(["-e", "-p"]).arg(dir).args(args).output();
     let Ok(out) = out else {
-        eprintln!("SKIPPED: zdb is not installed");
+        testkit::skip(testkit::Need::Zdb, "zdb is not installed");
         return None;
     };
     let text =

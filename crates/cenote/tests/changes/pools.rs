@@ -56,10 +56,11 @@ fn mirrors() {
 
 #[test]
 fn raidz_of_every_parity() {
-    for (parity, width, ashift) in [(1, 3, None), (2, 5, Some(12)), (3, 6, None)] {
+    let all = [(1, 3, None), (2, 5, Some(12)), (3, 6, None)];
+    testkit::side_by_side(&all, |&(parity, width, ashift)| {
         let disks = DiskFiles::new(&format!("pools-raidz{parity}"), width, 128 * MB);
         story("raidz", &disks, vec![disks.group(raidz(parity), 0..width)], ashift);
-    }
+    });
 }
 
 #[test]

@@ -178,16 +178,16 @@ impl Down {
         let wrong = cenote::inspect::dsl::write::check(spa.mos(), &ratios).unwrap();
         assert!(wrong.is_empty(), "{wrong:?}");
         drop((tree, rig));
-        for look in [&["-bcc"][..], &["-dd"], &["-m"], &["-y"]] {
-            let Some(text) = zdb(self.dir(), look) else { return };
-            if look == ["-bcc"] {
+        testkit::side_by_side(&["-bcc", "-dd", "-m", "-y"], |look| {
+            let Some(text) = zdb(self.dir(), &[look]) else { return };
+            if *look == "-bcc" {
                 assert!(text.contains("No leaks"), "{text}");
-                continue;
+                return;
             }
             for bad in ["mismatch", "Failed", "failed", "leaked", "incorrect", "ASSERT"] {
                 assert!(!text.contains(bad), "{look:?}: {bad}: {text}");
             }
-        }
+        });
     }
 }
 
@@ -200,7 +200,7 @@ struct SecondImport {
 fn zdb(dir: &Path, args: &[&str]) -> Option<String> {
     let out = Command::new("zdb").args(["-e", "-p"]).arg(dir).args(args).arg("tank").output();
     let Ok(out) = out else {
-        eprintln!("SKIPPED: zdb is not installed");
+        testkit::skip(testkit::Need::Zdb, "zdb is not installed");
         return None;
     };
     let text =

@@ -207,9 +207,9 @@ fn check(name: &str, shape: Shape, ashift: u64, kind: Damage) {
 
 #[test]
 fn every_kind_of_damage_on_a_single_disk() {
-    for kind in ALL {
+    testkit::side_by_side(ALL, |kind| {
         check(&format!("single-{kind:?}"), Shape::Single, 9, *kind);
-    }
+    });
 }
 
 /// All layouts; each kind of damage on one of them, all on all in nightly runs.
@@ -227,13 +227,15 @@ fn every_layout() {
         (Shape::Raidz(3, 5), 12),
     ];
     let nightly = std::env::var_os("CENOTE_NIGHTLY").is_some();
-    for (i, (shape, ashift)) in shapes.into_iter().enumerate() {
-        for (j, kind) in ALL.iter().enumerate() {
-            if nightly || j % shapes.len() == i {
-                check(&format!("layout-{i}-{kind:?}"), shape, ashift, *kind);
-            }
-        }
+    let mut all = Vec::new();
+    for i in 0..shapes.len() {
+        let kinds = ALL.iter().enumerate().filter(|(j, _)| nightly || j % shapes.len() == i);
+        all.extend(kinds.map(|(_, kind)| (i, *kind)));
     }
+    testkit::side_by_side(&all, |&(i, kind)| {
+        let (shape, ashift) = shapes[i];
+        check(&format!("layout-{i}-{kind:?}"), shape, ashift, kind);
+    });
 }
 
 /// Damage to the directory of the logs of space maps (chapter 05 §4.1).

@@ -54,7 +54,8 @@ fn a_pool_goes_on_from_an_earlier_group() {
         (Shape::Raidz(2, 5), 12),
         (Shape::Draid, 12),
     ];
-    for (i, (shape, ashift)) in shapes.into_iter().enumerate() {
+    let all: Vec<_> = shapes.into_iter().enumerate().collect();
+    testkit::side_by_side(&all, |&(i, (shape, ashift))| {
         let rig = LostPool::new(&format!("goes-on-{i}"), shape, ashift);
         let before = story(&rig);
         rig.write("future", 3, MB);
@@ -81,7 +82,7 @@ fn a_pool_goes_on_from_an_earlier_group() {
         let down = down.up(&writing()).export();
         assert_eq!(down.content(&testkit::readonly()), files(&due));
         down.judge();
-    }
+    });
 }
 
 /// A disk of a mirror was in a drawer while the pool was rewound. It still has the discarded

@@ -67,8 +67,9 @@ fn an_idle_log_stays_as_long_as_nothing_changes() {
 #[test]
 fn an_idle_log_ends_with_what_changes_its_dataset() {
     let (scratch, _) = left_behind("ends");
-    let engine = testkit::engine();
-    for change in 0..5 {
+    testkit::side_by_side(&[0, 1, 2, 3, 4], |&change| {
+        // All are called `tank`, and an engine has one pool of a name.
+        let engine = testkit::engine();
         let copy = Scratch::new(&format!("posix-idle-change{change}"));
         testkit::copy_file(&scratch.path().join("d0"), &copy.path().join("d0"));
         let pool = import_with(&engine, &copy, false).unwrap();
@@ -105,7 +106,7 @@ fn an_idle_log_ends_with_what_changes_its_dataset() {
         pool.export().unwrap();
         drop(pool);
         judged(&engine, &again);
-    }
+    });
 }
 
 /// A log vdev that holds logs without records, as an import finds them, is removed: the logs

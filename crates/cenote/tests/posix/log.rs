@@ -443,10 +443,7 @@ fn property_sync_is_followed_and_chains_end_with_their_datasets() {
 /// The pool in which OpenZFS left a log that was not replayed.
 #[test]
 fn a_log_of_openzfs_is_replayed() {
-    let Some(golden) = testkit::golden("dirtyzil") else {
-        eprintln!("SKIPPED: there is no pool dirtyzil");
-        return;
-    };
+    let golden = testkit::golden("dirtyzil").unwrap();
     let scratch = Scratch::new("posix-dirtyzil");
     golden.unpack(scratch.path());
     let engine = testkit::engine();

@@ -262,7 +262,7 @@ fn zdb_texts(scratch: &Scratch, runs: &[&[&str]]) -> Vec<String> {
         zdb.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()
     };
     let Ok(children) = runs.iter().map(start).collect::<Result<Vec<_>, _>>() else {
-        eprintln!("SKIPPED: zdb is not installed");
+        testkit::skip(testkit::Need::Zdb, "zdb is not installed");
         return Vec::new();
     };
     let end = |(child, args): (Child, &&[&str])| {

@@ -182,7 +182,8 @@ fn is_list(fs: &FileSystem, id: ObjectId) {
 #[test]
 fn acls_of_other_systems_are_replayed() {
     // With system attributes, and with the structure before them.
-    for (name, props) in [("acl", &[][..]), ("acl-old", &[("version", 4)])] {
+    let versions = [("acl", &[][..]), ("acl-old", &[("version", 4)])];
+    testkit::side_by_side(&versions, |&(name, props)| {
         let (rig, first) = ready(name, props);
         let (root, fs) = (rig.root(), &rig.fs);
         let dir = rig.dir(root, "dir");
@@ -267,7 +268,7 @@ fn acls_of_other_systems_are_replayed() {
         step_by_step(&steps, name);
         replayed(&steps, check);
         rig.finish();
-    }
+    });
 }
 
 /// Replays one more record each time, followed by a power cut; every other time with a txg
@@ -300,7 +301,8 @@ fn xvattr(asked: u32, values: u64) -> Xvattr {
 
 #[test]
 fn attributes_beyond_posix_are_replayed() {
-    for (name, props) in [("xvattr", &[][..]), ("xvattr-old", &[("version", 4)])] {
+    let versions = [("xvattr", &[][..]), ("xvattr-old", &[("version", 4)])];
+    testkit::side_by_side(&versions, |&(name, props)| {
         let (rig, first) = ready(name, props);
         let root = rig.root();
         rig.write(first, 0, b"content");
@@ -396,7 +398,7 @@ fn attributes_beyond_posix_are_replayed() {
         step_by_step(&steps, name);
         replayed(&steps, check);
         rig.finish();
-    }
+    });
 }
 
 /// Story: a directory became immutable, and then not, and a file was made in it. The log
@@ -545,18 +547,13 @@ fn what_is_malformed_is_left_alone() {
             }
         }),
     ];
-    // Two at a time: most of the time is waiting.
     let one = |(what, change): &(&str, Change)| {
         println!("{what}");
         let scratch = cut(&rig, "hostile");
         forge(&rig, &scratch, change);
         refused(&scratch, &wanted);
     };
-    let (some, others) = changes.split_at(changes.len() / 2);
-    std::thread::scope(|scope| {
-        scope.spawn(|| some.iter().for_each(one));
-        others.iter().for_each(one);
-    });
+    testkit::side_by_side(&changes, one);
     // A record of a missing object is skipped, whatever its content.
     let scratch = cut(&rig, "hostile-none");
     forge(&rig, &scratch, |kind, r| {

@@ -1,5 +1,6 @@
 //! The intent log on every kind and width of vdev.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -8,6 +9,9 @@ use super::*;
 
 /// Far longer than one pool takes on a slow machine.
 const HANG: Duration = Duration::from_secs(300);
+
+/// Pools that are tried at the same time.
+const THREADS: usize = 4;
 
 /// A kind of vdev, and its disks.
 type WidthCase = (String, Vec<NewVdev>, usize);
@@ -121,21 +125,28 @@ fn durability(which: usize, ashift: u64, whole: bool) -> Option<String> {
 fn fsync_returns_on_every_kind_and_width_of_vdev() {
     let nightly = std::env::var_os("CENOTE_NIGHTLY").is_some();
     let (sender, done) = mpsc::channel();
-    std::thread::spawn(move || {
-        for which in 0.. {
-            let ashifts: &[u64] = match which % 5 {
-                _ if nightly => &[9, 12],
-                4 => &[9],
-                _ => &[12],
-            };
-            for ashift in ashifts {
-                let Some(name) = durability(which, *ashift, nightly || which % 7 == 2) else {
-                    return;
+    let next = Arc::new(AtomicUsize::new(0));
+    // A thread that hangs is not joined. Most of a pool's time are flushes and zdb's pauses.
+    for _ in 0..THREADS {
+        let (sender, next) = (sender.clone(), Arc::clone(&next));
+        std::thread::spawn(move || {
+            loop {
+                let which = next.fetch_add(1, Ordering::Relaxed);
+                let ashifts: &[u64] = match which % 5 {
+                    _ if nightly => &[9, 12],
+                    4 => &[9],
+                    _ => &[12],
                 };
-                sender.send(format!("{name}, ashift {ashift}")).unwrap();
+                for ashift in ashifts {
+                    let Some(name) = durability(which, *ashift, nightly || which % 7 == 2) else {
+                        return;
+                    };
+                    sender.send(format!("{name}, ashift {ashift}")).unwrap();
+                }
             }
-        }
-    });
+        });
+    }
+    drop(sender);
     let mut count = 0;
     loop {
         match done.recv_timeout(HANG) {

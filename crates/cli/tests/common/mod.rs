@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use testkit::Scratch;
+use testkit::{Need, Scratch};
 
 /// A runtime directory and room for disks and mounts; the daemon ends with it.
 pub(crate) struct Sandbox {
@@ -137,7 +137,7 @@ pub(crate) fn is_alive(pid: i32) -> bool {
 /// Whether file systems can be mounted and read whatever their files' modes.
 pub(crate) fn can_mount(what: &str) -> bool {
     if !Path::new("/dev/fuse").exists() {
-        println!("SKIPPED: {what}: /dev/fuse is absent");
+        testkit::skip(Need::Fuse, &format!("{what}: /dev/fuse is absent"));
         return false;
     }
     is_root(what)
@@ -147,7 +147,7 @@ pub(crate) fn can_mount(what: &str) -> bool {
 pub(crate) fn is_root(what: &str) -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
-        println!("SKIPPED: {what}: needs root");
+        testkit::skip(Need::Root, &format!("{what}: needs root"));
     }
     root
 }
@@ -173,7 +173,7 @@ pub(crate) fn judge_disks(s: &Sandbox) {
     let zdb =
         ["/usr/sbin/zdb", "/sbin/zdb", "/usr/bin/zdb"].into_iter().find(|p| Path::new(p).exists());
     let Some(zdb) = zdb else {
-        println!("SKIPPED: OpenZFS's zdb is not installed");
+        testkit::skip(Need::Zdb, "OpenZFS's zdb is not installed");
         return;
     };
     let out = Command::new(zdb).args(["-e", "-p", &s.text("disks"), "-bcc", "tank"]).output();

@@ -73,12 +73,9 @@ fn refused<T>(result: rustix::io::Result<T>) -> rustix::io::Errno {
 
 /// Whether a program is there; says so if not.
 fn has(program: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let there = std::env::split_paths(&path).any(|p| p.join(program).exists());
-    if !there {
-        println!("SKIPPED: {program} is not installed");
-    }
-    there
+    use testkit::Need;
+    let need = if program == "fusermount3" { Need::Fuse } else { Need::Programs };
+    testkit::has_program(need, program, "a part of a test")
 }
 
 /// Runs a program, as `user` if there is one.

@@ -2,6 +2,9 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "test code outside test functions")]
 
+#[path = "../../../testkit/src/need.rs"]
+mod need;
+
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
@@ -10,6 +13,8 @@ use std::time::{Duration, Instant};
 
 use base::{Buf, BufMut};
 use fuse::*;
+
+pub(crate) use need::{Need, skip};
 
 pub(crate) const BIG: u64 = 2;
 pub(crate) const SPARSE: u64 = 3;
@@ -428,7 +433,7 @@ pub(crate) fn mount_by(
 ) -> Option<MountedTestFs> {
     static COUNT: AtomicUsize = AtomicUsize::new(0);
     if !Path::new("/dev/fuse").exists() {
-        eprintln!("skipped: no /dev/fuse here");
+        skip(Need::Fuse, "there is no /dev/fuse");
         return None;
     }
     let n = COUNT.fetch_add(1, Ordering::SeqCst);
@@ -439,7 +444,7 @@ pub(crate) fn mount_by(
     match Session::mount_by(server, &dir, options, config, transport) {
         Ok(session) => Some(MountedTestFs { fs, session, dir }),
         Err(e) if e.kind() == base::ErrorKind::Permission => {
-            eprintln!("skipped: {e}");
+            skip(Need::Root, &format!("this user may not mount: {e}"));
             let _ = std::fs::remove_dir(&dir);
             None
         }

@@ -69,7 +69,7 @@ pub fn make_with(
 
 pub fn zdb(disks: &FileDisks, pool: &str) {
     if Command::new("zdb").arg("-?").output().is_err() {
-        eprintln!("SKIPPED: zdb is not installed");
+        testkit::skip(testkit::Need::Zdb, "zdb is not installed");
         return;
     }
     let out = Command::new("zdb").args(["-e", "-p"]).arg(&disks.dir).args(["-bcc", pool]).output();

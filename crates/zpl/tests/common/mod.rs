@@ -1,6 +1,9 @@
 //! Opens a pool of one disk without the pool layer: from the best uberblock to the meta
 //! object set and every dataset.
 
+#[path = "../../../testkit/src/need.rs"]
+mod need;
+
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,11 +17,13 @@ use ondisk::label;
 use vdev::{Spec, Tree, VdevKind};
 use zio::{BlockCache, Zio};
 
+pub(crate) use need::{Need, skip};
+
 /// The directory with unpacked pools (`NAME/disk1.img`) and manifests, if given.
 pub(crate) fn pools() -> Option<PathBuf> {
     let dir = std::env::var_os("CENOTE_POOLS").map(PathBuf::from);
     if dir.is_none() {
-        println!("skipped: CENOTE_POOLS names no directory with pools");
+        skip(Need::Unpacked, "CENOTE_POOLS names no directory with unpacked pools");
     }
     dir
 }
