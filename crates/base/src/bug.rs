@@ -66,7 +66,7 @@ pub fn count() -> u64 {
     COUNT.load(Relaxed)
 }
 
-/// An [`Error`](crate::Error) for a state that an invariant excludes; takes the arguments of
+/// An [`Error`] for a state that an invariant excludes; takes the arguments of
 /// `format!`. See [`mod@crate::bug`].
 #[macro_export]
 macro_rules! bug {
