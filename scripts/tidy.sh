@@ -54,4 +54,10 @@ may_use zdb commands proto ui
 may_use stats commands proto ui
 may_use bench fuse mount ui
 may_use cli bench commands daemon proto stats ui zdb
+
+# The engine's internals are for tools that inspect pools.
+if git grep -n 'cenote::inspect' -- 'crates/*/src/*.rs' ':!crates/cenote' ':!crates/zdb' ':!crates/stats' \
+	':!crates/bench' ':!crates/testkit' ':!crates/daemon/src/vdev_history.rs'; then
+	say "cenote::inspect outside the tools that may use it"
+fi
 exit "$bad"

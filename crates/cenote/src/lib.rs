@@ -46,6 +46,7 @@ pub mod tune;
 mod values;
 
 pub use ::kstat;
+pub use ::nvlist;
 pub use arc::{ArcStats, Config as ArcConfig, PolicyKind};
 pub use base::{Buf, Error, ErrorKind, Guid, ObjectId, Result, Txg};
 pub use device::EngineKind;
@@ -54,7 +55,7 @@ pub use dsl::props;
 pub use dsl::props::{PropData, PropValue, Source};
 pub use ondisk::config::PoolState;
 pub use spa::status::{ClassDetail, ImportReason, IoDetail, VdevClass, VdevState, VdevStatus};
-pub use spa::{ImportOptions, Search};
+pub use spa::{ImportOptions, Rebuilt, Search};
 pub use zpl::{File, FileSystem};
 pub use zvol::Volume;
 
@@ -67,15 +68,23 @@ pub use opening::Opening;
 pub use outage::wait_for_resume;
 pub use pool::{Pool, PoolStatus, ScanState, ScanStatus};
 
-/// What calls of a [`FileSystem`] take and answer.
+/// Arguments and results of calls of a [`FileSystem`].
 pub mod files {
+    pub use ondisk::znode::{ZFS_APPENDONLY, ZFS_IMMUTABLE, ZFS_NODUMP, ZFS_PROJINHERIT};
+    pub use zil::on_behalf_of;
     pub use zpl::{
         Atime, Attrs, Caller, CaseSensitivity, Device, DirEntry, Falloc, FileType, Groups, New,
         Rename, SetAttrs, SetHow, SetTime, Time, Whence, WritePosition,
     };
 }
 
-/// The engine's internals, for tools that inspect pools.
+/// Feature flags (chapter 04 §14).
+pub mod features {
+    pub use ondisk::features::{FEATURES, Feature, by_name};
+}
+
+/// The engine's internals, for tools that inspect pools. Only `zdb`, `stats`, `bench`,
+/// `testkit`, tests and `daemon::vdev_history` use them; `scripts/tidy.sh` checks it.
 pub mod inspect {
     pub use {codec, device, dmu, dsl, nvlist, ondisk, spa, vdev, zil, zio, zpl};
 }

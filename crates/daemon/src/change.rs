@@ -14,8 +14,8 @@ use cenote::create::{
     AddRequest, CreateRequest, Force, NewKind, NewVdev, PoolSetting, Role, When, check_pool_name,
     check_temporary_name, may_enable, pool_setting, root_fs_settings,
 };
-use cenote::inspect::nvlist::{NvList, Value};
-use cenote::inspect::ondisk::features::by_name;
+use cenote::features::by_name;
+use cenote::nvlist::{NvList, Value};
 use proto::{
     AddArgs, Change, CreateArgs, DEVICES_MAX, HISTORY_MAX, HistoryEvent, HistoryRecord, Reply,
     VdevRole,

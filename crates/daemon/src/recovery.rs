@@ -1,7 +1,7 @@
 //! Reports on damaged pools: the text about a rewind and about space maps that were rebuilt.
 
 use cenote::Pool;
-use cenote::inspect::spa::Rebuilt;
+use cenote::Rebuilt;
 use cenote::props::nicebytes;
 use proto::ImportArgs;
 use ui::time;

@@ -1,5 +1,6 @@
 //! The last removal and expansion for `zpool status`, from the pool's own records (chapter 08
-//! §D.1 and §E).
+//! §D.1 and §E). It reads the MOS through `cenote::inspect`; the library has no status of its
+//! own for these.
 
 use base::Result;
 use cenote::inspect::ondisk::config::VdevConfig;

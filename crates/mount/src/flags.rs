@@ -15,7 +15,7 @@
 //! process's by then.
 
 use cenote::files::{Attrs, Caller, SetAttrs};
-use cenote::inspect::ondisk::znode::{ZFS_APPENDONLY, ZFS_IMMUTABLE, ZFS_NODUMP, ZFS_PROJINHERIT};
+use cenote::files::{ZFS_APPENDONLY, ZFS_IMMUTABLE, ZFS_NODUMP, ZFS_PROJINHERIT};
 use fuse::{Data, Errno, IoctlArgs, Request};
 
 use super::io;

@@ -18,7 +18,7 @@ use super::zfs::{FsResult, ZfsMount, stamp, totals_now};
 
 /// File attributes that are reported, and their bits in `statx`.
 const STATX_FLAGS: [(u64, u64); 3] = [(IMMUTABLE, 0x10), (APPEND_ONLY, 0x20), (NO_DUMP, 0x40)];
-use cenote::inspect::ondisk::znode::{
+use cenote::files::{
     ZFS_APPENDONLY as APPEND_ONLY, ZFS_IMMUTABLE as IMMUTABLE, ZFS_NODUMP as NO_DUMP,
 };
 
@@ -199,7 +199,7 @@ impl Filesystem for ZfsMount {
     }
 
     fn write(&self, req: &Request, args: &WriteArgs, data: Buf) -> FsResult<u32> {
-        cenote::inspect::zil::on_behalf_of(req.pid);
+        cenote::files::on_behalf_of(req.pid);
         let done = self.write_file(req, args, &data);
         if !args.from_cache {
             self.wrote(args, data.len());
@@ -217,12 +217,12 @@ impl Filesystem for ZfsMount {
     }
 
     fn fsync(&self, req: &Request, node: u64, _: u64, _: bool) -> FsResult<()> {
-        cenote::inspect::zil::on_behalf_of(req.pid);
+        cenote::files::on_behalf_of(req.pid);
         self.sync_object(node)
     }
 
     fn fsyncdir(&self, req: &Request, node: u64, _: u64, _: bool) -> FsResult<()> {
-        cenote::inspect::zil::on_behalf_of(req.pid);
+        cenote::files::on_behalf_of(req.pid);
         self.sync_object(node)
     }
 

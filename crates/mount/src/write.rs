@@ -36,7 +36,7 @@ use super::node::NodeTarget;
 use super::xattrs::status_of;
 use super::zfs::{FsResult, ZfsMount, attr};
 
-use cenote::inspect::ondisk::znode::{ZFS_APPENDONLY, ZFS_IMMUTABLE};
+use cenote::files::{ZFS_APPENDONLY, ZFS_IMMUTABLE};
 
 const O_ACCMODE: u32 = 0o3;
 const O_WRONLY: u32 = 0o1;

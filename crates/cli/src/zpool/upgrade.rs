@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use base::{Error, Result};
 use cenote::create::may_enable;
-use cenote::inspect::ondisk::features::FEATURES;
+use cenote::features::FEATURES;
 use proto::{PropertyEntry, PropertyValue};
 use ui::Exit;
 
