@@ -14,7 +14,7 @@
 
 use std::sync::Arc;
 
-use base::{Buf, BufMut, Error, ErrorKind, ObjectId, Result, Txg};
+use base::{Buf, Error, ErrorKind, ObjectId, Result, Txg};
 use dmu::{Io, Object, ObjectSpec, Objset, Tx, Zap};
 use dsl::stored::Stored;
 use dsl::write::features;
@@ -247,35 +247,6 @@ impl Objects {
                 self.grow(&tx, id, next)?;
             }
             at = next;
-        }
-        Ok(())
-    }
-
-    /// Writes whole blocks without copying: `blocks` begin at `offset`, a multiple of
-    /// the block size, and each is as long as a block.
-    ///
-    /// # Errors
-    /// As [`Objects::write`]; `Invalid` for a buffer or offset that does not fit.
-    pub fn write_bufs(&self, id: ObjectId, offset: u64, blocks: Vec<BufMut>) -> Result<()> {
-        let len: u64 = blocks.iter().map(|b| b.len() as u64).sum();
-        let end = offset.checked_add(len).filter(|&end| end < 1 << 63);
-        let end = end.ok_or_else(|| Error::invalid("write past 2^63").in_object(id))?;
-        let (block, fixed) = self.check(id, end)?;
-        if !offset.is_multiple_of(block) || blocks.iter().any(|b| b.len() as u64 != block) {
-            return Err(Error::invalid("only whole blocks are written so").in_object(id));
-        }
-        let each = (WRITE_MAX / block).max(1);
-        let mut blkid = offset / block;
-        let mut blocks = blocks.into_iter().peekable();
-        while blocks.peek().is_some() {
-            let tx = self.begin(each.min(blocks.len() as u64) * block, false)?;
-            for data in blocks.by_ref().take(each as usize) {
-                self.os.put_block(&tx, id, blkid, data)?;
-                blkid += 1;
-            }
-            if !fixed {
-                self.grow(&tx, id, blkid * block)?;
-            }
         }
         Ok(())
     }

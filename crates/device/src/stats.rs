@@ -97,9 +97,4 @@ impl DeviceStats {
             max_in_flight: self.max_in_flight.load(Relaxed),
         }
     }
-
-    /// Resets the high-water mark, to measure one phase.
-    pub fn reset_high_water(&self) {
-        self.max_in_flight.store(self.in_flight.load(Relaxed), Relaxed);
-    }
 }

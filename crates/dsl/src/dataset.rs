@@ -6,7 +6,6 @@ use base::{Error, Result};
 use dmu::{Io, Objset};
 use ondisk::dslphys::{BookmarkPhys, DeadlistPhys, DslDatasetPhys};
 use ondisk::objtype::ObjType;
-use ondisk::zap::ZapValue;
 
 use crate::dir::{DslDir, zap_attribute};
 use crate::mos::Mos;
@@ -140,18 +139,6 @@ impl DslDataset {
     /// Those of reading the MOS.
     pub fn attribute(&self, key: &str) -> Result<Option<Vec<u64>>> {
         zap_attribute(self.dir.mos(), self.object, key)
-    }
-
-    /// A raw value attached to a zapified dataset.
-    ///
-    /// # Errors
-    /// Those of reading the MOS.
-    pub fn attribute_value(&self, key: &str) -> Result<Option<ZapValue>> {
-        let handle = self.dir.mos().object(self.object)?;
-        if handle.object_type() != ObjType::OTN_ZAP_METADATA {
-            return Ok(None);
-        }
-        dmu::Zap::open(handle, Io::WAIT)?.lookup(key.as_bytes())
     }
 
     /// The object set. `None` for `$ORIGIN`, which has no content.

@@ -70,16 +70,6 @@ impl RangeTree {
         RangeTree { index: Some(Box::new(index)), ..RangeTree::default() }
     }
 
-    /// A set of these ranges.
-    ///
-    /// # Errors
-    /// As [`RangeTree::add`].
-    pub fn from_segs(segs: &[Seg]) -> Result<RangeTree> {
-        let mut tree = RangeTree::new();
-        segs.iter().try_for_each(|s| tree.add(s.start, s.len))?;
-        Ok(tree)
-    }
-
     fn count(&mut self, start: u64, end: u64) {
         if let Some(index) = &mut self.index {
             let len = end - start;

@@ -527,17 +527,6 @@ impl Space {
         })))
     }
 
-    /// The fragmentation of a class's free space; `None` if unknown.
-    pub fn class_fragmentation(&self, class: SpaceClass) -> Option<u64> {
-        let mut sum = (0u128, 0u128);
-        for (vdev, _) in self.vdevs().into_iter().filter(|&(_, c)| c == class) {
-            let percent = self.fragmentation(vdev).ok()?.0?;
-            let space = u128::from(self.vdev_totals(vdev).ok()?.capacity);
-            sum = (sum.0 + u128::from(percent) * space, sum.1 + space);
-        }
-        (sum.1 > 0).then(|| (sum.0 / sum.1) as u64)
-    }
-
     /// The recorded words of one metaslab: map object, its length, unflushed txg.
     ///
     /// # Errors

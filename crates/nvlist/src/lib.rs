@@ -312,22 +312,6 @@ impl NvList {
         Ok((list, used + HEADER_SIZE))
     }
 
-    /// Unpacks an XDR list that has no header.
-    ///
-    /// # Errors
-    /// As [`NvList::unpack`].
-    pub fn unpack_xdr_body(bytes: &[u8]) -> Result<NvList> {
-        xdr::unpack(bytes).map(|(list, _)| list)
-    }
-
-    /// Unpacks a native list that has no header.
-    ///
-    /// # Errors
-    /// As [`NvList::unpack`].
-    pub fn unpack_native_body(bytes: &[u8], order: Order) -> Result<NvList> {
-        native::unpack(bytes, order).map(|(list, _)| list)
-    }
-
     /// Packs in XDR, header included.
     pub fn pack_xdr(&self) -> Vec<u8> {
         xdr::pack(self)

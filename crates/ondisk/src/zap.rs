@@ -387,11 +387,6 @@ impl FatPhys {
         self.flags & FLAG_UINT64_KEY != 0
     }
 
-    /// Largest collision differentiator.
-    pub fn max_cd(&self) -> u32 {
-        if self.flags & FLAG_HASH64 != 0 { 0xffff } else { u32::MAX }
-    }
-
     /// Hash of a key made of words, with this ZAP's flags and salt.
     pub fn hash_words(&self, key: &[u64]) -> u64 {
         if self.flags & FLAG_PRE_HASHED_KEY != 0 {

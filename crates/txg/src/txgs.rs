@@ -471,11 +471,6 @@ impl Txgs {
         Txg(self.core.state.lock().synced)
     }
 
-    /// The txg that is being written.
-    pub fn syncing_txg(&self) -> Option<Txg> {
-        self.core.state.lock().syncing.map(Txg)
-    }
-
     /// Dirty bytes of all txgs.
     pub fn dirty_total(&self) -> u64 {
         self.dirty.total()
@@ -488,11 +483,6 @@ impl Txgs {
         let percent = self.dirty.total().saturating_mul(100) / max;
         let awaited = self.awaited.load(SeqCst) > self.synced.load(SeqCst);
         (u32::try_from(percent).unwrap_or(u32::MAX), awaited)
-    }
-
-    /// Dirty bytes of one living txg.
-    pub fn dirty_of(&self, txg: Txg) -> u64 {
-        self.dirty.of(txg.0)
     }
 
     /// The pool's space reservations; cleared as txgs sync.

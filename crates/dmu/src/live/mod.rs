@@ -455,14 +455,6 @@ impl Objset {
         self.change(tx, id, |head| head.object_type = to)
     }
 
-    /// Changes the type of the bonus.
-    ///
-    /// # Errors
-    /// `NotFound`.
-    pub fn set_bonus_type(self: &Arc<Self>, tx: &Tx, id: ObjectId, to: ObjType) -> Result<()> {
-        self.change(tx, id, |head| head.bonus_type = to)
-    }
-
     /// Changes how data is compressed; 0 = the dataset's setting.
     ///
     /// # Errors

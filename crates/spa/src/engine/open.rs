@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use base::rt::{Mutex, RwLock, raise_niceness, spawn};
-use base::{Error, ErrorKind, Psize, Result, Txg, VdevId};
+use base::{Error, Psize, Result, Txg, VdevId};
 use dsl::Mos;
 use dsl::write::store::DIRECTORY;
 use dsl::write::{MosRead, Ratios};
@@ -271,16 +271,5 @@ impl Writer {
     pub fn touch(&self) {
         self.state.lock().dirty = true;
         self.txgs.dirty(self.txgs.open_txg(), 0);
-    }
-
-    /// An error if the pool cannot be written any more.
-    ///
-    /// # Errors
-    /// `Io`: the pool is suspended.
-    pub fn check_alive(&self) -> Result<()> {
-        match &*self.outages.fatal.lock() {
-            Some(why) => Err(Error::new(ErrorKind::Io, why.clone())),
-            None => self.check_running(),
-        }
     }
 }

@@ -150,11 +150,3 @@ pub fn aux(state: PoolState, vdev: &VdevConfig) -> NvList {
     }
     .to_nvlist()
 }
-
-/// The label list of a device that was removed from its pool (chapter 01 §4.7): txg 0, so
-/// that it is not taken for a member.
-pub fn departed(pool: &PoolFacts, top: &VdevConfig, leaf: Guid) -> Option<NvList> {
-    let pool = PoolFacts { txg: Txg::ZERO, ..pool.clone() };
-    let leaf = top.find(leaf).filter(|l| has_labels(l))?;
-    Some(member(&pool, &for_label(top), leaf))
-}

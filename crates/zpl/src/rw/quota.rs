@@ -143,12 +143,6 @@ impl FileSystem {
         known.then_some(()).ok_or_else(none)
     }
 
-    /// The limits of ids without one of their own, in bytes and in objects; 0 is none.
-    pub fn default_quotas(&self, of: SpaceKind) -> (u64, u64) {
-        let quotas = self.quota_objects(of);
-        (quotas.default_bytes, quotas.default_objects)
-    }
-
     /// Sets the limit of every user, group or project without one of its own; 0 removes it.
     ///
     /// # Errors
