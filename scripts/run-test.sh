@@ -9,8 +9,10 @@ crate=$(basename "$PWD")
 binary=$(basename "$1")
 binary=${binary%-*}
 [ "$binary" != rust_out ] || binary="documentation"
-case $crate in
-cenote | spa) : "${RUST_TEST_THREADS:=$(($(nproc) * 4))}" && export RUST_TEST_THREADS ;;
+# Those that measure the memory or the patience of a whole process run as usual.
+case $crate/$binary in
+cenote/hostile | cenote/mutants | cenote/memory) ;;
+cenote/* | spa/*) : "${RUST_TEST_THREADS:=$(($(nproc) * 4))}" && export RUST_TEST_THREADS ;;
 esac
 from=$(date +%s)
 "$@"

@@ -66,6 +66,15 @@ pub fn count() -> u64 {
     COUNT.load(Relaxed)
 }
 
+/// For tests: whether a call meets a bug, which panics in debug builds and is an error of
+/// kind `Bug` in release builds.
+pub fn is_met<T>(call: impl FnOnce() -> crate::Result<T>) -> bool {
+    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)) {
+        Ok(result) => result.is_err_and(|e| e.kind() == crate::ErrorKind::Bug),
+        Err(_) => cfg!(debug_assertions),
+    }
+}
+
 /// An [`Error`] for a state that an invariant excludes; takes the arguments of
 /// `format!`. See [`mod@crate::bug`].
 #[macro_export]
@@ -85,6 +94,7 @@ mod tests {
         let before = count();
         let met = std::panic::catch_unwind(|| crate::bug!("{} of {}", 3, 2));
         assert_eq!(count(), before + 1);
+        assert!(is_met(|| Err::<(), _>(crate::bug!("again"))) && !is_met(|| Ok(())));
         let text = met.unwrap_err();
         let text = text.downcast_ref::<String>().unwrap();
         assert!(text.starts_with("bug: 3 of 2 (") && text.contains("bug.rs:"), "{text}");
