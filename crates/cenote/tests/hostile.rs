@@ -19,7 +19,7 @@ use testkit::forge::{Forge, MetadataBlock};
 use testkit::{Disk, Rng, Scratch, copy_file, engine, golden, import_from, readonly};
 
 /// Time limit of a seed, seconds.
-const SEED_TIME: u64 = 20;
+const SEED_TIME: u64 = 60;
 /// Limit of the growth of memory, KiB.
 const MEMORY_KIB: u64 = 1 << 20;
 
