@@ -306,7 +306,7 @@ impl Dataset {
             DatasetKind::Filesystem | DatasetKind::Volume => {}
         }
         let _checked = self.objset()?;
-        crate::Objects::open(writer, self.name())
+        crate::Objects::open(writer, self.name(), self.core.saved()?)
     }
 
     /// Opens the volume.

@@ -22,7 +22,7 @@ use ondisk::ObjType;
 use ondisk::dnode::DNODE_SIZE;
 use ondisk::objset::ObjsetType;
 use ondisk::uberblock::VERSION_FEATURES;
-use spa::engine::{Writer, effective, find_dir};
+use spa::engine::{SpaceAccount, Writer, effective, find_dir};
 
 /// Bytes that one transaction writes at most, but at least one block.
 pub const WRITE_MAX: u64 = 1 << 20;
@@ -71,6 +71,7 @@ pub struct Objects {
     os: Arc<Objset>,
     writer: Arc<Writer>,
     name: String,
+    account: SpaceAccount,
 }
 
 fn size_of(bonus: &[u8]) -> u64 {
@@ -88,10 +89,12 @@ fn foreign(id: ObjectId) -> Error {
 }
 
 impl Objects {
-    /// For the head of `name`.
-    pub(crate) fn open(writer: &Arc<Writer>, name: &str) -> Result<Objects> {
+    /// For the head of `name`, in a pool that saves `saved` bytes by deduplication and
+    /// cloning.
+    pub(crate) fn open(writer: &Arc<Writer>, name: &str, saved: u64) -> Result<Objects> {
         let os = writer.open_dataset(name)?;
-        Ok(Objects { os, writer: Arc::clone(writer), name: name.to_owned() })
+        let account = SpaceAccount::new(os.id(), saved);
+        Ok(Objects { os, writer: Arc::clone(writer), name: name.to_owned(), account })
     }
 
     /// The object set, for tools.
@@ -132,7 +135,8 @@ impl Objects {
     }
 
     fn begin(&self, bytes: u64, frees: bool) -> Result<Tx> {
-        self.writer.begin_wait(bytes + OVERHEAD, frees).map_err(|e| e.in_dataset(&self.name))
+        let began = self.writer.begin_for(Some(&self.account), bytes + OVERHEAD, frees);
+        began.map_err(|e| e.in_dataset(&self.name))
     }
 
     /// Creates an object without bytes.

@@ -40,16 +40,6 @@ impl Tx {
         Tx { txg, syncing: true, dirt: None, _hold: None }
     }
 
-    /// The same transaction, with another meter; `meter` gets the one used so far.
-    #[must_use]
-    pub fn metered_by(
-        mut self,
-        meter: impl FnOnce(Arc<dyn DirtyMeter>) -> Arc<dyn DirtyMeter>,
-    ) -> Tx {
-        self.dirt = self.dirt.take().map(meter);
-        self
-    }
-
     /// Its txg.
     pub fn txg(&self) -> Txg {
         self.txg

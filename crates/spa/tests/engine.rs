@@ -45,7 +45,7 @@ fn objects_come_change_and_go() {
     };
     let mut ids: Vec<ObjectId> = Vec::new();
     for round in 0..6u8 {
-        let tx = w.begin(4 << 20, false).unwrap();
+        let tx = w.begin_wait(4 << 20, false).unwrap();
         let id = os.allocate(&tx, &spec).unwrap();
         let data: Vec<u8> = (0..1_000_000u32).map(|i| (i / 7) as u8 ^ round).collect();
         os.write(&tx, id, u64::from(round) * 50_000, &data).unwrap();

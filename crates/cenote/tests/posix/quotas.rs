@@ -94,3 +94,93 @@ fn objects_are_counted_too() {
     assert_eq!(kind(none), ErrorKind::Unsupported);
     rig.finish();
 }
+
+/// Kinds of vdevs as `widths` counts them, and sector shifts: a mirror, raidz1 of 5, raidz2
+/// of 4, draid1.
+const KINDS: [(usize, u64); 5] = [(22, 9), (22, 12), (2, 12), (8, 9), (20, 12)];
+/// Bytes of a write: in these small pools the worst case of a longer one does not fit.
+const STEP: usize = 256 << 10;
+
+/// Story: each file system had a meter of its own, so what others had written since the last
+/// txg took space that was reserved.
+#[test]
+fn a_reservation_is_kept_from_the_writers_of_other_datasets() {
+    std::thread::scope(|scope| {
+        for (which, ashift) in KINDS {
+            scope.spawn(move || reservation_is_kept(which, ashift));
+        }
+    });
+}
+
+fn reservation_is_kept(which: usize, ashift: u64) {
+    let (rig, name, _) = super::widths::make("kept", which, ashift).unwrap();
+    let room = rig.pool.dataset("tank").unwrap().available().unwrap();
+    let reserved = room / 2 / MB * MB;
+    let set = super::numbers(&[("reservation", reserved)]);
+    rig.pool.create_filesystem("tank/kept", &set, None).unwrap();
+    let other = rig.file(rig.root(), "other");
+    // No txg is requested in between.
+    let mut at = 0;
+    let why = loop {
+        let data = noise(at, STEP);
+        match rig.fs.write(&Caller::root(), other, WritePosition::Offset(at), &data) {
+            Ok(done) => at += done.bytes,
+            Err(e) => break e.kind(),
+        }
+        assert!(at <= room, "{name}: {at} of {room}");
+    };
+    assert_eq!(why, ErrorKind::NoSpace, "{name}");
+    assert!(at + reserved <= room, "{name}: {at} of {room} bytes, {reserved} are reserved");
+    let fs = rig.pool.dataset("tank/kept").unwrap().open_fs().unwrap();
+    let file = fs.make(&Caller::root(), fs.root(), b"f", &New::file(0o644)).unwrap().id;
+    // Metadata takes a part; on draid each of its blocks takes a whole stripe, and what the
+    // last txgs freed is not reusable yet.
+    let mine = if which == 20 { reserved / 2 } else { reserved - reserved / 50 - MB };
+    let mut done = 0;
+    while done < mine {
+        let (at, data) = (WritePosition::Offset(done), noise(done, STEP));
+        let wrote = fs.write(&Caller::root(), file, at, &data);
+        done += wrote.unwrap_or_else(|e| panic!("{name}: {e} at {done} of {reserved}")).bytes;
+    }
+    fs.sync_all().unwrap();
+    drop(fs);
+    rig.end();
+}
+
+/// The dataset's quota, in both forms, for writers that do not wait for txgs.
+#[test]
+fn quotas_of_datasets_bind_at_once() {
+    std::thread::scope(|scope| {
+        for (i, (which, ashift)) in KINDS.into_iter().enumerate() {
+            let quota = ["quota", "refquota"][i % 2];
+            scope.spawn(move || quota_binds(quota, which, ashift));
+        }
+    });
+}
+
+fn quota_binds(quota: &str, which: usize, ashift: u64) {
+    let (rig, name, _) = super::widths::make(quota, which, ashift).unwrap();
+    rig.set(&[(quota, 8 * MB)]);
+    std::thread::scope(|scope| {
+        for writer in 0..4u64 {
+            let (fs, file) = (&rig.fs, rig.file(rig.root(), &format!("f{writer}")));
+            scope.spawn(move || {
+                let why = (0..64).find_map(|n| {
+                    let data = noise(n * 4 + writer, 128 << 10);
+                    fs.write(&Caller::root(), file, WritePosition::End, &data).err()
+                });
+                assert_eq!(why.map(|e| e.kind()), Some(ErrorKind::Quota));
+            });
+        }
+    });
+    rig.sync();
+    // What the quota counts is what is left of it.
+    let left = rig.pool.dataset(super::DATASET).unwrap().available().unwrap();
+    let over = rig.fs.space().unwrap();
+    assert_eq!(over.available, left, "{name}, {quota}");
+    let referenced = over.total - over.available;
+    assert!(referenced < 8 * MB + MB / 2, "{name}, {quota}: {referenced}");
+    let used = 8 * MB - left;
+    assert!(used > 7 * MB, "{name}, {quota}: {used}");
+    rig.end();
+}

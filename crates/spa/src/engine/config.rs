@@ -278,7 +278,7 @@ impl Writer {
         }
         state.uberblock = uberblock;
         state.dirty = false;
-        self.inflate();
+        self.ledger.vdevs_changed();
         *self.published.write() = Published {
             config: Arc::new(state.config.clone()),
             uberblock: state.uberblock.clone(),

@@ -39,6 +39,7 @@ use zio::{Class, SpaceSource, Want, Zio};
 use super::Writer;
 use super::claim;
 use super::datasets::LogBlocks;
+use super::ledger::Ledger;
 use super::outage::Outages;
 use super::space_io::SpaceIo;
 use crate::audit::log::{LogVisitor, log_header, walk_log};
@@ -54,7 +55,7 @@ pub(super) struct PoolStore {
     zio: Arc<Zio>,
     txgs: Arc<Txgs>,
     space: Arc<SpaceIo>,
-    metaslabs: Arc<metaslab::Space>,
+    ledger: Arc<Ledger>,
     head: u64,
     outages: Arc<Outages>,
     /// The time from which log vdevs are used again.
@@ -171,15 +172,7 @@ impl Store for PoolStore {
     }
 
     fn reserve(&self, txg: Txg, bytes: u64) -> bool {
-        // Besides the reservation that the block has already, because its address may be
-        // wasted.
-        let tree = self.zio.tree();
-        let asize = |v: VdevId| tree.asize(v, Psize(bytes), txg).map_or(0, |a| a.0);
-        let most = tree.top_ids().map(asize).fold(bytes, u64::max);
-        let normal = self.metaslabs.class_totals(metaslab::SpaceClass::Normal);
-        let used = normal.allocated + metaslab::slop(normal.capacity, 0);
-        let limit = normal.capacity.saturating_sub(used) / 2;
-        self.txgs.space().try_reserve(txg, most, limit)
+        self.ledger.reserve_log_block(txg, bytes)
     }
 
     fn dirty_bytes(&self) -> u64 {
@@ -262,7 +255,7 @@ impl Writer {
             zio: Arc::clone(&self.zio),
             txgs: Arc::clone(&self.txgs),
             space: Arc::clone(&self.space_io),
-            metaslabs: Arc::clone(&self.space),
+            ledger: Arc::clone(&self.ledger),
             head,
             outages: Arc::clone(&self.outages),
             avoided_until: Mutex::default(),

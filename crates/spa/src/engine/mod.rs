@@ -24,6 +24,8 @@
 //! # Departures from OpenZFS
 //! Space maps are written before the MOS in each pass, which saves a pass.
 //!
+//! Space for open transactions is reserved in one ledger (`ledger`).
+//!
 //! Lock order: `state` (by the sync thread, for a whole txg) → `names` → `heads` → locks of
 //! `dmu`. `tasks`, `logs` and `published` are leaves.
 
@@ -35,6 +37,7 @@ mod effective;
 mod heads;
 mod heal;
 mod idle_logs;
+mod ledger;
 mod log;
 mod maps;
 mod open;
@@ -55,7 +58,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use base::planted::{BugSwitch, TestValue};
 use base::rt::{JoinHandle, Mutex, RwLock};
 use base::{Error, Guid, Result, Txg, VdevId};
-use dmu::{DirtyMeter, Objset, Tx};
+use dmu::Objset;
 use dsl::Mos;
 use dsl::write::Ratios;
 use metaslab::Space;
@@ -74,14 +77,12 @@ use tasks::SyncTask;
 pub use datasets::{Content, NewDataset, PropChange};
 pub use effective::{effective, find_dir};
 pub use heads::objset_props;
+pub use ledger::SpaceAccount;
 pub(crate) use maps::LOGS_DIRECTORY;
 pub use open::{Parts, WriterOptions, assemble};
 pub use pools::{Devices, PoolChange, init_aux_labels};
 pub use sync::Flags;
 pub use tasks::{Command, TaskCx};
-
-/// Txgs after which freed space is available again (chapter 05 §6).
-const DRAIN_TXGS: u32 = 3;
 
 /// Planted bugs and values of tests ([`base::planted`]).
 #[derive(Debug, Default)]
@@ -94,7 +95,7 @@ pub struct Plants {
     pub no_log_flush: Arc<BugSwitch>,
     /// Bytes reserved instead of the slop, so that a small pool gets as full as a large
     /// one; 0: the slop. Not a bug.
-    pub slop: TestValue,
+    pub slop: Arc<TestValue>,
 }
 
 /// The state of a live pool that readers see.
@@ -134,20 +135,6 @@ pub(crate) struct SyncState {
     pub(crate) failed: Option<String>,
 }
 
-/// A txg whose reservations exceed this share of the pool's available space is written
-/// early.
-const EARLY_SHARE: u64 = 4;
-/// Bytes of a pointer in its indirect block and that block's copies.
-const POINTERS: u64 = 3 * 128;
-/// The share of the slop that may be reserved for the duration of a transaction.
-const OVERDRAFT_SHARE: u64 = 4;
-/// Copies of an indirect block at most.
-const NODE_COPIES: u64 = 3;
-/// Indirect blocks take at most this share of the allocated space (above 1024 records of 4
-/// KiB there is one of 128 KiB, twice), and at most this much in a nearly empty pool.
-const INDIRECT_SHARE: u64 = 16;
-const INDIRECT_LEAST: u64 = 16 << 20;
-
 /// A pool open for writing.
 pub struct Writer {
     zio: Arc<Zio>,
@@ -174,14 +161,8 @@ pub struct Writer {
     names: RwLock<()>,
     thread: Mutex<Option<JoinHandle<()>>>,
     rotor: AtomicU64,
-    /// Sectors that one sector of data may take.
-    inflation: AtomicU64,
-    asizes: Arc<Asizes>,
+    ledger: Arc<ledger::Ledger>,
     outages: Arc<outage::Outages>,
-    /// Space is counted deflated (key `deflate` of the MOS).
-    deflates: bool,
-    /// Bytes of blocks whose frees wait for the next txg in the MOS.
-    unfreed: AtomicU64,
     /// Most passes of a txg since the pool was opened.
     passes: AtomicU64,
     /// Test instruments.
@@ -189,59 +170,6 @@ pub struct Writer {
     /// A txg reused space that it had freed without waiting for later txgs, because no
     /// other space was left (chapter 05 §6). Earlier txgs may be overwritten since.
     pub(crate) reused_at_once: AtomicBool,
-}
-
-/// A transaction's link to the throttle and the space reservations. The transaction's
-/// initial reservation lasts as long as the transaction. The space for the blocks that it
-/// makes dirty is charged to their txg instead, once for each block however often it is
-/// written.
-struct Meter {
-    txgs: Arc<Txgs>,
-    asizes: Arc<Asizes>,
-    txg: Txg,
-    /// Bytes, released at the end.
-    reservation: u64,
-}
-
-impl DirtyMeter for Meter {
-    fn dirty(&self, txg: Txg, bytes: u64) {
-        self.txgs.dirty(txg, bytes);
-    }
-    fn clean(&self, txg: Txg, bytes: u64) {
-        self.txgs.undirty(txg, bytes);
-    }
-    fn plan_write(&self, txg: Txg, bytes: u64, copies: u8, nodes: u8) {
-        let node = self.asizes.most(1) * NODE_COPIES;
-        let block = self.asizes.most(bytes) * u64::from(copies) + POINTERS;
-        self.txgs.space().charge(txg, block + node * u64::from(nodes));
-    }
-    fn cancel_write(&self, txg: Txg, bytes: u64) {
-        // At least this much was charged, whatever the blocks' sizes and copies.
-        self.txgs.space().release(txg, bytes);
-    }
-}
-
-impl Drop for Meter {
-    fn drop(&mut self) {
-        if self.reservation > 0 {
-            self.txgs.space().release(self.txg, self.reservation);
-        }
-    }
-}
-
-/// The largest asizes of blocks of 2^n bytes on any vdev of the pool.
-#[derive(Default)]
-struct Asizes([AtomicU64; 26]);
-
-impl Asizes {
-    fn of_shift(&self, shift: u32) -> u64 {
-        self.0[(shift as usize).min(self.0.len() - 1)].load(Relaxed)
-    }
-
-    /// The largest asize of one block of this many bytes.
-    fn most(&self, bytes: u64) -> u64 {
-        self.of_shift(bytes.max(1).next_power_of_two().trailing_zeros()).max(bytes)
-    }
 }
 
 impl Writer {
@@ -282,136 +210,6 @@ impl Writer {
         self.published.read().clone()
     }
 
-    /// Begins a transaction in the open txg. Waits while too much is dirty; fails when the
-    /// pool is nearly full, unless the caller is going to free space.
-    ///
-    /// # Errors
-    /// `NoSpace`; that of the suspension, with `failmode=continue`.
-    pub fn begin(&self, logical: u64, frees: bool) -> Result<Tx> {
-        self.txgs.throttle()?;
-        let limit = self.allocatable_now(frees);
-        if logical > 0 {
-            self.txgs.throttle_space(limit);
-        }
-        let hold = self.txgs.hold()?;
-        let txg = hold.txg();
-        let reservation = self.reserve(txg, logical, limit)?;
-        let (txgs, asizes) = (Arc::clone(&self.txgs), Arc::clone(&self.asizes));
-        let meter: Arc<dyn DirtyMeter> = Arc::new(Meter { txgs, asizes, txg, reservation });
-        Ok(Tx::open(txg, meter, hold))
-    }
-
-    /// Reserves space for `logical` bytes in `txg`, in the worst case (chapter 05 §11.4);
-    /// returns the part that the transaction releases at its end. A txg that reserves much
-    /// of the remaining space is written early, so that fewer callers have to wait for it.
-    ///
-    /// The chapter's factor assumes triple parity, and an indirect block for each block.
-    /// This pool's vdevs may need less, and all indirect blocks together are a small share
-    /// of the allocated space: each txg has a separate reserve for them. Then twice three
-    /// copies of the data are the maximum, and only until the transaction ends: its dirty
-    /// blocks are known by then, and charged (`Meter`). As long as the charges stay below
-    /// the limit, such a short reservation may include a part of the slop as well.
-    /// Otherwise a write of 1 MiB would be refused with 8 MiB left, a fifth of a small
-    /// pool. If that does not fit, the chapter's factor is used, until the txg is on disk.
-    fn reserve(&self, txg: Txg, logical: u64, limit: u64) -> Result<u64> {
-        if logical == 0 {
-            return Ok(0);
-        }
-        let space = self.txgs.space();
-        let most = txg::worst_case_asize(logical, self.options.max_ashift);
-        let data = logical.max(1 << self.options.max_ashift.min(16));
-        let here = data.saturating_mul(6 * self.inflation.load(Relaxed));
-        let apart = || {
-            let allocated = self.space.class_totals(metaslab::SpaceClass::Normal).allocated;
-            // A small pool has little data, too.
-            (allocated / INDIRECT_SHARE + INDIRECT_LEAST).min(limit / 4)
-        };
-        let light = here < most && space.once(txg, apart, limit);
-        let over = self.slop() / OVERDRAFT_SHARE;
-        let got = match light.then(|| space.overdraw(txg, here, limit, over)).flatten() {
-            None => space.reserve(txg, most, limit).map(|had| (had, most, 0)),
-            Some(had) => Some((had, here, here)),
-        };
-        if let Some((before, bytes, back)) = got {
-            let enough = limit / EARLY_SHARE;
-            if before < enough && before + bytes >= enough {
-                self.txgs.kick(txg);
-            }
-            return Ok(back);
-        }
-        // The reservations may turn out to be too large: retry after this txg.
-        if space.inflight() > 0 && most <= limit {
-            return Err(Error::new(base::ErrorKind::Busy, "wait for the next txg"));
-        }
-        Err(Error::new(base::ErrorKind::NoSpace, "no space left in the pool"))
-    }
-
-    /// Recomputes the largest asizes after a change of the vdevs.
-    pub(super) fn inflate(&self) {
-        let tree = self.zio.tree();
-        let sectors = |id: VdevId| {
-            let sector = 1u64 << tree.top(id).ok()?.ashift().min(16);
-            Some(tree.asize(id, base::Psize(sector), Txg::MAX).ok()?.0.div_ceil(sector))
-        };
-        let worst = tree.top_ids().filter_map(sectors).max().unwrap_or(4);
-        self.inflation.store(worst.max(1), Relaxed);
-        for (shift, asize) in self.asizes.0.iter().enumerate() {
-            let of = |id: VdevId| Some(tree.asize(id, base::Psize(1 << shift), Txg::MAX).ok()?.0);
-            let most = tree.top_ids().filter_map(of).max().unwrap_or(4 << shift);
-            asize.store(most, Relaxed);
-        }
-    }
-
-    /// As [`Writer::begin`], but waits for the next txg while space is only reserved, and
-    /// for the txgs that release deferred frees.
-    ///
-    /// # Errors
-    /// As [`Writer::begin`].
-    pub fn begin_wait(&self, logical: u64, frees: bool) -> Result<Tx> {
-        let mut drained = 0;
-        loop {
-            match self.begin(logical, frees) {
-                Err(e) if e.kind() == base::ErrorKind::NoSpace && drained < DRAIN_TXGS => {
-                    if self.space.class_totals(metaslab::SpaceClass::Normal).deferred == 0 {
-                        return Err(e);
-                    }
-                    drained += 1;
-                    self.sync()?;
-                }
-                Err(e) if e.kind() == base::ErrorKind::Busy => {
-                    let open = self.txgs.open_txg();
-                    self.txgs.kick(open);
-                    self.txgs.wait_open(open.next())?;
-                    self.txgs.wait_room(Txg(open.0.saturating_sub(1)))?;
-                }
-                other => return other,
-            }
-        }
-    }
-
-    fn slop(&self) -> u64 {
-        match self.plants.slop.load(Relaxed) {
-            0 => metaslab::slop(self.space.class_totals(metaslab::SpaceClass::Normal).capacity, 0),
-            bytes => bytes,
-        }
-    }
-
-    /// Bytes, parity included, that may still be allocated; frees may use half of the slop
-    /// (chapter 05 §11.3). Freed space that cannot be reused yet counts as free.
-    pub fn allocatable(&self, frees: bool) -> u64 {
-        let normal = self.space.class_totals(metaslab::SpaceClass::Normal);
-        let slop = self.slop();
-        let reserve = if frees { slop / 2 } else { slop };
-        normal.capacity.saturating_sub(normal.allocated).saturating_sub(reserve)
-    }
-
-    /// The same without space that cannot be reused yet: a txg that needed more would find
-    /// no space while it is written.
-    fn allocatable_now(&self, frees: bool) -> u64 {
-        let deferred = self.space.class_totals(metaslab::SpaceClass::Normal).deferred;
-        self.allocatable(frees).saturating_sub(deferred)
-    }
-
     /// Whether some txg since the import was so short of space that it reused its frees
     /// without waiting for later txgs. A rewind to earlier ones may then find them
     /// overwritten.
@@ -422,27 +220,6 @@ impl Writer {
     /// The most passes of a txg since the pool was opened (`sync`).
     pub fn most_passes(&self) -> u64 {
         self.passes.load(Relaxed)
-    }
-
-    /// Deflated bytes that all datasets together may use: the limit of the pool's root
-    /// directory (chapter 04 §5.5, chapter 05 §11). Space that deduplication and cloning
-    /// save is added. Blocks whose frees wait for the next txg in the MOS (in pools without
-    /// log space maps) belong to no dataset, and are in use.
-    pub fn usable(&self) -> u64 {
-        use metaslab::SpaceClass::{Dedup, Normal, Special};
-        let tree = self.zio.tree();
-        let (mut capacity, mut others) = (0u64, 0u64);
-        for (vdev, class) in self.space.vdevs() {
-            let ratio = if self.deflates { tree.deflate_ratio(vdev).unwrap_or(512) } else { 512 };
-            let Ok(totals) = self.space.vdev_totals(vdev) else { continue };
-            match class {
-                Normal => capacity += (totals.capacity >> 9) * ratio,
-                Special | Dedup => others += (totals.allocated >> 9) * ratio,
-                metaslab::SpaceClass::Log => {}
-            }
-        }
-        let kept = metaslab::slop(capacity, 0).saturating_add(self.unfreed.load(Relaxed));
-        capacity.saturating_sub(kept).saturating_add(others)
     }
 
     /// Waits until all changes so far are on disk; returns the txg of the last one.

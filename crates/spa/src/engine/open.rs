@@ -16,6 +16,7 @@ use txg::Txgs;
 use vdev::{AllocClass, Tree};
 use zio::{SpaceSource, Zio};
 
+use super::ledger::Ledger;
 use super::maps::Maps;
 use super::outage::Outages;
 use super::space_io::SpaceIo;
@@ -193,6 +194,9 @@ pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
         draining: false,
         failed: None,
     };
+    let plants = Plants::default();
+    let (shift, slop) = (options.max_ashift, &plants.slop);
+    let ledger = Arc::new(Ledger::new(&zio, &txgs, &space, shift, deflates, slop));
     let writer = Arc::new(Writer {
         zio,
         mos,
@@ -213,18 +217,14 @@ pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
         names: RwLock::new(()),
         thread: Mutex::new(None),
         rotor: AtomicU64::new(0),
-        inflation: AtomicU64::new(4),
-        asizes: Arc::default(),
+        ledger,
         outages,
-        deflates,
-        unfreed: AtomicU64::new(0),
         passes: AtomicU64::new(0),
-        plants: Plants::default(),
+        plants,
         reused_at_once: AtomicBool::new(false),
     });
     let places = super::heal::WriterInUse(Arc::downgrade(&writer));
     writer.zio.set_healing(Arc::new(places));
-    writer.inflate();
     writer.note_unfreed()?;
     Ok(writer)
 }

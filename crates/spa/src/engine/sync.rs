@@ -213,6 +213,7 @@ impl Writer {
                 let again = std::mem::take(&mut state.again);
                 drop(state);
                 self.txgs.synced(txg);
+                self.ledger.synced(txg);
                 self.fault_failed_leaves();
                 if again {
                     self.txgs.dirty(self.txgs.open_txg(), 0);
@@ -265,7 +266,7 @@ impl Writer {
             self.write_txg(state, txg, deferred)?;
             self.note_unfreed()?;
         }
-        let room = self.allocatable_now(false) > 0;
+        let room = self.ledger.allocatable_now(false) > 0;
         if !room {
             self.reused_at_once.store(true, Relaxed);
         }
@@ -281,7 +282,7 @@ impl Writer {
     pub(super) fn note_unfreed(&self) -> Result<()> {
         let read: &dyn MosRead = &self.mos;
         let bytes = bpobj::deferred(read)?.map_or(0, |(_, list)| list.bytes);
-        self.unfreed.store(bytes, Relaxed);
+        self.ledger.set_unfreed(bytes);
         Ok(())
     }
 

@@ -306,7 +306,7 @@ pub struct FsSpace {
     pub total: u64,
     /// Bytes available.
     pub available: u64,
-    /// Bytes available.
+    /// Objects in use, and those that could still be created.
     pub objects: u64,
     /// Objects that could still be created.
     pub free_objects: u64,

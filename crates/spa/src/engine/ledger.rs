@@ -1,0 +1,658 @@
+//! The space ledger: what open transactions and unsynced txgs may still take.
+//!
+//! # Theory
+//! A txg that runs out of space half-way cannot be written, so a transaction reserves space
+//! before it changes memory. The used space of the last synced txg is known exactly. What
+//! later txgs will take is bounded, not known, because compression, parity and indirect
+//! blocks depend on content and address. So each limit is compared with
+//!
+//! ```text
+//! used as of the last synced txg + reserved by txgs that are not on disk
+//! ```
+//!
+//! A transaction has one reservation with one amount for each limit. The limits are:
+//! *capacity*, in asize (bytes of the devices, parity included), and the *bounds* of its
+//! dataset in dsize (deflated bytes, the unit of space accounting, chapter 04 §1): `refquota`,
+//! the `quota` of each directory up to the root, and at the root what the pool's datasets
+//! may use together. An unused `refreservation` or `reservation` is already charged to the
+//! parent directory, so the part of an amount that fits into it is not charged further up.
+//!
+//! A reservation has three stages, with one formula for blocks ([`BlockCosts`]):
+//! * While the transaction is open: the worst case of the bytes that the caller announced.
+//! * When the transaction ends: the cost of the blocks that it made dirty. A block is
+//!   charged once for each txg, however often it is written.
+//! * When the txg is on disk: nothing, because used space includes it.
+//!
+//! A refusal is final only if nothing else is reserved and no freed space is on its way.
+//! Otherwise the caller waits for a txg and tries again ([`Writer::begin_for`]).
+//!
+//! # Invariants
+//! * The sum of all amounts at a limit changes only by atomic steps, and an amount is granted
+//!   in the same step that compares the sum with the limit.
+//! * A transaction releases at each limit exactly what it took there. An ended transaction
+//!   keeps at most what it reserved for its dataset's bounds.
+//! * Amounts of a txg are cleared after its number is published as synced, and before the
+//!   next txg is synced. Bounds are labelled with the synced txg as of which they were read;
+//!   a reservation under outdated bounds is given back and repeated.
+//! * Transactions that free space are not compared with bounds, and may use half of the
+//!   slop.
+//!
+//! Lock order: `SpaceAccount::bounds` → `names` of the writer → locks of the MOS; `dirs` is a
+//! leaf. A transaction that ends takes no lock.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+
+use base::limits::DATASET_DEPTH_MAX;
+use base::planted::TestValue;
+use base::rt::Mutex;
+use base::{Error, ErrorKind, Psize, Result, Txg, VdevId};
+use dmu::{DirtyMeter, Tx};
+use dsl::write::{MosRead, props};
+use metaslab::{Space, SpaceClass};
+use txg::{SpaceReservation, Txgs};
+use vdev::Tree;
+use zio::Zio;
+
+use super::Writer;
+
+/// Txgs for which one call waits, because space freed in them becomes available (chapter 05
+/// §6).
+const DRAIN_TXGS: u32 = 4;
+/// A txg whose reservations exceed this share of the pool's available space is written
+/// early.
+const EARLY_SHARE: u64 = 4;
+/// Bytes of a pointer in its indirect block and that block's copies.
+const POINTERS: u64 = 3 * 128;
+/// The share of the slop that may be reserved for the duration of a transaction.
+const OVERDRAFT_SHARE: u64 = 4;
+/// Copies of an indirect block at most.
+const NODE_COPIES: u64 = 3;
+/// Indirect blocks take at most this share of the allocated space (above 1024 records of 4
+/// KiB there is one of 128 KiB, twice), and at most this much in a nearly empty pool.
+const INDIRECT_SHARE: u64 = 16;
+const INDIRECT_LEAST: u64 = 16 << 20;
+/// Bytes of dnodes that a transaction changes, besides the blocks that it reports.
+const DNODES: u64 = 1 << 10;
+/// Twice three copies: the most that data takes while its transaction is open.
+const OPEN_COPIES: u64 = 6;
+
+/// The largest costs of blocks of 2^n bytes on any top-level vdev of the pool.
+#[derive(Default)]
+struct BlockCosts {
+    asize: [AtomicU64; 26],
+    dsize: [AtomicU64; 26],
+    /// Sectors that one sector of data may take.
+    inflation: AtomicU64,
+}
+
+impl BlockCosts {
+    fn most(of: &[AtomicU64], bytes: u64) -> u64 {
+        let shift = bytes.max(1).next_power_of_two().trailing_zeros() as usize;
+        of[shift.min(of.len() - 1)].load(Relaxed).max(bytes)
+    }
+
+    /// The largest asize of one block of `bytes`.
+    fn asize(&self, bytes: u64) -> u64 {
+        BlockCosts::most(&self.asize, bytes)
+    }
+
+    /// The most that one block of `bytes` adds to the used space of its dataset.
+    fn dsize(&self, bytes: u64) -> u64 {
+        BlockCosts::most(&self.dsize, bytes)
+    }
+
+    fn update(&self, tree: &Tree, deflates: bool) {
+        let asize = |id: VdevId, bytes: u64| Some(tree.asize(id, Psize(bytes), Txg::MAX).ok()?.0);
+        let sectors = |id: VdevId| {
+            let sector = 1u64 << tree.top(id).ok()?.ashift().min(16);
+            Some(asize(id, sector)?.div_ceil(sector))
+        };
+        let worst = tree.top_ids().filter_map(sectors).max().unwrap_or(4);
+        self.inflation.store(worst.max(1), Relaxed);
+        for (shift, (most, deflated)) in self.asize.iter().zip(&self.dsize).enumerate() {
+            let all = || tree.top_ids().filter_map(|id| Some((id, asize(id, 1 << shift)?)));
+            let dsize = |(id, asize): (VdevId, u64)| match deflates {
+                true => (asize >> 9) * tree.deflate_ratio(id).unwrap_or(512),
+                false => asize,
+            };
+            most.store(all().map(|(_, asize)| asize).max().unwrap_or(4 << shift), Relaxed);
+            deflated.store(all().map(dsize).max().unwrap_or(4 << shift), Relaxed);
+        }
+    }
+}
+
+/// The ledger of one pool.
+pub(super) struct Ledger {
+    zio: Arc<Zio>,
+    txgs: Arc<Txgs>,
+    metaslabs: Arc<Space>,
+    max_ashift: u32,
+    /// Space is counted deflated (key `deflate` of the MOS).
+    deflates: bool,
+    /// Bytes reserved instead of the slop, in tests.
+    slop_in_tests: Arc<TestValue>,
+    costs: BlockCosts,
+    /// Bytes of blocks whose frees wait for the next txg in the MOS.
+    unfreed: AtomicU64,
+    /// Reserved dsize by the MOS object of the bound: directories, and heads with a quota or
+    /// reservation of their own.
+    dirs: Mutex<BTreeMap<u64, Arc<SpaceReservation>>>,
+}
+
+/// Why a transaction does not begin now.
+enum Refusal {
+    /// Reserved space may turn out to be free in the next txg.
+    NextTxg,
+    /// Reserved space may turn out to be free once all open txgs are on disk.
+    OnDisk,
+    Failed(Error),
+}
+
+/// One limit of a dataset, as of a synced txg.
+struct Bound {
+    reserved_now: Arc<SpaceReservation>,
+    /// Bytes that may be used in all.
+    limit: u64,
+    /// Bytes in use.
+    used: u64,
+    /// Bytes that the parent directory is already charged for.
+    reservation: u64,
+    refusal: ErrorKind,
+}
+
+/// The limits of a dataset as of one synced txg: its own, those of its directories from its
+/// own to the root.
+struct Bounds {
+    txg: Txg,
+    levels: Vec<Bound>,
+    referenced: u64,
+}
+
+impl Bounds {
+    /// Reserves `bytes` at each level, or returns the level that refuses.
+    fn reserve(self: &Arc<Self>, txg: Txg, bytes: u64) -> std::result::Result<Charges, &Bound> {
+        let mut charges = Charges { bounds: Arc::clone(self), txg, amounts: Vec::new() };
+        let mut amount = bytes;
+        for level in &self.levels {
+            if amount == 0 {
+                break;
+            }
+            let others = level.reserved_now.inflight();
+            let room = level.limit.saturating_sub(level.used);
+            if !level.reserved_now.try_reserve(txg, amount, room) {
+                return Err(level);
+            }
+            charges.amounts.push(amount);
+            let unused = level.reservation.saturating_sub(level.used.saturating_add(others));
+            amount -= amount.min(unused);
+        }
+        Ok(charges)
+    }
+
+    /// Bytes that the dataset may still use, apart from what is reserved now.
+    fn room(&self) -> u64 {
+        // From the root down: a level has its own unused reservation besides.
+        self.levels.iter().rev().fold(u64::MAX, |above, level| {
+            let own = level.reservation.saturating_sub(level.used);
+            above.saturating_add(own).min(level.limit.saturating_sub(level.used))
+        })
+    }
+}
+
+/// What one transaction has taken at the levels of its bounds; given back at the drop.
+struct Charges {
+    bounds: Arc<Bounds>,
+    txg: Txg,
+    /// Bytes, by level; none above the last.
+    amounts: Vec<u64>,
+}
+
+impl Charges {
+    /// Ends the transaction: `bytes` at most stay charged until the txg is on disk. The
+    /// reservations below a level absorb of them what they absorbed of the whole.
+    fn settle(mut self, bytes: u64) {
+        self.shrink_to(bytes);
+        self.amounts.clear();
+    }
+
+    fn shrink_to(&mut self, bytes: u64) {
+        let whole = self.amounts.first().copied().unwrap_or(0);
+        for (amount, level) in self.amounts.iter_mut().zip(&self.bounds.levels) {
+            let absorbed = whole - *amount;
+            let kept = bytes.saturating_sub(absorbed).min(*amount);
+            level.reserved_now.release(self.txg, *amount - kept);
+            *amount = kept;
+        }
+    }
+}
+
+impl Drop for Charges {
+    fn drop(&mut self) {
+        self.shrink_to(0);
+    }
+}
+
+/// A dataset's account: its limits, for transactions that change it.
+pub struct SpaceAccount {
+    head: u64,
+    /// Bytes that deduplication and cloning save.
+    saved: u64,
+    bounds: Mutex<Option<Arc<Bounds>>>,
+    /// The newest txg in which blocks were freed.
+    freed: AtomicU64,
+}
+
+impl SpaceAccount {
+    /// For the dataset with head `head` in a pool that saves `saved` bytes by deduplication
+    /// and cloning.
+    pub fn new(head: u64, saved: u64) -> SpaceAccount {
+        SpaceAccount { head, saved, bounds: Mutex::default(), freed: AtomicU64::new(0) }
+    }
+
+    /// The limits as of the last synced txg.
+    fn bounds(&self, writer: &Writer) -> Result<Arc<Bounds>> {
+        let mut bounds = self.bounds.lock();
+        let synced = writer.txgs.synced_txg();
+        if let Some(known) = bounds.as_ref().filter(|known| known.txg == synced) {
+            return Ok(Arc::clone(known));
+        }
+        let read = Arc::new(self.read_bounds(writer, synced)?);
+        *bounds = Some(Arc::clone(&read));
+        Ok(read)
+    }
+
+    fn read_bounds(&self, writer: &Writer, txg: Txg) -> Result<Bounds> {
+        let mos: &dyn MosRead = &writer.mos;
+        let _names = writer.names();
+        let head = mos.dataset(self.head)?;
+        let dir = head.dir_obj;
+        let bound = |object, quota: u64, used, reservation| Bound {
+            reserved_now: writer.ledger.dir(object),
+            limit: if quota == 0 { u64::MAX } else { quota },
+            used,
+            reservation,
+            refusal: ErrorKind::Quota,
+        };
+        let mut levels = Vec::new();
+        let refquota = props::own_number(mos, dir, "refquota")?;
+        if refquota != 0 {
+            levels.push(bound(self.head, refquota, head.referenced_bytes, 0));
+        }
+        let refreservation = props::refreservation(mos, dir)?;
+        if refreservation != 0 {
+            // Under another key than the quota, of which snapshots' blocks are a part.
+            levels.push(bound(self.head | OWN, 0, head.unique_bytes, refreservation));
+        }
+        let (mut at, mut depth) = (dir, 0);
+        while at != 0 && depth <= DATASET_DEPTH_MAX {
+            let phys = mos.dir(at)?;
+            let mut level = bound(at, phys.quota, phys.used_bytes, phys.reserved);
+            if phys.parent_obj == 0 {
+                let usable = writer.ledger.usable().saturating_add(self.saved);
+                if usable <= level.limit {
+                    (level.limit, level.refusal) = (usable, ErrorKind::NoSpace);
+                }
+            }
+            // A directory without limits and reservations passes all amounts on.
+            if level.limit != u64::MAX || level.reservation != 0 {
+                levels.push(level);
+            }
+            at = phys.parent_obj;
+            depth += 1;
+        }
+        Ok(Bounds { txg, levels, referenced: head.referenced_bytes })
+    }
+
+    /// Whether space that the dataset freed recently is not accounted for yet.
+    fn is_freeing(&self, txgs: &Txgs) -> bool {
+        txgs.synced_txg().0 < self.freed.load(Relaxed)
+    }
+}
+
+/// Marks the key of a head's own reservation in `Ledger::dirs`; no object id has this bit.
+const OWN: u64 = 1 << 63;
+
+/// A transaction's link to the throttle and to its reservation.
+struct Meter {
+    ledger: Arc<Ledger>,
+    txg: Txg,
+    /// Asize, given back at the end.
+    capacity: u64,
+    charges: Option<Charges>,
+    /// Dsize of the blocks that the transaction made dirty in its own txg.
+    dirtied: AtomicI64,
+}
+
+impl DirtyMeter for Meter {
+    fn dirty(&self, txg: Txg, bytes: u64) {
+        self.ledger.txgs.dirty(txg, bytes);
+    }
+
+    fn clean(&self, txg: Txg, bytes: u64) {
+        self.ledger.txgs.undirty(txg, bytes);
+    }
+
+    fn plan_write(&self, txg: Txg, bytes: u64, copies: u8, nodes: u8) {
+        let costs = &self.ledger.costs;
+        let copies = u64::from(copies);
+        let node = costs.asize(1) * NODE_COPIES;
+        let block = costs.asize(bytes) * copies + POINTERS;
+        self.ledger.txgs.space().charge(txg, block + node * u64::from(nodes));
+        if txg == self.txg && self.charges.is_some() {
+            let used = costs.dsize(bytes).saturating_mul(copies);
+            self.dirtied.fetch_add(used.cast_signed(), Relaxed);
+        }
+    }
+
+    fn cancel_write(&self, txg: Txg, bytes: u64) {
+        // At least this much was charged, whatever the blocks' sizes and copies.
+        self.ledger.txgs.space().release(txg, bytes);
+        if txg == self.txg {
+            self.dirtied.fetch_sub(bytes.cast_signed(), Relaxed);
+        }
+    }
+}
+
+impl Drop for Meter {
+    fn drop(&mut self) {
+        if self.capacity > 0 {
+            self.ledger.txgs.space().release(self.txg, self.capacity);
+        }
+        if let Some(charges) = self.charges.take() {
+            let dirtied = self.dirtied.load(Relaxed).max(0).cast_unsigned();
+            charges.settle(dirtied.saturating_add(DNODES));
+        }
+    }
+}
+
+impl Ledger {
+    pub(super) fn new(
+        zio: &Arc<Zio>,
+        txgs: &Arc<Txgs>,
+        metaslabs: &Arc<Space>,
+        max_ashift: u32,
+        deflates: bool,
+        slop_in_tests: &Arc<TestValue>,
+    ) -> Ledger {
+        let ledger = Ledger {
+            zio: Arc::clone(zio),
+            txgs: Arc::clone(txgs),
+            metaslabs: Arc::clone(metaslabs),
+            max_ashift,
+            deflates,
+            slop_in_tests: Arc::clone(slop_in_tests),
+            costs: BlockCosts::default(),
+            unfreed: AtomicU64::new(0),
+            dirs: Mutex::default(),
+        };
+        ledger.vdevs_changed();
+        ledger
+    }
+
+    /// Computes the costs of blocks again after a change of the vdevs.
+    pub(super) fn vdevs_changed(&self) {
+        self.costs.update(&self.zio.tree(), self.deflates);
+    }
+
+    /// Sets the bytes of blocks whose frees wait in the MOS.
+    pub(super) fn set_unfreed(&self, bytes: u64) {
+        self.unfreed.store(bytes, Relaxed);
+    }
+
+    fn dir(&self, object: u64) -> Arc<SpaceReservation> {
+        Arc::clone(self.dirs.lock().entry(object).or_default())
+    }
+
+    /// Clears what was reserved for a txg that is on disk. The sync thread calls it after it
+    /// has published the txg's number.
+    pub(super) fn synced(&self, txg: Txg) {
+        self.dirs.lock().retain(|_, reserved| {
+            reserved.synced(txg);
+            // No account refers to it, so no transaction does.
+            Arc::strong_count(reserved) > 1 || reserved.inflight() > 0
+        });
+    }
+
+    fn normal(&self) -> metaslab::Totals {
+        self.metaslabs.class_totals(SpaceClass::Normal)
+    }
+
+    fn slop(&self) -> u64 {
+        match self.slop_in_tests.load(Relaxed) {
+            0 => metaslab::slop(self.normal().capacity, 0),
+            bytes => bytes,
+        }
+    }
+
+    /// [`Writer::allocatable`].
+    pub(super) fn allocatable(&self, frees: bool) -> u64 {
+        let normal = self.normal();
+        let slop = self.slop();
+        let kept = if frees { slop / 2 } else { slop };
+        normal.capacity.saturating_sub(normal.allocated).saturating_sub(kept)
+    }
+
+    /// The same without space that cannot be reused yet: a txg that needed more would find
+    /// no space while it is written.
+    pub(super) fn allocatable_now(&self, frees: bool) -> u64 {
+        self.allocatable(frees).saturating_sub(self.normal().deferred)
+    }
+
+    /// [`Writer::usable`].
+    pub(super) fn usable(&self) -> u64 {
+        use SpaceClass::{Dedup, Log, Normal, Special};
+        let tree = self.zio.tree();
+        let (mut capacity, mut others) = (0u64, 0u64);
+        for (vdev, class) in self.metaslabs.vdevs() {
+            let ratio = if self.deflates { tree.deflate_ratio(vdev).unwrap_or(512) } else { 512 };
+            let Ok(totals) = self.metaslabs.vdev_totals(vdev) else { continue };
+            match class {
+                Normal => capacity += (totals.capacity >> 9) * ratio,
+                Special | Dedup => others += (totals.allocated >> 9) * ratio,
+                Log => {}
+            }
+        }
+        let kept = metaslab::slop(capacity, 0).saturating_add(self.unfreed.load(Relaxed));
+        capacity.saturating_sub(kept).saturating_add(others)
+    }
+
+    /// Reserves capacity for a block of an intent log, besides what its dirty block is
+    /// charged, because the log block's address may be wasted. Log blocks may use half of
+    /// what is free.
+    pub(super) fn reserve_log_block(&self, txg: Txg, bytes: u64) -> bool {
+        let limit = self.allocatable(false) / 2;
+        self.txgs.space().try_reserve(txg, self.costs.asize(bytes), limit)
+    }
+
+    /// Reserves capacity for `logical` bytes in `txg`, in the worst case (chapter 05 §11.4);
+    /// returns the part that the transaction releases at its end. A txg that reserves much
+    /// of the remaining space is written early, so that fewer callers have to wait for it.
+    ///
+    /// The chapter's factor assumes triple parity, and an indirect block for each block.
+    /// This pool's vdevs may need less, and all indirect blocks together are a small share
+    /// of the allocated space: each txg has a separate reserve for them. Then twice three
+    /// copies of the data are the maximum, and only until the transaction ends: its dirty
+    /// blocks are known by then, and charged (`Meter`). As long as the charges stay below
+    /// the limit, such a short reservation may include a part of the slop as well.
+    /// Otherwise a write of 1 MiB would be refused with 8 MiB left, a fifth of a small
+    /// pool. If that does not fit, the chapter's factor is used, until the txg is on disk.
+    fn reserve_capacity(
+        &self,
+        txg: Txg,
+        logical: u64,
+        limit: u64,
+    ) -> std::result::Result<u64, Refusal> {
+        if logical == 0 {
+            return Ok(0);
+        }
+        let space = self.txgs.space();
+        let most = txg::worst_case_asize(logical, self.max_ashift);
+        let data = logical.max(1 << self.max_ashift.min(16));
+        let here = data.saturating_mul(OPEN_COPIES * self.costs.inflation.load(Relaxed));
+        let apart = || {
+            // A small pool has little data, too.
+            (self.normal().allocated / INDIRECT_SHARE + INDIRECT_LEAST).min(limit / 4)
+        };
+        let (is_light, over) = (here < most, self.slop() / OVERDRAFT_SHARE);
+        let light = is_light && space.once(txg, apart, limit);
+        let got = match light.then(|| space.overdraw(txg, here, limit, over)).flatten() {
+            None => space.reserve(txg, most, limit).map(|had| (had, most, 0)),
+            Some(had) => Some((had, here, here)),
+        };
+        if let Some((before, bytes, back)) = got {
+            let enough = limit / EARLY_SHARE;
+            if before < enough && before + bytes >= enough {
+                self.txgs.kick(txg);
+            }
+            return Ok(back);
+        }
+        // The reservations may turn out to be too large: retry after this txg, if this one
+        // would fit without them.
+        let fits_light = is_light && here.saturating_add(apart()) <= limit.saturating_add(over);
+        if space.inflight() > 0 && (most <= limit || fits_light) {
+            return Err(Refusal::NextTxg);
+        }
+        Err(Refusal::Failed(Error::new(ErrorKind::NoSpace, "no space left in the pool")))
+    }
+}
+
+impl Writer {
+    /// Begins a transaction in the open txg, if its whole reservation fits now.
+    fn try_begin(
+        &self,
+        account: Option<&SpaceAccount>,
+        logical: u64,
+        frees: bool,
+    ) -> std::result::Result<Tx, Refusal> {
+        let account = account.filter(|_| !frees && logical > 0);
+        loop {
+            self.txgs.throttle()?;
+            let limit = self.ledger.allocatable_now(frees);
+            if logical > 0 {
+                self.txgs.throttle_space(limit);
+            }
+            // Reading the bounds may wait for a device, so it precedes the hold.
+            let bounds = account.map(|account| account.bounds(self)).transpose()?;
+            let hold = self.txgs.hold()?;
+            let txg = hold.txg();
+            let charges = match bounds.as_ref().map(|bounds| bounds.reserve(txg, logical)) {
+                None => None,
+                Some(Ok(charges)) => Some(charges),
+                Some(Err(level)) => {
+                    let uncertain = level.reserved_now.inflight() > 0;
+                    let refused = || Refusal::Failed(refused_by(level.refusal));
+                    return Err(if uncertain { Refusal::OnDisk } else { refused() });
+                }
+            };
+            if bounds.is_some_and(|bounds| bounds.txg != self.txgs.synced_txg()) {
+                continue;
+            }
+            let capacity = self.ledger.reserve_capacity(txg, logical, limit)?;
+            let ledger = Arc::clone(&self.ledger);
+            let dirtied = AtomicI64::new(0);
+            let meter = Meter { ledger, txg, capacity, charges, dirtied };
+            return Ok(Tx::open(txg, Arc::new(meter), hold));
+        }
+    }
+
+    /// Begins a transaction in the open txg that changes the dataset of `account`. Waits
+    /// while too much is dirty, while space is only reserved, and for the txgs that make
+    /// freed space available. `logical` is the bytes that the transaction may write at most;
+    /// `frees`: its purpose is to free space, so that quotas do not matter.
+    ///
+    /// # Errors
+    /// `Quota`; `NoSpace`; that of the suspension, with `failmode=continue`; those of reading
+    /// the MOS.
+    pub fn begin_for(
+        &self,
+        account: Option<&SpaceAccount>,
+        logical: u64,
+        frees: bool,
+    ) -> Result<Tx> {
+        let mut drained = 0;
+        loop {
+            match self.try_begin(account, logical, frees) {
+                Ok(tx) => {
+                    if let Some(account) = account.filter(|_| frees) {
+                        account.freed.fetch_max(tx.txg().0, Relaxed);
+                    }
+                    return Ok(tx);
+                }
+                Err(Refusal::NextTxg) => {
+                    let open = self.txgs.open_txg();
+                    self.txgs.kick(open);
+                    self.txgs.wait_open(open.next())?;
+                    self.txgs.wait_room(Txg(open.0.saturating_sub(1)))?;
+                }
+                Err(Refusal::OnDisk) => drop(self.sync()?),
+                Err(Refusal::Failed(e)) => {
+                    let deferred = || self.ledger.normal().deferred > 0;
+                    let freeing = || !frees && account.is_some_and(|a| a.is_freeing(&self.txgs));
+                    let may_fit = match e.kind() {
+                        ErrorKind::NoSpace => freeing() || deferred(),
+                        ErrorKind::Quota => freeing(),
+                        _ => false,
+                    };
+                    if !may_fit || drained == DRAIN_TXGS {
+                        return Err(e);
+                    }
+                    drained += 1;
+                    self.sync()?;
+                }
+            }
+        }
+    }
+
+    /// [`Writer::begin_for`] for a transaction of no dataset in particular: only the pool's
+    /// capacity limits it.
+    ///
+    /// # Errors
+    /// As [`Writer::begin_for`].
+    pub fn begin_wait(&self, logical: u64, frees: bool) -> Result<Tx> {
+        self.begin_for(None, logical, frees)
+    }
+
+    /// Bytes that the dataset of `account` refers to, and bytes that it may still use, as of
+    /// the last synced txg (`statfs`).
+    ///
+    /// # Errors
+    /// Those of reading the MOS.
+    pub fn account_space(&self, account: &SpaceAccount) -> Result<(u64, u64)> {
+        let bounds = account.bounds(self)?;
+        Ok((bounds.referenced, bounds.room().min(self.allocatable(false))))
+    }
+
+    /// Bytes, parity included, that may still be allocated; frees may use half of the slop
+    /// (chapter 05 §11.3). Freed space that cannot be reused yet counts as free.
+    pub fn allocatable(&self, frees: bool) -> u64 {
+        self.ledger.allocatable(frees)
+    }
+
+    /// Deflated bytes that all datasets together may use: the limit of the pool's root
+    /// directory (chapter 04 §5.5, chapter 05 §11). Blocks whose frees wait for the next txg
+    /// in the MOS (in pools without log space maps) belong to no dataset, and are in use.
+    /// Space that deduplication and cloning save is not included.
+    pub fn usable(&self) -> u64 {
+        self.ledger.usable()
+    }
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Refusal {
+        Refusal::Failed(error)
+    }
+}
+
+fn refused_by(kind: ErrorKind) -> Error {
+    let text = match kind {
+        ErrorKind::Quota => "the quota is exhausted",
+        _ => "no space left in the pool that is not reserved",
+    };
+    Error::new(kind, text)
+}
+
+#[cfg(test)]
+#[path = "ledger_tests.rs"]
+mod tests;
