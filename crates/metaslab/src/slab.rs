@@ -366,6 +366,13 @@ impl Metaslab {
         Ok((bytes, self.defer.iter().chain([&self.held]).any(|d| !d.is_empty())))
     }
 
+    /// [`crate::Space::is_allocated`].
+    pub(crate) fn is_allocated(&self, start: u64, len: u64) -> bool {
+        let free = self.allocatable.iter().chain(&self.defer);
+        let mut free = free.chain([&self.freeing, &self.freed, &self.held]);
+        self.inside(start, len) && !free.any(|set| set.overlaps(start, len))
+    }
+
     /// Verifies the invariants of the module's head.
     ///
     /// # Errors

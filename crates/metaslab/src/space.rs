@@ -382,6 +382,16 @@ impl Space {
         Ok(())
     }
 
+    /// Whether no byte of the range could be given to another block: it lies inside one
+    /// metaslab, and is neither free nor about to become free. Of a metaslab that is not
+    /// loaded only the latter is known.
+    pub fn is_allocated(&self, dva: Dva) -> bool {
+        let layout = self.layout();
+        let Ok(group) = layout.group(dva.vdev) else { return false };
+        let (at, size) = (dva.offset, dva.asize.0);
+        group.slab_of(at, size).is_ok_and(|slab| slab.with(|ms| ms.is_allocated(at, size)))
+    }
+
     /// The metaslabs that have something to write in this pass of `txg`, ascending.
     /// Each must be passed to [`Space::prepare_write`].
     pub fn take_dirty(&self, txg: Txg) -> Vec<MsKey> {

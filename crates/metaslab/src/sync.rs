@@ -194,15 +194,47 @@ impl Metaslab {
         }
     }
 
-    fn begin(&mut self, mut write: MapWrite, mut pending: PendingWrite) -> MapWrite {
+    /// Verifies what is about to be written: ranges that are whole units of this metaslab,
+    /// ascending and apart, and a header that says how much they allocate in all. The
+    /// decoder and the loading of the map verify the same afterwards.
+    fn verify(&self, write: &MapWrite) -> Result<()> {
+        let unit = (1u64 << self.shift) - 1;
+        let whole = |batch: &Batch| {
+            let mut end = self.start;
+            batch.segs.iter().all(|seg| {
+                let apart = seg.start >= end && (seg.start | seg.len) & unit == 0;
+                end = seg.start + seg.len;
+                apart && seg.len > 0 && self.inside(seg.start, seg.len)
+            })
+        };
+        let mut balance = if write.truncate { 0 } else { i128::from(self.own_alloc) };
+        for batch in &write.own {
+            let bytes: i128 = batch.segs.iter().map(|seg| i128::from(seg.len)).sum();
+            balance += if batch.kind == Kind::Alloc { bytes } else { -bytes };
+        }
+        // The stored histogram of a metaslab that is not loaded is not verified.
+        let counted = || write.histogram.iter().fold(0u64, |sum, n| sum.saturating_add(*n));
+        let fits = self.allocatable.is_none() || counted() <= self.size >> self.shift;
+        if write.own.iter().chain(&write.log).all(whole)
+            && balance == i128::from(write.alloc)
+            && balance <= i128::from(self.size)
+            && fits
+        {
+            return Ok(());
+        }
+        Err(base::bug!("a space map that must not be written: metaslab {}, {write:?}", self.id))
+    }
+
+    fn begin(&mut self, mut write: MapWrite, mut pending: PendingWrite) -> Result<MapWrite> {
         write.truncate = pending.truncates;
         write.alloc = i64::try_from(pending.own_alloc).unwrap_or(i64::MAX);
         write.histogram = pending.histogram;
         let changed = pending.unflushed_txg != self.unflushed_txg;
         write.unflushed_txg = changed.then_some(pending.unflushed_txg);
         pending.own_changes = pending.truncates || !write.own.is_empty();
+        self.verify(&write)?;
         self.pending = Some(Box::new(pending));
-        write
+        Ok(write)
     }
 
     fn pending(&self, facts: &MapFacts) -> Result<PendingWrite> {
@@ -248,12 +280,8 @@ impl Metaslab {
         p.alloc = std::mem::take(&mut self.allocating[slot]);
         p.free = std::mem::take(&mut self.freeing);
         fold(&mut p.histogram, &p.free, self.shift);
-        let mut allocs = p.alloc.segs();
-        if plant.lose_alloc_entry.load(Ordering::Relaxed) {
-            allocs.pop();
-        }
         let out = if facts.logs { &mut write.log } else { &mut write.own };
-        batch(out, Kind::Alloc, allocs);
+        batch(out, Kind::Alloc, p.alloc.segs());
         batch(out, Kind::Free, p.free.segs());
         if facts.logs {
             // Not once this txg's log has entries: an earlier pass may have freed space
@@ -268,7 +296,13 @@ impl Metaslab {
             let sum = (p.own_alloc + p.alloc.space()).checked_sub(p.free.space());
             p.own_alloc = sum.ok_or_else(|| Error::corrupt("more is freed than allocated"))?;
         }
-        Ok(Some(self.begin(write, p)))
+        let mut write = self.begin(write, p)?;
+        if plant.lose_alloc_entry.load(Ordering::Relaxed) {
+            let out = if facts.logs { &mut write.log } else { &mut write.own };
+            let allocs = out.iter_mut().rfind(|batch| batch.kind == Kind::Alloc);
+            allocs.and_then(|batch| batch.segs.pop());
+        }
+        Ok(Some(write))
     }
 
     /// What a flush in `txg` writes (§4.3(2)); `None` if the metaslab was already
@@ -294,9 +328,11 @@ impl Metaslab {
         } else {
             batch(&mut write.own, Kind::Alloc, self.unflushed_allocs.segs());
             batch(&mut write.own, Kind::Free, self.unflushed_frees.segs());
-            p.own_alloc = self.allocated();
+            let sum = (self.own_alloc + self.unflushed_allocs.space())
+                .checked_sub(self.unflushed_frees.space());
+            p.own_alloc = sum.ok_or_else(|| Error::corrupt("more is freed than allocated"))?;
         }
-        Ok(Some(self.begin(write, p)))
+        self.begin(write, p).map(Some)
     }
 
     /// Reports that the prepared data is written; the own map is `object`, of `length`
@@ -331,7 +367,9 @@ impl Metaslab {
             Some(free) if reuse => p.free.vacate(free)?,
             _ => p.free.vacate(&mut self.freed)?,
         }
-        debug_assert!(self.adds_up(), "metaslab {} does not add up", self.id);
+        if !self.adds_up() {
+            return Err(base::bug!("metaslab {} does not add up", self.id));
+        }
         Ok(bytes)
     }
 
@@ -347,5 +385,66 @@ impl Metaslab {
     /// Approximate memory of the unflushed sets, bytes.
     pub(crate) fn unflushed_memory(&self) -> u64 {
         (self.unflushed_allocs.len() + self.unflushed_frees.len()) as u64 * 48
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::slab::MsDesc;
+
+    fn metaslab() -> Metaslab {
+        let seg = Seg { start: 1 << 20, len: 1 << 20 };
+        let mut slab = Metaslab::new(1, seg, 9, 0, &MsDesc::default()).unwrap();
+        slab.allocatable = Some(RangeTree::new());
+        slab.own_alloc = 4096;
+        slab
+    }
+
+    /// The changes of a map, and what its header would say.
+    fn is_refused(own: &[(Kind, u64, u64)], alloc: i64, truncate: bool) -> bool {
+        let slab = metaslab();
+        let mut write = slab.map_write(VdevId(0));
+        for &(kind, start, len) in own {
+            batch(&mut write.own, kind, vec![Seg { start, len }]);
+        }
+        (write.alloc, write.truncate) = (alloc, truncate);
+        base::bug::is_met(|| slab.verify(&write))
+    }
+
+    #[test]
+    fn a_map_that_does_not_balance_is_not_written() {
+        use Kind::{Alloc, Free};
+        let at = 1 << 20;
+        assert!(!is_refused(&[(Alloc, at, 512), (Free, at + 4096, 1024)], 3584, false));
+        assert!(is_refused(&[(Alloc, at, 512), (Free, at + 4096, 1024)], 4096, false));
+        assert!(!is_refused(&[(Alloc, at, 1 << 20), (Free, at, 512)], (1 << 20) - 512, true));
+        assert!(is_refused(&[(Alloc, at, 1 << 20)], 4096 + (1 << 20), false), "more than it has");
+        // Outside, and parts of a sector.
+        assert!(is_refused(&[(Alloc, at - 512, 512)], 4608, false));
+        assert!(is_refused(&[(Alloc, at, 100)], 4196, false));
+        let slab = metaslab();
+        let mut write = slab.map_write(VdevId(0));
+        let twice = vec![Seg { start: at, len: 1024 }, Seg { start: at + 512, len: 512 }];
+        batch(&mut write.log, Kind::Alloc, twice);
+        write.alloc = 4096;
+        assert!(base::bug::is_met(|| slab.verify(&write)), "one range twice");
+    }
+
+    #[test]
+    fn only_allocated_ranges_are_written() {
+        let mut slab = metaslab();
+        let at = 1 << 20;
+        assert!(slab.is_allocated(at, 1 << 20));
+        assert!(!slab.is_allocated(at - 512, 512) && !slab.is_allocated(at + (1 << 20), 512));
+        slab.allocatable.as_mut().unwrap().add(at, 512).unwrap();
+        slab.freed.add(at + 1024, 512).unwrap();
+        slab.defer[1].add(at + 2048, 512).unwrap();
+        slab.held.add(at + 3072, 512).unwrap();
+        slab.freeing.add(at + 4096, 512).unwrap();
+        for i in 0..10 {
+            assert_eq!(slab.is_allocated(at + i * 512, 512), i % 2 == 1 || i > 8, "{i}");
+        }
+        assert!(!slab.is_allocated(at + 512, 1024), "its second half is free");
     }
 }

@@ -64,6 +64,10 @@ impl SpaceSource for FirstFitSpace {
 
     fn unallocate(&self, _: Txg, _: &[Dva]) {}
 
+    fn is_allocated(&self, dva: Dva) -> bool {
+        dva.offset + dva.asize.0 <= *self.next.lock()
+    }
+
     fn limits(&self) -> (u64, u64) {
         (self.min, self.min)
     }

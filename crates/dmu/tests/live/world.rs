@@ -91,6 +91,12 @@ impl SpaceSource for BlockSpace {
         }
     }
 
+    fn is_allocated(&self, dva: Dva) -> bool {
+        let state = self.state.lock();
+        let taken = state.taken.range(..=dva.offset).next_back();
+        taken.is_some_and(|(_, &end)| end >= dva.offset + dva.asize.0)
+    }
+
     fn limits(&self) -> (u64, u64) {
         (512, 512)
     }

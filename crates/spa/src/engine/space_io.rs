@@ -142,6 +142,10 @@ impl SpaceSource for SpaceIo {
         self.space.unallocate(txg, dvas);
     }
 
+    fn is_allocated(&self, dva: Dva) -> bool {
+        self.space.is_allocated(dva)
+    }
+
     fn limits(&self) -> (u64, u64) {
         let compute = || {
             let Ok(zio) = self.zio() else { return (512, 512) };

@@ -98,6 +98,9 @@ pub trait SpaceSource: Send + Sync {
     /// Releases addresses that were never written.
     fn unallocate(&self, txg: Txg, dvas: &[Dva]);
 
+    /// Whether the address is allocated, so that a block may be written there.
+    fn is_allocated(&self, dva: Dva) -> bool;
+
     /// (`min_alloc`, `gcd_alloc`) of chapter 02 §4, bytes.
     fn limits(&self) -> (u64, u64);
 }

@@ -99,6 +99,10 @@ impl SpaceSource for ExtentSpace {
         dvas.iter().for_each(|d| ExtentSpace::give(map, d));
     }
 
+    fn is_allocated(&self, dva: Dva) -> bool {
+        self.map.lock().taken.get(&(dva.vdev.0, dva.offset)) == Some(&dva.asize.0)
+    }
+
     fn limits(&self) -> (u64, u64) {
         (self.min, self.gcd)
     }

@@ -245,6 +245,10 @@ impl SpaceSource for Refusing {
 
     fn unallocate(&self, _: Txg, _: &[Dva]) {}
 
+    fn is_allocated(&self, _: Dva) -> bool {
+        true
+    }
+
     fn limits(&self) -> (u64, u64) {
         (512, 512)
     }
@@ -328,6 +332,9 @@ fn space_that_does_not_fit_is_noticed() {
         fn unallocate(&self, _: Txg, dvas: &[Dva]) {
             assert_eq!(dvas.len(), 1);
         }
+        fn is_allocated(&self, _: Dva) -> bool {
+            true
+        }
         fn limits(&self) -> (u64, u64) {
             (512, 512)
         }
@@ -355,4 +362,23 @@ fn a_gang_without_a_readable_header_is_not_freed() {
         pool.disks.disks[0].poke(LABEL_START + dva.offset, &[0xff; 512]).unwrap();
     }
     assert!(reader.dvas_to_free(block).is_err());
+}
+
+/// The last check before a device gets a block.
+#[test]
+fn a_block_at_a_free_address_is_not_written() {
+    let pool = ZioFixture::new(1, 9);
+    let (data, props) = (noise(2048, 1), plain(1));
+    let ready = pool.zio.prepare(&file(&data, &props)).unwrap();
+    let placed = pool.zio.place(ready).unwrap();
+    let dva = placed.bp.as_block().unwrap().dva();
+    pool.space.unallocate(T, &[dva]);
+    let writes = Writes::new(&pool.zio);
+    let refused = || {
+        pool.zio.submit(placed, &writes);
+        writes.wait().pop().map_or(Ok(()), |lost| Err(lost.error))
+    };
+    assert!(base::bug::is_met(refused));
+    let there = pool.disks.disks[0].peek(LABEL_START + dva.offset, 2048).unwrap();
+    assert!(there.iter().all(|byte| *byte == 0));
 }
