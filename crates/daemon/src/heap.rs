@@ -1,40 +1,14 @@
-//! Policy for the allocator's free memory. The binary chooses the allocator; the policy has an
-//! effect with mimalloc alone.
-//!
-//! # Theory
-//! The heap that one txg's changes used will be used again by the next one's. A page that was
-//! returned to the system meanwhile has to be mapped and cleared again. In a virtual machine
-//! that returns free memory to its host, that costs more than all other work of making a small
-//! file. So a daemon's free pages are kept for [`KEPT`], as the arenas of `base::buf` keep
-//! theirs, and are returned at once when the machine lacks memory.
+//! Returning the allocator's free memory to the system. The binary chooses the allocator; this
+//! has an effect with mimalloc alone, which keeps free pages for a while
+//! (`MIMALLOC_PURGE_DELAY`, milliseconds) and returns them only when memory is freed. An idle
+//! daemon frees none.
 
-#[cfg(feature = "mimalloc")]
-use libmimalloc_sys as ffi;
-
-/// How long a daemon keeps free pages, milliseconds.
-#[cfg(feature = "mimalloc")]
-const KEPT: core::ffi::c_long = 60_000;
-/// The option `purge_delay`. The crate has no name for it, so its number is derived from its
-/// neighbour's.
-#[cfg(feature = "mimalloc")]
-const PURGE_DELAY: ffi::mi_option_t = ffi::mi_option_use_numa_nodes - 1;
-
-/// From now on free pages are kept for a while, unless `MIMALLOC_PURGE_DELAY` sets the time.
-pub(crate) fn keep() {
-    #[cfg(feature = "mimalloc")]
-    // SAFETY: sets a number that the allocator reads whenever it frees pages.
-    unsafe {
-        ffi::mi_option_set_default(PURGE_DELAY, KEPT);
-    }
-}
-
-/// Returns free pages to the system: `all`, or those kept long enough. The allocator checks the
-/// time only when memory is freed, and an idle daemon frees none.
+/// Returns free pages to the system: `all`, or those kept long enough.
 pub(crate) fn give_back(all: bool) {
     #[cfg(feature = "mimalloc")]
     // SAFETY: touches only memory that is not allocated.
     unsafe {
-        ffi::mi_collect(all);
+        libmimalloc_sys::mi_collect(all);
     }
     #[cfg(not(feature = "mimalloc"))]
     let _ = all;
@@ -53,15 +27,8 @@ mod tests {
         text.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
     }
 
-    /// Freed pages are returned at once when memory is needed, however long they would be kept.
     #[test]
-    fn kept_pages_are_returned_on_demand() {
-        // SAFETY: reads a number.
-        let delay = || unsafe { ffi::mi_option_get(PURGE_DELAY) };
-        // Checks that the derived number is that option's in this version.
-        assert!(delay() == 1000 || std::env::var_os("MIMALLOC_PURGE_DELAY").is_some());
-        keep();
-        assert!(delay() == KEPT || std::env::var_os("MIMALLOC_PURGE_DELAY").is_some());
+    fn free_pages_are_returned_on_demand() {
         let small: Vec<_> = (0..400_000).map(|n: u32| Box::new([n; 64])).collect();
         let most = resident();
         drop(small);

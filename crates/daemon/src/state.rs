@@ -103,7 +103,6 @@ impl DaemonState {
     /// # Errors
     /// The engine cannot start, or `CENOTE_ARC_MAX` is no size.
     pub(crate) fn new(runtime: &Runtime, mounter: Box<dyn Mounter>) -> Result<DaemonState> {
-        crate::heap::keep();
         Ok(DaemonState {
             engine: Engine::new(EngineConfig {
                 cache_bytes: arc_max()?,

@@ -64,7 +64,7 @@ const SPIN: Duration = Duration::from_micros(50);
 const PREEMPTED: Duration = Duration::from_micros(30);
 /// Leaders at least where none spins: while one answers, another listens.
 const LEADERS_MIN: usize = 2;
-/// Requests of one source in a row before the others have their unparked.
+/// Requests in a row that are taken from one source before the others are looked at.
 const BATCH: u32 = 16;
 /// How often the watch looks, and after how many ticks without a request it stops.
 const WATCH_INTERVAL: Duration = Duration::from_millis(20);
@@ -111,7 +111,7 @@ pub(crate) trait RequestSource: Send + Sync {
     fn gone(&self);
 }
 
-/// How a request arrival.
+/// How a request arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Arrival {
     /// It was queued, and another one behind it.
@@ -129,22 +129,22 @@ struct ReceiverState {
     threads: usize,
     /// Started threads that have not tried to become leader yet.
     starting: usize,
-    /// Seats in use at most.
+    /// Leaders at most.
     wanted: usize,
     /// Leaders, and those of them that wait for an event.
     active: usize,
     listening: usize,
-    /// Threads without one, and those of them that were woken to take one.
+    /// Followers, and those of them that were woken to become leaders.
     parked: usize,
     woken: usize,
     backlogged: u32,
     calm: u32,
     /// The only leader spins.
     spins: bool,
-    /// Requests taken, and how many they were when the watch looked last.
+    /// Requests taken, now and when the watch looked last.
     taken: u64,
     seen: u64,
-    /// Ticks in a row without one.
+    /// Ticks of the watch in a row without a request.
     quiet: u32,
     watched: bool,
     /// How often the watch ended the leadership of all threads.
@@ -336,7 +336,7 @@ impl Receivers {
             state.threads += 1;
             state.starting += 1;
             drop(state);
-            // Without a follower all goes on, until the leaders sleep.
+            // Without a follower requests are served until the leaders sleep.
             let _fewer = self.start();
         }
         Some(leader)
@@ -360,8 +360,8 @@ impl Receivers {
         if watches {
             state.watched = false;
         }
-        // A wake that arrival together with the time's end counts as taken: if it was meant for
-        // another thread, that one looks in vain.
+        // A wake that arrives when the time ends counts as taken. If it was meant for another
+        // thread, that one looks in vain.
         let woken = state.woken > 0;
         state.woken = state.woken.saturating_sub(1);
         if !time_is_up || woken {
@@ -464,7 +464,7 @@ impl Receivers {
         }
     }
 
-    /// A request arrival to the calling thread. Whether another leader listens.
+    /// Counts a request that the calling thread took. Returns whether another leader listens.
     fn took(&self, arrival: Arrival) -> bool {
         let mut state = self.state.lock();
         state.listening -= 1;
@@ -523,7 +523,8 @@ fn is_ready(descriptor: BorrowedFd<'_>) -> bool {
 }
 
 impl ReceiverState {
-    /// What the way in which a request arrival says of the leaders. The caller listens no more.
+    /// Adapts the number of leaders to the way in which a request arrived. The calling thread
+    /// does not listen any more.
     fn learn(&mut self, arrival: Arrival, leaders_max: usize) {
         if arrival == Arrival::Backlogged {
             self.calm = 0;
