@@ -402,7 +402,7 @@ impl Object {
 
     /// Drops the blocks that lie wholly in `[offset, offset+len)` from the cache, because a
     /// cache above (the kernel's) has them. Only blocks with a known hint are found.
-    pub fn evict_range(&self, offset: u64, len: u64) {
+    pub(crate) fn evict_range(&self, offset: u64, len: u64) {
         let bs = self.block_size();
         let first = offset.div_ceil(bs);
         let end = (offset.saturating_add(len) / bs).min(self.dnode.max_blkid + 1);

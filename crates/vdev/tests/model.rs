@@ -10,9 +10,7 @@ use base::rt::atomic::{AtomicUsize, Ordering::SeqCst};
 use base::rt::{self, Condvar, Mutex};
 use base::{Buf, BufMut, Guid, Result, Txg, VdevId};
 use device::{Caps, Device, DeviceStats, Io, MemDevice, Op};
-use vdev::{
-    ClassLimits, LABEL_START, QueueLimits, Spec, Tree, VdevKind, WritePriority, WriteReq,
-};
+use vdev::{ClassLimits, LABEL_START, QueueLimits, Spec, Tree, VdevKind, WritePriority, WriteReq};
 
 /// Interleavings tried for each model.
 const RUNS: usize = 1000;
