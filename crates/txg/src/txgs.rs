@@ -385,7 +385,7 @@ impl Txgs {
     }
 
     /// Gives no more holds. The sync thread ends after completing all requests. Dirty
-    /// data that was not requested stays unwritten, and its callbacks get an error.
+    /// data that was not requested stays unwritten.
     pub fn stop(&self) {
         self.change(|state| {
             if state.life == Lifecycle::Running {
