@@ -10,7 +10,7 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 : "${RUNS:=$root/benches/results/raw}"
 : "${DIR:=${TMPDIR:-/tmp}}"                  # where images are made: a disk, not a tmpfs
 : "${PEER_DIR:=}"                            # a directory of another file system (zfs-fuse)
-: "${ROUNDS:=5}"                             # turns
+: "${ROUNDS:=5}"                             # rounds
 : "${TAG:=}"
 
 usage() {

@@ -20,7 +20,7 @@ else
 	. "$(dirname "$0")/posix-lib.sh"
 fi
 : "${RUNS:=$root/benches/results/raw}"
-: "${TURNS:=7}"
+: "${ROUNDS:=7}"
 : "${SECONDS_EACH:=15}"
 : "${ARC:=256M}"    # Cenote's cache
 : "${MEMORY:=512M}" # memory of the databases, with the kernel's cache of their files
@@ -112,7 +112,7 @@ pg_new() {
 }
 
 # One run of pgbench, noted.
-pg_turn() {
+pg_round() {
 	local before tps p99 n
 	rm -f "$work"/pg/lat.*
 	sync -f "$mnt"
@@ -127,7 +127,7 @@ pg_turn() {
 
 cell_postgres() {
 	[ -x "$pg/pgbench" ] && id postgres >/dev/null 2>&1 || { echo "SKIPPED: PostgreSQL is not installed" && return; }
-	local size scale record turn
+	local size scale record round
 	local log=${LOG_DIR:-$work}/log
 	disk_file "$log" 512
 	for size in $SIZES; do
@@ -135,14 +135,14 @@ cell_postgres() {
 		for record in $RECORDS; do
 			new_pool || return 1
 			pg_new "$record" "$scale" || return 1
-			for turn in $(seq "$TURNS"); do
+			for round in $(seq "$ROUNDS"); do
 				"$CENOTE" zfs set logbias=latency tank/db
-				pg_turn postgres "$turn" "$size,$record,log-in-pool"
+				pg_round postgres "$round" "$size,$record,log-in-pool"
 				"$CENOTE" zfs set logbias=throughput tank/db
-				pg_turn postgres "$turn" "$size,$record,throughput"
+				pg_round postgres "$round" "$size,$record,throughput"
 				"$CENOTE" zfs set logbias=latency tank/db
 				"$CENOTE" zpool add tank log "$log"
-				pg_turn postgres "$turn" "$size,$record,log-device"
+				pg_round postgres "$round" "$size,$record,log-device"
 				"$CENOTE" zpool remove tank "$log"
 			done
 			pg_stop
@@ -154,12 +154,12 @@ cell_postgres() {
 
 cell_timeout() {
 	[ -x "$pg/pgbench" ] && id postgres >/dev/null 2>&1 || { echo "SKIPPED: PostgreSQL is not installed" && return; }
-	local turn seconds
+	local round seconds
 	new_pool && pg_new 8K "$LARGE" || return 1
-	for turn in $(seq "$TURNS"); do
+	for round in $(seq "$ROUNDS"); do
 		for seconds in 1 5 30; do
 			"$CENOTE" tune zfs_txg_timeout="$seconds" >/dev/null
-			SECONDS_EACH=$((SECONDS_EACH > 35 ? SECONDS_EACH : 35)) pg_turn timeout "$turn" "${seconds}s"
+			SECONDS_EACH=$((SECONDS_EACH > 35 ? SECONDS_EACH : 35)) pg_round timeout "$round" "${seconds}s"
 		done
 	done
 	pg_stop
@@ -181,7 +181,7 @@ maria_start() {
 
 # Lookups by key in the hot table for some seconds: how many a second; with how many KiB of
 # reads from the disk each.
-maria_turn() {
+maria_round() {
 	local before n
 	before=$(counts)
 	n=$(maria "$2" "use bench; call lookups($SECONDS_EACH)")
@@ -190,7 +190,7 @@ maria_turn() {
 
 cell_mariadb() {
 	command -v mariadbd >/dev/null || { echo "SKIPPED: MariaDB is not installed" && return; }
-	local name turn
+	local name round
 	new_pool || return 1
 	mkdir -p "$work/my" && chown mysql "$work/my"
 	for name in master replica; do
@@ -220,12 +220,12 @@ cell_mariadb() {
 		[ "$(maria replica "select count(*) from bench.cold" 2>/dev/null)" = $((4 * ROWS)) ] && break
 		sleep 0.2
 	done
-	for turn in $(seq "$TURNS"); do
+	for round in $(seq "$ROUNDS"); do
 		for name in master replica; do
 			maria "$name" "use bench; call lookups($SECONDS_EACH)" >/dev/null
-			maria_turn mariadb "$name" "$turn" before
+			maria_round mariadb "$name" "$round" before
 			maria "$name" "select * from bench.cold" >/dev/null
-			maria_turn mariadb "$name" "$turn" after
+			maria_round mariadb "$name" "$round" after
 		done
 	done
 	for name in replica master; do maria "$name" "shutdown"; done

@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# A mounted pool against zfs-fuse, ext4 and btrfs in files of the same disk, in turns
+# A mounted pool against zfs-fuse, ext4 and btrfs in files of the same disk, in alternation
 # (docs/benchmarks.md, "A mounted file system").
 #
-#   scripts/bench-posix.sh run CELL...    appends TURNS turns of each to the raw files
-#   scripts/bench-posix.sh table CELL...  medians and ranges; ratios are taken inside a turn
+#   scripts/bench-posix.sh run CELL...    appends ROUNDS rounds of each to the raw files
+#   scripts/bench-posix.sh table CELL...  medians and ranges; ratios are taken inside a round
 #
 # Cells: bulk random tree read checkout null. Raw lines are "CELL TURN WHO WHAT NUMBER" in
 # benches/results/raw/DATE-posix-CELL[-TAG].txt; several runs of one day add up. Needs root, fio,
 # mkfs of the peers; zfs-fuse (PEER, its directory of programs) is left out where it is
 # absent. CHECKOUT is "REPOSITORY REVISION REVISION", its objects outside of what is
 # measured. OPTIONS are mount options of Cenote's pools (noio_uring unless given). WHO may
-# also name `uring`: a second pool in the same turns, mounted over io_uring; and `memory` and
+# also name `uring`: a second pool in the same rounds, mounted over io_uring; and `memory` and
 # `memory-uring`: a file system that keeps everything in memory and does nothing else, behind
 # Cenote's transports and mounted as Cenote mounts: what the transport lets anybody have. It
 # is MEMFS (cargo build --release -p fuse --example memfs), with MEMFS_OPTIONS. FILL is a file
-# that fills the page cache before each turn, so that memory comes from there, as on a machine
+# that fills the page cache before each round, so that memory comes from there, as on a machine
 # that has run for a while: a virtual machine may have given free memory back to its host, and
 # then the first use of it is what is measured. The disks' files are written before, all of
 # them: in a file that has holes each write is the file system's below, which finds it a place.
@@ -26,7 +26,7 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 : "${PEER:=${CENOTE_PEERS:-/opt/cenote-peers}/zfs-fuse/sbin}"
 : "${DIR:=${TMPDIR:-/tmp}}"
 : "${RUNS:=$root/benches/results/raw}"
-: "${TURNS:=7}"
+: "${ROUNDS:=7}"
 : "${FILES:=100000}"
 : "${MIB:=6144}"
 : "${WHO:=cenote zfs-fuse ext4 btrfs}"
@@ -37,7 +37,7 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 
 raw() { echo "$RUNS/$(date +%F)-posix-$1${TAG:+-$TAG}.txt"; }
 
-# Median and range of each number, and of the ratios to Cenote's inside a turn.
+# Median and range of each number, and of the ratios to Cenote's inside a round.
 table() {
 	awk '
 	function show(name, list, n,   i, j, t) {
@@ -46,7 +46,7 @@ table() {
 		printf "| %s | %.4g | %.4g–%.4g | %d |\n", name, t, list[1], list[n], n
 	}
 	/^#/ { next }
-	{ k = $4 SUBSEP $3; if (!(k in n)) order[++m] = k; v[k, ++n[k]] = $5; at[$4, $3, $2] = $5; turn[$2] = 1 }
+	{ k = $4 SUBSEP $3; if (!(k in n)) order[++m] = k; v[k, ++n[k]] = $5; at[$4, $3, $2] = $5; round[$2] = 1 }
 	END {
 		for (i = 1; i <= m; i++) {
 			split(order[i], p, SUBSEP)
@@ -54,7 +54,7 @@ table() {
 			show(p[1] ", " p[2], list, n[order[i]])
 			if (p[2] == "cenote") continue
 			c = 0
-			for (t in turn) if (((p[1], "cenote", t) in at) && ((p[1], p[2], t) in at)) list[++c] = at[p[1], "cenote", t] / at[p[1], p[2], t]
+			for (t in round) if (((p[1], "cenote", t) in at) && ((p[1], p[2], t) in at)) list[++c] = at[p[1], "cenote", t] / at[p[1], p[2], t]
 			if (c) show("**cenote / " p[2] "**", list, c)
 		}
 	}' "$1"
@@ -141,7 +141,7 @@ bring() {
 }
 
 # CELL WHO WHAT NUMBER
-note() { echo "$1 $turn $2 $3 $4" | tee -a "$(raw "$1")"; }
+note() { echo "$1 $round $2 $3 $4" | tee -a "$(raw "$1")"; }
 # The rate that a command's last line with MiB/s, or its time, gives.
 mib_a_second() {
 	local begin
@@ -261,7 +261,7 @@ for cell in "$@"; do
 	[ "$cell" != random ] || PROPS="-O recordsize=8K"
 	[ "$cell" = null ] || [ -n "$there" ] || bring
 	last=$(awk '!/^#/ && $2 > n {n = $2} END {print n + 0}' "$file")
-	for turn in $(seq $((last + 1)) $((last + TURNS))); do
+	for round in $(seq $((last + 1)) $((last + ROUNDS))); do
 		[ -z "$FILL" ] || cat "$FILL" >/dev/null
 		"cell_$cell"
 	done

@@ -47,9 +47,9 @@ checkout() {
 }
 [ $# -gt 0 ] || set -- build clone ${CHECKOUT:+checkout}
 for what in "$@"; do
-	turns=$PAIRS
-	[ "$what" = clone ] && turns=$CLONES
-	for _ in $(seq "$turns"); do
+	rounds=$PAIRS
+	[ "$what" = clone ] && rounds=$CLONES
+	for _ in $(seq "$rounds"); do
 		echo "$what: Cenote $($what "$mnt") s, ext4 $($what "$ext4") s"
 		sync
 	done

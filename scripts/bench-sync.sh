@@ -4,7 +4,7 @@
 # Cells `rate`, `bytes`, `beside` and `replay` run in process (`cenote bench sync`) and leave
 # benches/results/raw/DATE-sync-CELL.json with what was printed. Cell `mount` has fio write 8 KiB
 # blocks with O_DSYNC through a mount, on ext4, btrfs and zfs-fuse in files of the same disk,
-# and write and fdatasync in a file of the disk itself, in turns; flushes and bytes are those
+# and write and fdatasync in a file of the disk itself, in alternation; flushes and bytes are those
 # that the disk counted. Cell `mount-beside` has one process fsync 8 KiB writes there, alone
 # and while another one writes a file of 1 GiB over and over without syncing it. Both need
 # root, FUSE and fio.
@@ -14,8 +14,8 @@ WRITTEN=1
 . "$(dirname "$0")/posix-lib.sh"
 : "${PEER:=${CENOTE_PEERS:-/opt/cenote-peers}/zfs-fuse/sbin}"
 : "${RUNS:=$root/benches/results/raw}"
-: "${ROUNDS:=7}"   # turns
-: "${WRITES:=1000}" # writes of a turn
+: "${ROUNDS:=7}"   # rounds
+: "${WRITES:=1000}" # writes of a round
 : "${JOBS:=8}"     # writers of the second figure
 : "${TAG:=}"
 mkdir -p "$RUNS"
@@ -73,19 +73,19 @@ bring_down() {
 }
 
 mount_cell() {
-	local turn where
+	local round where
 	bring 1024 || return 1
 	# Every file is written before.
 	for where in disk mnt "${peers[@]}"; do rate "$work/$where" 1 "" >/dev/null; rate "$work/$where" "$JOBS" "" >/dev/null; done
 	sync
-	echo "# turn, where, writers, writes a second, flushes a write, KiB on the disk a write"
-	for turn in $(seq "$ROUNDS"); do
-		echo "$turn disk 1 $(rate "$work/disk" 1 --fdatasync=1)"
-		echo "$turn cenote 1 $(rate "$mnt" 1 --sync=dsync)"
-		echo "$turn cenote $JOBS $(rate "$mnt" "$JOBS" --sync=dsync)"
+	echo "# round, where, writers, writes a second, flushes a write, KiB on the disk a write"
+	for round in $(seq "$ROUNDS"); do
+		echo "$round disk 1 $(rate "$work/disk" 1 --fdatasync=1)"
+		echo "$round cenote 1 $(rate "$mnt" 1 --sync=dsync)"
+		echo "$round cenote $JOBS $(rate "$mnt" "$JOBS" --sync=dsync)"
 		for where in "${peers[@]}"; do
-			echo "$turn $where 1 $(rate "$work/$where" 1 --sync=dsync)"
-			echo "$turn $where $JOBS $(rate "$work/$where" "$JOBS" --sync=dsync)"
+			echo "$round $where 1 $(rate "$work/$where" 1 --sync=dsync)"
+			echo "$round $where $JOBS $(rate "$work/$where" "$JOBS" --sync=dsync)"
 		done
 	done
 	bring_down
@@ -103,7 +103,7 @@ print(*("%.2f" % (ns / 1e6) for ns in (at["50.000000"], at["99.000000"], lat["ma
 }
 
 mount_beside_cell() {
-	local turn where stream
+	local round where stream
 	has python3 || return 0
 	bring "$MIB" || return 1
 	for where in mnt "${peers[@]}"; do fsyncs "$work/$where" >/dev/null; done
@@ -112,15 +112,15 @@ mount_beside_cell() {
 	[ -z "$daemon" ] || "$PEER/zfs" set recordsize=128K zfpeer
 	disk_file "$work/noise" 1024
 	sync
-	echo "# turn, where, stream or quiet; an fsync's median, p99 and longest in ms; fsyncs a second; the stream's GiB meanwhile"
-	for turn in $(seq "$ROUNDS"); do
+	echo "# round, where, stream or quiet; an fsync's median, p99 and longest in ms; fsyncs a second; the stream's GiB meanwhile"
+	for round in $(seq "$ROUNDS"); do
 		for where in mnt "${peers[@]}"; do
-			echo "$turn $where quiet $(fsyncs "$work/$where") 0"
+			echo "$round $where quiet $(fsyncs "$work/$where") 0"
 			: >"$work/written"
 			while dd if="$work/noise" of="$work/$where/stream" bs=1M conv=notrunc 2>/dev/null; do echo >>"$work/written"; done &
 			stream=$!
 			sleep 1
-			echo "$turn $where stream $(fsyncs "$work/$where") $(wc -l <"$work/written")"
+			echo "$round $where stream $(fsyncs "$work/$where") $(wc -l <"$work/written")"
 			kill "$stream" && wait "$stream" 2>/dev/null
 			pkill -f "of=$work/$where/stream"
 			sync -f "$work/$where"
@@ -139,32 +139,32 @@ from statistics import median
 rows = [line.split() for line in open(sys.argv[1]) if line[0].isdigit()]
 at = {(r[0], r[1], r[2]): [float(x) for x in r[3:]] for r in rows if len(r) == 8}
 for where in dict.fromkeys(r[1] for r in rows):
-    show = lambda what, list: print(f"{where:<8} {what:<28} median {median(list):9.2f}  least {min(list):9.2f}  most {max(list):9.2f}  turns {len(list)}")
-    turns = [(q, at[t, where, "stream"]) for (t, w, k), q in at.items() if w == where and k == "quiet" and (t, w, "stream") in at]
-    if not turns: continue
-    show("p99 alone, ms", [q[1] for q, s in turns])
-    show("p99 beside the stream, ms", [s[1] for q, s in turns])
-    show("of these: ratio", [s[1] / q[1] for q, s in turns])
-    show("longest beside, ms", [s[2] for q, s in turns])
-    show("fsyncs a second alone", [q[3] for q, s in turns])
-    show("fsyncs a second beside", [s[3] for q, s in turns])
+    show = lambda what, list: print(f"{where:<8} {what:<28} median {median(list):9.2f}  least {min(list):9.2f}  most {max(list):9.2f}  rounds {len(list)}")
+    rounds = [(q, at[t, where, "stream"]) for (t, w, k), q in at.items() if w == where and k == "quiet" and (t, w, "stream") in at]
+    if not rounds: continue
+    show("p99 alone, ms", [q[1] for q, s in alternation])
+    show("p99 beside the stream, ms", [s[1] for q, s in alternation])
+    show("of these: ratio", [s[1] / q[1] for q, s in alternation])
+    show("longest beside, ms", [s[2] for q, s in alternation])
+    show("fsyncs a second alone", [q[3] for q, s in alternation])
+    show("fsyncs a second beside", [s[3] for q, s in alternation])
 EOF
 }
 
-# Medians and ranges; ratios are taken inside a turn.
+# Medians and ranges; ratios are taken inside a round.
 summary() {
 	awk '
 		NF != 6 || $1 !~ /^[0-9]+$/ { next }
-		{ v[$1, $2, $3] = $4; seen[$2 " " $3] = 1; turns = $1 > turns ? $1 : turns
+		{ v[$1, $2, $3] = $4; seen[$2 " " $3] = 1; rounds = $1 > rounds ? $1 : rounds
 		  put($2 " " $3 " writes/s", $4); put($2 " " $3 " flushes a write", $5); put($2 " " $3 " KiB a write", $6) }
 		function put(k, x) { n[k]++; x_[k, n[k]] = x; keys[k] = 1 }
 		function show(k,   i, j, t, m) {
 			for (i = 1; i <= n[k]; i++) for (j = i + 1; j <= n[k]; j++) if (x_[k, j] + 0 < x_[k, i] + 0) { t = x_[k, i]; x_[k, i] = x_[k, j]; x_[k, j] = t }
 			m = n[k] % 2 ? x_[k, (n[k] + 1) / 2] : (x_[k, n[k] / 2] + x_[k, n[k] / 2 + 1]) / 2
-			printf "%-36s median %10.2f  least %10.2f  most %10.2f  turns %d\n", k, m, x_[k, 1], x_[k, n[k]], n[k]
+			printf "%-36s median %10.2f  least %10.2f  most %10.2f  rounds %d\n", k, m, x_[k, 1], x_[k, n[k]], n[k]
 		}
 		END {
-			for (t = 1; t <= turns; t++) {
+			for (t = 1; t <= rounds; t++) {
 				if (v[t, "disk", 1]) put("cenote 1 / disk", v[t, "cenote", 1] / v[t, "disk", 1])
 				if (v[t, "cenote", 1]) put("cenote many / one", v[t, "cenote", jobs] / v[t, "cenote", 1])
 				if (v[t, "ext4", 1]) put("cenote 1 / ext4", v[t, "cenote", 1] / v[t, "ext4", 1])

@@ -51,7 +51,7 @@ tables() {
 		runs = (title == "Runs")
 		print "\n## " title "\n"
 		if (runs) {
-			print "| run | command | build | turns | settings |"
+			print "| run | command | build | rounds | settings |"
 			print "|---|---|---|---|---|"
 		} else {
 			print "| work | ours | peers | limit | ratio | target | run |"
@@ -61,9 +61,9 @@ tables() {
 	}
 	!/^[{]/ { next }
 	runs {
-		match($0, /"turns": [0-9]+/)
-		turns = substr($0, RSTART + 9, RLENGTH - 9)
-		print "| " text("run") " | `" text("command") "` | " text("commit") " | " turns " | " text("settings") " |"
+		match($0, /"rounds": [0-9]+/)
+		rounds = substr($0, RSTART + 10, RLENGTH - 10)
+		print "| " text("run") " | `" text("command") "` | " text("commit") " | " rounds " | " text("settings") " |"
 		next
 	}
 	{

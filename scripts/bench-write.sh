@@ -9,7 +9,7 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 : "${CENOTE:=$root/target/release/cenote}"   # the binary under test
 : "${RUNS:=$root/benches/results/raw}"
 : "${DIR:=${TMPDIR:-/tmp}}"                  # where the images are made: a disk
-: "${ROUNDS:=7}"                             # turns
+: "${ROUNDS:=7}"                             # rounds
 : "${NICE:=0}"
 : "${TAG:=}"
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # The figures of docs/benchmarks.md, on pools of the administrator's choice.
 #
-# What is compared runs in turns (A B A B ...), since a machine's rates drift;
-# only the ratio inside a turn counts, and the table shows its median and range.
-# Raw numbers of every turn are kept in benches/results/raw/DATE-FIGURE.txt.
+# What is compared runs in alternation (A B A B ...), since a machine's rates drift;
+# only the ratio inside a round counts, and the table shows its median and range.
+# Raw numbers of every round are kept in benches/results/raw/DATE-FIGURE.txt.
 #
 # Cold means: an import of its own, the kernel's page cache dropped. Cenote reads
 # images with O_DIRECT, so they are in no cache either. Needs root (drop_caches),
@@ -12,7 +12,7 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 : "${CENOTE:=$root/target/release/cenote}"   # the binary under test
 : "${RANDREAD:=$root/target/release/examples/randread}"
-: "${PAIRS:=7}"                              # turns
+: "${PAIRS:=7}"                              # rounds
 : "${ZDB:=zdb}" "${RAIDZ_TEST:=raidz_test}"  # OpenZFS's
 : "${RUNS:=$root/benches/results/raw}"
 : "${SECONDS_EACH:=5}"                       # length of a random-read run
@@ -68,7 +68,7 @@ stat() {
 			f = v[NR] >= 100 ? "%.0f" : "%.3g"
 			printf f " (" f "-" f ", n=%d)\n", m, v[1], v[NR], NR }'
 }
-# Ratios of A to B of the same turn: median and range.
+# Ratios of A to B of the same round: median and range.
 ratio() {
 	awk -v a="$1" -v b="$2" -v from="$begin" 'NR > from && $2 == a { x[$1] = $3 }
 		NR > from && $2 == b { y[$1] = $3 }
@@ -105,15 +105,15 @@ timed() {
 }
 
 bench_zdb() {
-	local dir1=$1 pool1=$2 dir2=$3 pool2=$4 turn i dir pool
+	local dir1=$1 pool1=$2 dir2=$3 pool2=$4 round i dir pool
 	head_of_run "$@"
-	for ((turn = 1; turn <= PAIRS; turn++)); do
+	for ((round = 1; round <= PAIRS; round++)); do
 		for i in 1 2; do
 			dir=dir$i pool=pool$i
 			cold
-			row "$turn" "cenote$i" "$(timed "$CENOTE" zdb -e -p "${!dir}" -bcc "${!pool}")"
+			row "$round" "cenote$i" "$(timed "$CENOTE" zdb -e -p "${!dir}" -bcc "${!pool}")"
 			cold
-			row "$turn" "openzfs$i" "$(timed "$ZDB" -e -p "${!dir}" -bcc "${!pool}")"
+			row "$round" "openzfs$i" "$(timed "$ZDB" -e -p "${!dir}" -bcc "${!pool}")"
 		done
 	done
 	# Slopes: what the larger pool takes more, start-up cancelled out.
@@ -152,39 +152,39 @@ in_memory() {
 }
 
 bench_read() {
-	local dir=$1 pool=$2 file=$3 turn img at size begin_t null
+	local dir=$1 pool=$2 file=$3 round img at size begin_t null
 	head_of_run "$@"
 	img=$(image "$dir")
-	for ((turn = 1; turn <= PAIRS; turn++)); do
+	for ((round = 1; round <= PAIRS; round++)); do
 		fresh_import "$dir" "$pool"
 		at=$(mounted "$pool")/$file
 		size=$(command stat -c %s "$at")
 		cold
 		begin_t=$(now)
 		dd if="$at" of=/dev/null bs=1M status=none
-		row "$turn" mount "$(rate "$size" "$(since "$begin_t")")"
+		row "$round" mount "$(rate "$size" "$(since "$begin_t")")"
 		begin_t=$(now)
 		dd if="$at" of=/dev/null bs=1M status=none
-		row "$turn" mount_cached "$(rate "$size" "$(since "$begin_t")")"
+		row "$round" mount_cached "$(rate "$size" "$(since "$begin_t")")"
 		# The kernel's page cache on its own: the same bytes from files in memory, in
 		# pages of 4 KiB (tmpfs), as FUSE has them, and in large folios (ext4, xfs).
-		in_memory "$turn" pages_4k "$at" /dev/shm/cenote-bench.$$
-		in_memory "$turn" large_folios "$at" "$work/local"
+		in_memory "$round" pages_4k "$at" /dev/shm/cenote-bench.$$
+		in_memory "$round" large_folios "$at" "$work/local"
 		"$CENOTE" daemon stop >/dev/null
 		cold
-		row "$turn" fio_qd1 "$(fio_rate "$img" read 1 psync "$BS" --offset=64M --size="$size")"
+		row "$round" fio_qd1 "$(fio_rate "$img" read 1 psync "$BS" --offset=64M --size="$size")"
 		cold
 		begin_t=$(now)
 		"$CENOTE" cat -d "$dir" "$pool:/$file" >/dev/null
-		row "$turn" cat "$(rate "$size" "$(since "$begin_t")")"
+		row "$round" cat "$(rate "$size" "$(since "$begin_t")")"
 		cold
-		row "$turn" fio_qd16 "$(fio_rate "$img" read 16 libaio "$BS" --offset=64M --size="$size")"
+		row "$round" fio_qd16 "$(fio_rate "$img" read 16 libaio "$BS" --offset=64M --size="$size")"
 		cold
-		row "$turn" fio_1m "$(fio_rate "$img" read 16 libaio 1M --offset=64M --size="$size")"
+		row "$round" fio_1m "$(fio_rate "$img" read 16 libaio 1M --offset=64M --size="$size")"
 		null=$("$CENOTE" bench fuse-null | awk '/^sequential/ { print $4 }')
-		row "$turn" null "$null"
+		row "$round" null "$null"
 	done
-	# The ceiling of each turn: the smaller of fio's better rate and the null file system.
+	# The ceiling of each round: the smaller of fio's better rate and the null file system.
 	awk -v from="$begin" 'NR > from && NF >= 3 { t[$1] = 1; v[$1, $2] = $3 }
 		END { for (k in t) { f = v[k, "fio_qd1"]; g = v[k, "fio_qd16"]; if (g > f) f = g
 			n = v[k, "null"]; print k, "fio_best", f; print k, "ceiling", (n < f ? n : f) } }' \
@@ -220,11 +220,11 @@ watch_depth() {
 }
 
 bench_random() {
-	local dir=$1 pool=$2 file=$3 turn img at more
+	local dir=$1 pool=$2 file=$3 round img at more
 	head_of_run "$@"
 	img=$(image "$dir")
 	more=(--runtime="$SECONDS_EACH" --time_based)
-	for ((turn = 1; turn <= PAIRS; turn++)); do
+	for ((round = 1; round <= PAIRS; round++)); do
 		CENOTE_ARC_MAX=64M fresh_import "$dir" "$pool"
 		at=$(mounted "$pool")/$file
 		cold
@@ -233,15 +233,15 @@ bench_random() {
 		fio_rate "$at" randread 64 libaio 8k "${more[@]}" --norandommap >"$work/fio"
 		touch "$work/done"
 		wait $!
-		row "$turn" mount "$(cut -d' ' -f2 "$work/fio")"
-		row "$turn" mount_depth "$(cat "$work/depth")"
+		row "$round" mount "$(cut -d' ' -f2 "$work/fio")"
+		row "$round" mount_depth "$(cat "$work/depth")"
 		"$CENOTE" daemon stop >/dev/null
 		cold
 		"$RANDREAD" "$dir" "$pool" "$file" 64 "$SECONDS_EACH" 64 >"$work/out"
-		row "$turn" process "$(awk '{ print $1 }' "$work/out")"
-		row "$turn" process_depth "$(awk '{ print $2 }' "$work/out")"
+		row "$round" process "$(awk '{ print $1 }' "$work/out")"
+		row "$round" process_depth "$(awk '{ print $2 }' "$work/out")"
 		cold
-		row "$turn" fio "$(fio_rate "$img" randread 64 libaio 8k "${more[@]}" --offset=64M \
+		row "$round" fio "$(fio_rate "$img" randread 64 libaio 8k "${more[@]}" --offset=64M \
 			--size=1G --norandommap | cut -d' ' -f2)"
 	done
 	rm -f "$work/done" "$work/depth" "$work/fio"
@@ -256,33 +256,33 @@ bench_random() {
 }
 
 bench_import() {
-	local dir=$1 pool=$2 turn pid begin_t n
+	local dir=$1 pool=$2 round pid begin_t n
 	head_of_run "$@"
-	for ((turn = 1; turn <= PAIRS; turn++)); do
+	for ((round = 1; round <= PAIRS; round++)); do
 		"$CENOTE" daemon stop >/dev/null 2>&1 || true
 		"$CENOTE" daemon start >/dev/null
 		pid=$(daemon_pid)
-		row "$turn" rss_idle "$(memory_of VmRSS "$pid")"
+		row "$round" rss_idle "$(memory_of VmRSS "$pid")"
 		cold
 		begin_t=$(now)
 		"$CENOTE" zpool import -d "$dir" -o readonly=on -f -R "$work/mnt" "$pool"
-		row "$turn" import "$(since "$begin_t")"
-		row "$turn" rss_import "$(memory_of VmRSS "$pid")"
+		row "$round" import "$(since "$begin_t")"
+		row "$round" rss_import "$(memory_of VmRSS "$pid")"
 		begin_t=$(now)
 		n=$("$CENOTE" zfs list -H -t all -r "$pool" | wc -l)
-		row "$turn" list "$(since "$begin_t")"
+		row "$round" list "$(since "$begin_t")"
 		begin_t=$(now)
 		"$CENOTE" zfs list -H -t all -r "$pool" >/dev/null
-		row "$turn" list_again "$(since "$begin_t")"
-		row "$turn" rows "$n"
-		row "$turn" rss_list "$(memory_of VmRSS "$pid")"
-		row "$turn" peak "$(memory_of VmHWM "$pid")"
+		row "$round" list_again "$(since "$begin_t")"
+		row "$round" rows "$n"
+		row "$round" rss_list "$(memory_of VmRSS "$pid")"
+		row "$round" peak "$(memory_of VmHWM "$pid")"
 		"$CENOTE" daemon stop >/dev/null
 		if [ -n "$PEER_IMPORT" ]; then
 			cold
 			begin_t=$(now)
 			sh -c "$PEER_IMPORT" >/dev/null 2>&1
-			row "$turn" peer_import "$(since "$begin_t")"
+			row "$round" peer_import "$(since "$begin_t")"
 			sh -c "$PEER_EXPORT" >/dev/null 2>&1
 		fi
 	done
@@ -307,21 +307,21 @@ walk_rate() {
 }
 
 bench_walk() {
-	local dir=$1 pool=$2 turn at
+	local dir=$1 pool=$2 round at
 	head_of_run "$@"
-	for ((turn = 1; turn <= PAIRS; turn++)); do
+	for ((round = 1; round <= PAIRS; round++)); do
 		fresh_import "$dir" "$pool"
 		at=$(mounted "$pool")
 		cold
-		walk_rate "$turn" names1 "$at" -print
-		walk_rate "$turn" names2 "$at" -print
+		walk_rate "$round" names1 "$at" -print
+		walk_rate "$round" names2 "$at" -print
 		fresh_import "$dir" "$pool"
 		cold
-		walk_rate "$turn" stat1 "$at" "-printf %s\n"
-		walk_rate "$turn" stat2 "$at" "-printf %s\n"
+		walk_rate "$round" stat1 "$at" "-printf %s\n"
+		walk_rate "$round" stat2 "$at" "-printf %s\n"
 		# Nothing in the kernel any more: the second pass from the daemon's memory.
 		cold
-		walk_rate "$turn" stat3 "$at" "-printf %s\n"
+		walk_rate "$round" stat3 "$at" "-printf %s\n"
 		"$CENOTE" daemon stop >/dev/null
 	done
 	show "find, first pass, files/s" "$(stat names1)"
@@ -332,9 +332,9 @@ bench_walk() {
 }
 
 bench_memory() {
-	local dir=$1 pool=$2 file=$3 turn pid at size limit how
+	local dir=$1 pool=$2 file=$3 round pid at size limit how
 	head_of_run "$@"
-	for ((turn = 1; turn <= PAIRS; turn++)); do
+	for ((round = 1; round <= PAIRS; round++)); do
 		for how in direct buffered random; do
 			limit=${LIMIT_MIB:-128}
 			CENOTE_ARC_MAX=${limit}M fresh_import "$dir" "$pool"
@@ -342,16 +342,16 @@ bench_memory() {
 			size=$(($(command stat -c %s "$at") / 1048576))
 			[ "$size" -ge $((limit * 10)) ] || note "the file is only $size MiB"
 			pid=$(daemon_pid)
-			row "$turn" idle "$(memory_of VmRSS "$pid")"
+			row "$round" idle "$(memory_of VmRSS "$pid")"
 			cold
 			case $how in
 			direct) dd if="$at" of=/dev/null bs=1M iflag=direct status=none ;;
 			buffered) dd if="$at" of=/dev/null bs=1M status=none ;;
 			random) fio_rate "$at" randread 64 libaio 128k --io_size="${size}M" >/dev/null ;;
 			esac
-			row "$turn" "rss_$how" "$(memory_of VmRSS "$pid")"
-			row "$turn" "peak_$how" "$(memory_of VmHWM "$pid")"
-			row "$turn" "over_$how" "$(($(memory_of VmHWM "$pid") / 1024 - limit))"
+			row "$round" "rss_$how" "$(memory_of VmRSS "$pid")"
+			row "$round" "peak_$how" "$(memory_of VmHWM "$pid")"
+			row "$round" "over_$how" "$(($(memory_of VmHWM "$pid") / 1024 - limit))"
 			"$CENOTE" daemon stop >/dev/null
 		done
 	done
@@ -364,21 +364,21 @@ bench_memory() {
 }
 
 bench_codecs() {
-	local turn level size bytes
+	local round level size bytes
 	head_of_run
-	for ((turn = 1; turn <= PAIRS; turn++)); do
-		note "turn $turn: cenote bench codecs"
+	for ((round = 1; round <= PAIRS; round++)); do
+		note "round $round: cenote bench codecs"
 		"$CENOTE" bench codecs 4K 128K 1M memcpy checksum generate reconstruct >>"$raw"
 		if command -v "$RAIDZ_TEST" >/dev/null; then
-			note "turn $turn: raidz_test -B"
+			note "round $round: raidz_test -B"
 			"$RAIDZ_TEST" -B >>"$raw" 2>&1
 		fi
-		note "turn $turn: a buffer larger than the caches"
+		note "round $round: a buffer larger than the caches"
 		"$CENOTE" bench codecs 256M memcpy checksum >>"$raw"
 	done
 	# Rows as everywhere else: of ours what is in use (*), of theirs the best of all.
 	awk -v from="$begin" 'NR <= from { next }
-		$1 == "#" && $2 == "turn" { t = $3 + 0 }
+		$1 == "#" && ($2 == "turn" || $2 == "round") { t = $3 + 0 }
 		$3 ~ /\*$/ && $1 == "generate" { print t, "ours_" $2 "_" $4, $5 }
 		$1 == "memcpy" && $3 == "*" { print t, "memcpy_" $4, $5 }
 		$3 ~ /\*$/ && $1 == "checksum" { print t, $2 "_" $4, $5 }

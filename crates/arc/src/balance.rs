@@ -17,9 +17,9 @@ pub const ONE: u64 = 1 << 32;
 /// Initial share of metadata. OpenZFS starts at a quarter. But a share is a bound, not
 /// a reservation, and a first walk beside a stream of data has no ghosts yet that could
 /// raise metadata's share.
-pub const META_START: u64 = ONE / 16 * 15;
+pub(crate) const META_START: u64 = ONE / 16 * 15;
 /// Smallest share of either kind.
-pub const SHARE_MIN: u64 = ONE / 64;
+pub(crate) const SHARE_MIN: u64 = ONE / 64;
 /// Largest factor by which the reach of the ghosts scales a push.
 const WEIGHT_MAX: u64 = 8;
 
@@ -60,7 +60,7 @@ pub struct Pushes {
 
 /// The share of metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Division {
+pub(crate) struct Division {
     meta: u64,
 }
 
@@ -72,17 +72,18 @@ impl Default for Division {
 
 impl Division {
     /// Metadata's share, in units of 2^-32.
-    pub fn meta(&self) -> u64 {
+    pub(crate) fn meta(&self) -> u64 {
         self.meta
     }
 
     /// Metadata's share of `bytes`.
-    pub fn meta_of(&self, bytes: u64) -> u64 {
+    #[cfg(test)]
+    fn meta_of(&self, bytes: u64) -> u64 {
         ((u128::from(bytes) * u128::from(self.meta)) >> 32) as u64
     }
 
     /// Moves the division by the ghost hits of both kinds; `balance` in percent.
-    pub fn settle(&mut self, data: Pushes, metadata: Pushes, balance: u32) {
+    pub(crate) fn settle(&mut self, data: Pushes, metadata: Pushes, balance: u32) {
         let total = data.ghosts + metadata.ghosts;
         let weigh = |p: Pushes| {
             let even = total / 2;

@@ -37,9 +37,9 @@ use std::time::Duration;
 use crate::config::{ARC_MIN_FLOOR, Config};
 
 /// How long the effect of a shrink may take to appear.
-pub const SETTLE: Duration = Duration::from_secs(1);
+pub(crate) const SETTLE: Duration = Duration::from_secs(1);
 /// Percent of an interval in which some task stalled for memory; more means pressure.
-pub const STALL_PERCENT: u64 = 10;
+pub(crate) const STALL_PERCENT: u64 = 10;
 /// Largest target if the machine's memory cannot be read, bytes.
 pub const FALLBACK_ARC_MAX: u64 = 256 << 20;
 /// Smallest default of `arc_min`, bytes (chapter 10 §2.1).

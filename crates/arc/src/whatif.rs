@@ -29,12 +29,12 @@ use crate::PolicyKind;
 use crate::policy::{CacheKind, Id, Policy, PolicyState, make};
 
 /// Multiples of the present size that are simulated.
-pub const MULTIPLES: [f64; 6] = [0.25, 0.5, 1.0, 2.0, 4.0, 8.0];
+pub(crate) const MULTIPLES: [f64; 6] = [0.25, 0.5, 1.0, 2.0, 4.0, 8.0];
 /// Blocks that one simulation knows, resident or remembered. Each costs about 56 bytes;
 /// twelve simulations use less than 1 MiB.
-pub const KNOWN_MAX: usize = 1400;
+pub(crate) const KNOWN_MAX: usize = 1400;
 /// References that a simulation must have seen before it gives a ratio.
-pub const WARM: f64 = 256.0;
+pub(crate) const WARM: f64 = 256.0;
 /// Counts are halved beyond this value, so that old references lose weight.
 const FADE: f64 = 1e6;
 /// The block size assumed for the first rate; smaller blocks soon halve the rate.

@@ -1,8 +1,6 @@
 //! Limits on everything that a disk, a socket or a caller could make large.
 //! `docs/limits.md` lists them for administrators.
 
-/// Smallest sector, and the unit of sizes in block pointers.
-pub const SECTOR_SHIFT: u32 = 9;
 /// Largest logical or physical block: 16 MiB (chapter 02 §2.1).
 pub const BLOCK_SIZE_MAX: u64 = 16 << 20;
 /// Largest single buffer: a block plus raidz or sector rounding.

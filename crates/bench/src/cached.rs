@@ -42,7 +42,7 @@ pub(super) const BENCH: Bench = Bench {
             opt("--lz4-size", "SIZE", "the file of 128 KiB lz4 records (as --size)"),
             opt("--threads", "N", "threads of the parallel figures (all processors)"),
             opt("--time", "TIME", "length of one measurement (0.5s)"),
-            opt("--rounds", "N", "turns; medians count (5)"),
+            opt("--rounds", "N", "rounds; medians count (5)"),
             opt("--only", "LIST", "small, lz4, mount (all)"),
             opt("--peer-dir", "DIR", "a directory of another file system, beside the mount"),
             opt("--policy", "NAME", "default or arc (default)"),
@@ -535,7 +535,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ratios_are_taken_within_a_turn() {
+    fn ratios_are_taken_within_a_round() {
         let mut runs = InterleavedRuns::default();
         for name in ["a", "b"] {
             runs.add(name, 1, |_, _| Ok(()));

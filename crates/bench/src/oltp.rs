@@ -55,7 +55,7 @@ pub(super) const BENCH: Bench = Bench {
         opt("--count", "N", "pages or transactions of a part (8000)"),
         opt("--rounds", "N", "rounds (3)"),
         opt("--depths", "LIST", "also random reads by depth of the queue: 1,4,16,..."),
-        opt("--time", "TIME", "of one depth in one turn (0.5)"),
+        opt("--time", "TIME", "of one depth in one round (0.5)"),
     ]],
     run,
 };

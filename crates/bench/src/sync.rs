@@ -29,8 +29,8 @@ pub(super) const BENCH: Bench = Bench {
     options: &[&[
         opt("--dir", "DIR", "where the files are made ($TMPDIR)"),
         opt("--file", "SIZE", "bytes of the pool's file (4G)"),
-        opt("--rounds", "N", "turns (7)"),
-        opt("--writes", "N", "writes of a turn (2000)"),
+        opt("--rounds", "N", "rounds (7)"),
+        opt("--writes", "N", "writes of a round (2000)"),
         opt("--block", "SIZE", "bytes of a write (8K)"),
         opt("--stream", "SIZE", "bytes of the unsynced stream (1G)"),
         opt("--records", "N", "records that are replayed (1000000)"),
@@ -46,7 +46,7 @@ const COLUMNS: [(&str, &str); 5] = [
     ("median", "MEDIAN"),
     ("least", "LEAST"),
     ("most", "MOST"),
-    ("turns", "TURNS"),
+    ("rounds", "ROUNDS"),
 ];
 /// Number of writers in the second figure.
 const MANY: usize = 8;
@@ -82,7 +82,7 @@ fn run(run: &mut Run) -> BenchResult<()> {
         return Err(Stop::usage(format!("unexpected word '{word}'")));
     }
     run.report.set("bytes of a write", Cell::Bytes(set.block));
-    run.report.set("writes of a turn", Cell::Count(set.writes));
+    run.report.set("writes of a round", Cell::Count(set.writes));
     for (name, cell) in CELLS {
         if words.is_empty() || words.iter().any(|w| w == name) {
             cell(run, &set)?;

@@ -12,7 +12,7 @@ use std::time::Duration;
 use base::rt::{self, Mutex};
 use base::{Error, Result};
 use cenote::Dataset;
-use mount::{FuseMounter, MountOptions, MountedFs, Mounter};
+use mount::{FuseMounter, MountOptions, MountedFs};
 use rustix::fs::{Mode, mkdir};
 use ui::Exit;
 use ui::signals::Signals;

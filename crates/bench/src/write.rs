@@ -36,10 +36,10 @@ pub(super) const BENCH: Bench = Bench {
     options: &[&[
         opt("--dir", "DIR", "where the files are; those that are there stay ($TMPDIR)"),
         opt("--file", "SIZE", "bytes of the one file of most cells (6G)"),
-        opt("--size", "SIZE", "bytes that a turn writes (1G)"),
-        opt("--rounds", "N", "turns (7)"),
+        opt("--size", "SIZE", "bytes that a round writes (1G)"),
+        opt("--rounds", "N", "rounds (7)"),
         opt("--threads", "N", "writers of bulk data (2)"),
-        opt("--writes", "N", "random writes of a turn (200000)"),
+        opt("--writes", "N", "random writes of a round (200000)"),
         opt("--blocks", "N", "blocks of the cell 'blocks' (1000000)"),
         opt("--data", "SIZE", "data below the larger snapshot (10G)"),
     ]],
@@ -69,7 +69,7 @@ const COLUMNS: [(&str, &str); 5] = [
     ("median", "MEDIAN"),
     ("least", "LEAST"),
     ("most", "MOST"),
-    ("turns", "TURNS"),
+    ("rounds", "ROUNDS"),
 ];
 
 struct WriteSetup {
@@ -119,7 +119,7 @@ fn run(run: &mut Run) -> BenchResult<()> {
     run.step("making the file", 0, 0)?;
     preallocate(&set.file, file_size)?;
     run.report.set("data", Cell::Bytes(set.size));
-    run.report.set("turns", Cell::Count(set.rounds));
+    run.report.set("rounds", Cell::Count(set.rounds));
     run.report.set("writers", Cell::Count(set.threads as u64));
     for (name, cell) in CELLS {
         if words.is_empty() || words.iter().any(|w| w == name) {

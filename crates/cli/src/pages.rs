@@ -5,6 +5,7 @@ use std::process::Command as Process;
 
 use commands::pages::{Line, Page, Section, plain};
 use commands::{Use, Word, all, complete, find};
+use testkit::{Need, skip};
 
 const MAN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../man");
 
@@ -100,7 +101,7 @@ fn formatters_do_not_complain() {
     for (tool, args) in tools {
         let out = Process::new(tool).args(args).args(&files).env("LC_ALL", "C").output();
         let Ok(out) = out else {
-            println!("SKIPPED: pages through {tool}: it is not installed");
+            skip(Need::Programs, &format!("pages through {tool}: it is not installed"));
             continue;
         };
         tried += 1;

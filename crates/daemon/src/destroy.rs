@@ -77,7 +77,7 @@ pub(super) fn destroy(
             state.show_volumes(&pool, to);
         }
     }
-    Ok(Reply::Doomed(plan.names, reclaim))
+    Ok(Reply::Destroyed(plan.names, reclaim))
 }
 
 /// The plan for a file system or volume, with what the options include.

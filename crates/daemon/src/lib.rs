@@ -22,8 +22,8 @@
 //! whatever threads the kernel blocks.
 //!
 //! # What it must not know
-//! The output of the commands that send requests. Mounts are made behind [`mount::Mounter`], so
-//! the table of mounts is tested without FUSE.
+//! The output of the commands that send requests. How a mount is made ([`mount::FuseMounter`]). The
+//! table of mounts knows mounts as [`mount::MountedFs`], so it is tested without FUSE.
 //!
 //! Lock order: pool locks → the registry → a slot, `DaemonState::mounts`,
 //! `DaemonState::saving`. Of these, only pool locks may be held in a call of the engine.

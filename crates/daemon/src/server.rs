@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::{Error, ErrorKind, Result, rt};
-use mount::FuseMounter;
 use proto::client::{Client, PAUSE, SHUTDOWN_GRACE};
 use proto::runtime::{self, Runtime};
 use proto::{DatasetRow, Hello, Reply, Request};
@@ -43,7 +42,7 @@ pub(crate) fn run(runtime: &Runtime, detached: bool, metrics: Option<String>) ->
     }
     let signals = Signals::block()?;
     clean(runtime);
-    let state = Arc::new(DaemonState::new(runtime, Box::new(FuseMounter::default()))?);
+    let state = Arc::new(DaemonState::new(runtime)?);
     let listener = listen(runtime)?;
     ui::err(&format!(
         "cenote daemon {} started, pid {}",

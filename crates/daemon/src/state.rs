@@ -14,7 +14,7 @@ use cenote::create::AddRequest;
 use cenote::{Dataset, DatasetKind, Engine, EngineConfig, FoundPool, Pool, Search};
 use mount::kstats::KstatMount;
 use mount::volumes::Volumes;
-use mount::{MountedFs, Mounter};
+use mount::{FuseMounter, MountedFs};
 use proto::runtime::{self, Runtime};
 use proto::{ImportArgs, MountArgs, SearchArgs};
 use serde::{Deserialize, Serialize};
@@ -64,7 +64,7 @@ pub(super) struct SavedPool(pub(super) ImportArgs);
 pub(crate) struct DaemonState {
     engine: Arc<Engine>,
     runtime: Runtime,
-    mounter: Box<dyn Mounter>,
+    mounter: FuseMounter,
     started: Instant,
     registry: Registry,
     /// Held while a list is written.
@@ -102,7 +102,7 @@ impl DaemonState {
     ///
     /// # Errors
     /// The engine cannot start, or `CENOTE_ARC_MAX` is no size.
-    pub(crate) fn new(runtime: &Runtime, mounter: Box<dyn Mounter>) -> Result<DaemonState> {
+    pub(crate) fn new(runtime: &Runtime) -> Result<DaemonState> {
         Ok(DaemonState {
             engine: Engine::new(EngineConfig {
                 cache_bytes: arc_max()?,
@@ -110,7 +110,7 @@ impl DaemonState {
                 ..EngineConfig::default()
             })?,
             runtime: runtime.clone(),
-            mounter,
+            mounter: FuseMounter::default(),
             started: rt::now(),
             registry: Registry::default(),
             saving: Mutex::new(()),

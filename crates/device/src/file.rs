@@ -207,28 +207,6 @@ impl FileDevice {
         Self::set_up(fd, name, options)
     }
 
-    /// Uses a descriptor that another process opened (a client of the daemon). `name`
-    /// is for messages.
-    ///
-    /// # Errors
-    /// As [`FileDevice::open`]; `Permission` if the descriptor was not opened for the
-    /// access that `options` requires.
-    pub fn from_fd(fd: OwnedFd, name: &str, options: &OpenOptions) -> Result<FileDevice> {
-        let on_path = |e: Error| e.on_path(name);
-        let flags = rustix::fs::fcntl_getfl(&fd).map_err(|e| on_path(open_error(e)))?;
-        let access = flags & OFlags::RWMODE;
-        if access == OFlags::WRONLY || (options.write && access != OFlags::RDWR) {
-            return Err(on_path(Error::permission(
-                "the descriptor's access mode does not suffice",
-            )));
-        }
-        if options.direct && !flags.contains(OFlags::DIRECT) {
-            // File systems without O_DIRECT refuse it; the probe below detects that.
-            let _ = rustix::fs::fcntl_setfl(&fd, flags | OFlags::DIRECT);
-        }
-        Self::set_up(fd, name.to_owned(), options)
-    }
-
     fn set_up(fd: OwnedFd, name: String, options: &OpenOptions) -> Result<FileDevice> {
         let on_path = |e: Error| e.on_path(&*name);
         let stat = rustix::fs::fstat(&fd).map_err(|e| on_path(open_error(e)))?;

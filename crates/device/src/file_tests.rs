@@ -64,18 +64,6 @@ fn nothing_is_opened_twice() {
 }
 
 #[test]
-fn a_descriptor_must_allow_the_requested_access() {
-    let file = Temp::new("fd", &pattern(8192));
-    let read_only: OwnedFd = std::fs::File::open(&file.0).unwrap().into();
-    let refused = FileDevice::from_fd(read_only, "given", &options(true, true));
-    assert_eq!(kind_of(refused), ErrorKind::Permission);
-    let read_only: OwnedFd = std::fs::File::open(&file.0).unwrap().into();
-    let device = FileDevice::from_fd(read_only, "given", &options(false, true)).unwrap();
-    assert_eq!(&read_blocking(&device, 5, 100).unwrap()[..], &pattern(8192)[5..105]);
-    assert!(device.describe().contains("given"));
-}
-
-#[test]
 fn unaligned_reads_work_and_unaligned_writes_do_not() {
     let bytes = pattern(65536 + 100);
     let file = Temp::new("unaligned", &bytes);

@@ -314,14 +314,6 @@ impl SimDisks {
     pub fn overlaps(&self) -> u64 {
         self.0.state.lock().overlaps
     }
-
-    /// Writes what reads see now into files `disk-N.img`.
-    ///
-    /// # Errors
-    /// The operating system's.
-    pub fn to_files(&self, dir: &Path) -> Result<Vec<PathBuf>> {
-        write_files(&self.current(), dir)
-    }
 }
 
 /// Writes images as sparse files `disk-N.img` into `dir`, for zdb.

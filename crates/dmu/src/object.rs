@@ -263,64 +263,89 @@ impl Object {
         Ok((self.read_block(blkid, io)?, self.block_endian(blkid, io)?))
     }
 
-    /// The bytes `[offset, offset+len)` as slices of blocks, without copying. Bytes behind
-    /// the last block read as zeros; callers clip to the file's size.
-    ///
-    /// # Errors
-    /// Those of [`Object::read_block`].
-    pub fn read_bufs(&self, offset: u64, len: usize, io: Io) -> Result<Vec<Buf>> {
-        let bs = self.block_size();
-        let end = offset.checked_add(len as u64).ok_or_else(|| Error::invalid("read past 2^64"))?;
-        let mut out = Vec::with_capacity(len / bs as usize + 2);
-        let mut at = offset;
-        let mut wide = end - offset > bs && io.mode == Mode::MayWait;
+    /// Passes the bytes `[offset, end)` to `sink` as slices of blocks, without copying. Bytes
+    /// behind the last block are zeros. Unless `before_wait` is `None`, each block is looked
+    /// for in memory until one is not there; then `before_wait` is called, once.
+    fn each_piece(
+        &self,
+        range: Range<u64>,
+        io: Io,
+        mut before_wait: Option<impl FnMut()>,
+        mut sink: impl FnMut(Buf),
+    ) -> Result<()> {
+        let (bs, end) = (self.block_size(), range.end);
+        let mut at = range.start;
+        let may_wait = io.mode == Mode::MayWait && io.caching != Caching::Bypass;
+        let mut from_memory = may_wait && (before_wait.is_some() || end.saturating_sub(at) > bs);
         while at < end {
-            let skip = (at % bs) as usize;
-            let take = (bs - at % bs).min(end - at) as usize;
-            out.push(self.read_wide(at / bs, skip..skip + take, end, io, &mut wide)?);
-            at += take as u64;
+            let (blkid, skip) = (at / bs, at % bs);
+            let take = (bs - skip).min(end - at);
+            let part = skip as usize..(skip + take) as usize;
+            let first = if from_memory { io.from_memory() } else { io };
+            let piece = match self.read_part(blkid, part.clone(), first) {
+                Err(e) if from_memory && e.kind() == ErrorKind::WouldBlock => {
+                    from_memory = false;
+                    if let Some(hook) = &mut before_wait {
+                        hook();
+                    }
+                    // The blocks that follow are read in the background meanwhile.
+                    let next = (blkid + 1).saturating_mul(bs);
+                    self.prefetch(next, end.saturating_sub(next), Io::PRESCIENT);
+                    self.read_part(blkid, part, io)?
+                }
+                read => read?,
+            };
+            sink(piece);
+            at += take;
         }
-        Ok(out)
+        Ok(())
     }
 
-    /// As [`Object::read_bufs`], of an object whose content is `size` bytes long: clipped
-    /// to it, and to 64 MiB. The part behind the last block costs one buffer of zeros, not
-    /// one for each block.
+    /// Passes the bytes `[offset, offset+len)` of an object whose content is `size` bytes long
+    /// to `sink`, as slices of blocks, without copying. The range is clipped to the content and
+    /// to 64 MiB. The part behind the last block is one buffer of zeros, not one for each
+    /// block.
+    ///
+    /// `before_wait` is called at most once, before the first block that is not in memory is
+    /// read. It is not called if `io` forbids to wait or bypasses the cache.
+    ///
+    /// # Errors
+    /// Those of [`Object::read_block`]; pieces may have been passed before.
+    pub fn read_pieces(
+        &self,
+        size: u64,
+        offset: u64,
+        len: usize,
+        io: Io,
+        before_wait: impl FnMut(),
+        mut sink: impl FnMut(Buf),
+    ) -> Result<()> {
+        let (stored, zeros) = self.split(size, offset, len);
+        self.each_piece(offset..offset + stored, io, Some(before_wait), &mut sink)?;
+        if zeros > 0 {
+            sink(Buf::zeros(zeros));
+        }
+        Ok(())
+    }
+
+    /// As [`Object::read_pieces`], for readers without a predictor.
     ///
     /// # Errors
     /// Those of [`Object::read_block`].
     pub fn read_clipped(&self, size: u64, offset: u64, len: usize, io: Io) -> Result<Vec<Buf>> {
-        let blocks_end = (self.dnode.max_blkid + 1).saturating_mul(self.block_size());
-        let (stored, zeros) = split_read(size, blocks_end, offset, len);
-        let mut out = self.read_bufs(offset, stored, io)?;
+        let (stored, zeros) = self.split(size, offset, len);
+        let mut out = Vec::with_capacity((stored / self.block_size()) as usize + 2);
+        self.each_piece(offset..offset + stored, io, None::<fn()>, |piece| out.push(piece))?;
         if zeros > 0 {
             out.push(Buf::zeros(zeros));
         }
         Ok(out)
     }
 
-    /// Reads a block of a request that extends to byte `end`. The first block that is not
-    /// in memory starts background reads of the following ones.
-    fn read_wide(
-        &self,
-        blkid: u64,
-        range: Range<usize>,
-        end: u64,
-        io: Io,
-        wide: &mut bool,
-    ) -> Result<Buf> {
-        if !*wide {
-            return self.read_part(blkid, range, io);
-        }
-        match self.read_part(blkid, range.clone(), io.from_memory()) {
-            Err(e) if e.kind() == ErrorKind::WouldBlock => {
-                *wide = false;
-                let next = (blkid + 1).saturating_mul(self.block_size());
-                self.prefetch(next, end.saturating_sub(next), Io::PRESCIENT);
-                self.read_part(blkid, range, io)
-            }
-            other => other,
-        }
+    /// [`split_read`] of this object, whose content is `size` bytes long.
+    fn split(&self, size: u64, offset: u64, len: usize) -> (u64, usize) {
+        let blocks_end = (self.dnode.max_blkid + 1).saturating_mul(self.block_size());
+        split_read(size, blocks_end, offset, len)
     }
 
     /// Reads the blocks of `[offset, offset+len)` into the cache in the background, as far
@@ -377,7 +402,7 @@ impl Object {
 
     /// Drops the blocks that lie wholly in `[offset, offset+len)` from the cache, because a
     /// cache above (the kernel's) has them. Only blocks with a known hint are found.
-    pub fn evict_range(&self, offset: u64, len: u64) {
+    pub(crate) fn evict_range(&self, offset: u64, len: u64) {
         let bs = self.block_size();
         let first = offset.div_ceil(bs);
         let end = (offset.saturating_add(len) / bs).min(self.dnode.max_blkid + 1);
@@ -389,17 +414,18 @@ impl Object {
         }
     }
 
-    /// Copies bytes from `offset` into `out`.
+    /// Copies bytes from `offset` into `out`. Bytes behind the last block are zeros.
     ///
     /// # Errors
-    /// Those of [`Object::read_block`].
+    /// Those of [`Object::read_block`]; `Invalid` for a range beyond 2^64.
     pub fn read_into(&self, offset: u64, out: &mut [u8], io: Io) -> Result<()> {
+        let end = offset.checked_add(out.len() as u64);
+        let end = end.ok_or_else(|| Error::invalid("read past 2^64"))?;
         let mut at = 0;
-        for piece in self.read_bufs(offset, out.len(), io)? {
+        self.each_piece(offset..end, io, None::<fn()>, |piece| {
             out[at..at + piece.len()].copy_from_slice(&piece);
             at += piece.len();
-        }
-        Ok(())
+        })
     }
 
     /// The first data block at or after `from` that is not a hole.
@@ -588,10 +614,10 @@ fn check_pointer(bp: &BlkPtr, dn: &Dnode, level: u8) -> Result<()> {
 
 /// How many of `len` bytes at `offset` are in blocks, and how many are behind the blocks
 /// but inside the content.
-fn split_read(size: u64, blocks_end: u64, offset: u64, len: usize) -> (usize, usize) {
+fn split_read(size: u64, blocks_end: u64, offset: u64, len: usize) -> (u64, usize) {
     let len = size.saturating_sub(offset).min(len.min(BUF_SIZE_MAX) as u64);
     let stored = blocks_end.saturating_sub(offset).min(len);
-    (stored as usize, (len - stored) as usize)
+    (stored, (len - stored) as usize)
 }
 
 #[cfg(test)]
@@ -607,7 +633,10 @@ mod tests {
         ) {
             let bytes = (offset..offset + len as u64).filter(|b| *b < size);
             let (stored, zeros): (Vec<u64>, Vec<u64>) = bytes.partition(|b| *b < end);
-            prop_assert_eq!(split_read(size, end, offset, len), (stored.len(), zeros.len()));
+            prop_assert_eq!(
+                split_read(size, end, offset, len),
+                (stored.len() as u64, zeros.len())
+            );
         }
     }
 

@@ -46,7 +46,7 @@ impl Tx {
     }
 
     /// Whether it is the sync thread's.
-    pub fn is_syncing(&self) -> bool {
+    pub(crate) fn is_syncing(&self) -> bool {
         self.syncing
     }
 

@@ -228,7 +228,7 @@ impl Zap {
     ///
     /// # Errors
     /// `Corrupt` when block 0 or a pointer is damaged.
-    pub fn leaves_from(&self, hash: u64, max: usize) -> Result<Vec<(u64, u64)>> {
+    pub(crate) fn leaves_from(&self, hash: u64, max: usize) -> Result<Vec<(u64, u64)>> {
         let ZapView::Fat(header) = self.form()? else { return Ok(Vec::new()) };
         let Some(step) = 1u64.checked_shl(64 - header.phys.zt_shift as u32) else {
             return Ok(Vec::new());

@@ -74,35 +74,21 @@ fn change(store: &MemStore, before: &BTreeMap<Vec<u8>, AuditedEntry>, many: u64)
     assert_eq!(&found.entries, before);
     let zap = ZapMut::with_limits(store, ZapLimits { name_max: 1023, ..ZapLimits::default() });
     assert_eq!(zap.len().unwrap(), before.len() as u64);
-    let words = found
-        .phys
-        .filter(|p| p.has_word_keys())
-        .map(|_| before.keys().next().map_or(3, |k| k.len() / 8));
     let name = |i: u64| format!("not there before {i}").into_bytes();
-    let key = |i: u64, n: usize| vec![i.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1; n];
     for i in 0..many {
-        let value = ZapValue::from_u64(i);
-        match words {
-            Some(n) => zap.add_words(&key(i, n), &value).unwrap(),
-            None => zap.add(&name(i), &value).unwrap(),
-        }
+        zap.add(&name(i), &ZapValue::from_u64(i)).unwrap();
     }
     let full = audit(store, false);
     assert_eq!(full.entries.len(), before.len() + many as usize);
     assert!(before.iter().all(|(name, seen)| full.entries.get(name) == Some(seen)));
     for i in 0..many {
-        match words {
-            Some(n) => zap.remove_words(&key(i, n)).unwrap(),
-            None => zap.remove(&name(i)).unwrap(),
-        }
+        zap.remove(&name(i)).unwrap();
     }
     assert_eq!(&audit(store, false).entries, before);
     // Each entry that was there is removed and added again.
     for (name, seen) in before {
-        if words.is_none() {
-            zap.remove(name).unwrap();
-            zap.update(name, &seen.value).unwrap();
-        }
+        zap.remove(name).unwrap();
+        zap.update(name, &seen.value).unwrap();
     }
     let after = audit(store, false).entries;
     assert_eq!(after.len(), before.len());
@@ -127,6 +113,10 @@ fn zaps_of_golden_pools_are_changed() {
                     continue;
                 }
                 let Ok(zap) = Zap::open(object, Io::WAIT) else { continue };
+                // Keys of words are only read.
+                if zap.has_word_keys().unwrap() {
+                    continue;
+                }
                 if let Some((store, entries)) = load(&zap) {
                     // A microzap turns fat for the larger number.
                     let many = if zaps % 16 == 0 { 2100 } else { 50 };

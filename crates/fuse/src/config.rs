@@ -119,7 +119,6 @@ impl Config {
             | HAS_IOCTL_DIR
             | SETXATTR_EXT
             | INIT_EXT
-            | HAS_EXPIRE_ONLY
             | DIRECT_IO_ALLOW_MMAP;
         let options = [
             (self.readdirplus, DO_READDIRPLUS | READDIRPLUS_AUTO),

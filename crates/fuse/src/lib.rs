@@ -52,7 +52,7 @@ pub use fuzz::fuzz_request;
 pub use holders::Holder;
 pub use latency::CpuLatencyQos;
 pub use mount::{Kept, MountOptions, UnmountOptions, unmount};
-pub use mountinfo::{MountEntry, clean_stale, fuse_mounts, is_stale, mounts_of};
+pub use mountinfo::{MountEntry, fuse_mounts, is_stale};
 pub use notify::Notifier;
 pub use session::Session;
 pub use transport::{Channel, DevTransport, Queue, Transport};

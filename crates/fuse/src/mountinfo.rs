@@ -7,8 +7,6 @@ use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
-use crate::mount::{UnmountOptions, unmount};
-
 /// A FUSE mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountEntry {
@@ -81,16 +79,6 @@ pub fn fuse_mounts() -> base::Result<Vec<MountEntry>> {
     Ok(parse_table(&table))
 }
 
-/// The FUSE mounts of a subtype whose `fsname` begins with `fsname_prefix`.
-///
-/// # Errors
-/// As [`fuse_mounts`].
-pub fn mounts_of(subtype: &str, fsname_prefix: &str) -> base::Result<Vec<MountEntry>> {
-    let mut mounts = fuse_mounts()?;
-    mounts.retain(|m| m.subtype == subtype && m.fsname.starts_with(fsname_prefix));
-    Ok(mounts)
-}
-
 /// Whether the mount at `path` has lost its server.
 ///
 /// It asks for the file system's totals, which no cache answers: a server that
@@ -98,22 +86,6 @@ pub fn mounts_of(subtype: &str, fsname_prefix: &str) -> base::Result<Vec<MountEn
 /// serves itself with the asking thread.
 pub fn is_stale(path: &Path) -> bool {
     matches!(rustix::fs::statfs(path), Err(Errno::NOTCONN | Errno::CONNABORTED))
-}
-
-/// Unmounts stale mounts of a subtype and prefix, and returns where they were.
-///
-/// # Errors
-/// As [`fuse_mounts`], or the first unmount that failed.
-pub fn clean_stale(subtype: &str, fsname_prefix: &str) -> base::Result<Vec<PathBuf>> {
-    let mut cleaned = Vec::new();
-    // The youngest first: one mount may hide another.
-    for mount in mounts_of(subtype, fsname_prefix)?.into_iter().rev() {
-        if is_stale(&mount.path) {
-            unmount(&mount.path, UnmountOptions { lazy: true, force: false })?;
-            cleaned.push(mount.path);
-        }
-    }
-    Ok(cleaned)
 }
 
 /// The FUSE mount on top at `path`.

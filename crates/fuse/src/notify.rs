@@ -96,24 +96,13 @@ impl Notifier {
     /// # Errors
     /// As [`Notifier::inval_inode`].
     pub fn inval_entry(&self, parent: u64, name: &[u8]) -> Result<()> {
-        self.entry(parent, name, 0)
-    }
-
-    /// Makes a cached name to be looked up again at its next use, without
-    /// unmounting or forgetting what is below it. On older kernels as
-    /// [`Notifier::inval_entry`].
-    ///
-    /// # Errors
-    /// As [`Notifier::inval_inode`].
-    pub fn expire_entry(&self, parent: u64, name: &[u8]) -> Result<()> {
-        let can = self.negotiated.flags & consts::HAS_EXPIRE_ONLY != 0;
-        self.entry(parent, name, if can { consts::EXPIRE_ONLY } else { 0 })
-    }
-
-    fn entry(&self, parent: u64, name: &[u8], flags: u32) -> Result<()> {
         let parent = self.node(parent)?;
         let namelen = u32::try_from(name.len()).map_err(|_| Errno::EINVAL)?;
-        self.named(consts::NOTIFY_INVAL_ENTRY, &NotifyInvalEntry { parent, namelen, flags }, name)
+        self.named(
+            consts::NOTIFY_INVAL_ENTRY,
+            &NotifyInvalEntry { parent, namelen, flags: 0 },
+            name,
+        )
     }
 
     /// Says that a name is gone, so that watchers learn of it.

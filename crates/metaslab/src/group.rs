@@ -390,23 +390,6 @@ impl MetaslabGroup {
         best.map(|(_, i, readable)| (i, readable))
     }
 
-    /// The unloaded metaslabs that will be needed first, best first, at most `n`. None
-    /// as long as a loaded one besides the active ones is good enough.
-    pub(crate) fn preload(&self, n: usize) -> Vec<usize> {
-        let mut tried: Vec<usize> = self.active.iter().map(|a| a.load(Ordering::Relaxed)).collect();
-        let mut out = Vec::new();
-        while out.len() < n {
-            match self.choose(0, GOOD_ENOUGH, &tried, false) {
-                Some((i, false)) => {
-                    tried.push(i);
-                    out.push(i);
-                }
-                _ => break,
-            }
-        }
-        out
-    }
-
     /// Clears the list of active metaslabs, after a change of their states.
     pub(crate) fn release_active(&self, i: usize) {
         for slot in &self.active {

@@ -97,7 +97,7 @@ pub const CLASSES: [SpaceClass; 4] =
 impl SpaceClass {
     /// The classes in which blocks of this class may be allocated, in order. Only
     /// intent logs use log vdevs.
-    pub fn fallbacks(self) -> &'static [SpaceClass] {
+    pub(crate) fn fallbacks(self) -> &'static [SpaceClass] {
         match self {
             SpaceClass::Normal => &[SpaceClass::Normal],
             SpaceClass::Log => &[SpaceClass::Log, SpaceClass::Normal],

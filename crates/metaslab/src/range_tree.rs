@@ -181,7 +181,12 @@ impl RangeTree {
     /// # Errors
     /// `Corrupt` if part of the rest is already in this set; both sets may have changed
     /// then.
-    pub fn remove_xor_add(&mut self, other: &mut RangeTree, start: u64, len: u64) -> Result<()> {
+    pub(crate) fn remove_xor_add(
+        &mut self,
+        other: &mut RangeTree,
+        start: u64,
+        len: u64,
+    ) -> Result<()> {
         let end = end_of(start, len)?;
         let mut at = start;
         for part in other.clear_range(start, len)? {
@@ -214,7 +219,7 @@ impl RangeTree {
     }
 
     /// The ranges in ascending order, as a list.
-    pub fn segs(&self) -> Vec<Seg> {
+    pub(crate) fn segs(&self) -> Vec<Seg> {
         self.iter().collect()
     }
 
@@ -240,7 +245,7 @@ impl RangeTree {
     }
 
     /// As [`RangeTree::largest`], but extends the index so that the next call is fast.
-    pub fn largest_indexed(&mut self) -> u64 {
+    pub(crate) fn largest_indexed(&mut self) -> u64 {
         if self.index.as_ref().is_some_and(|i| i.by_size.is_empty()) && !self.is_empty() {
             self.index_from(0);
         }
@@ -278,7 +283,7 @@ impl RangeTree {
     ///
     /// # Errors
     /// `Corrupt` if part of it is already there; earlier ranges have been moved then.
-    pub fn vacate(&mut self, into: &mut RangeTree) -> Result<()> {
+    pub(crate) fn vacate(&mut self, into: &mut RangeTree) -> Result<()> {
         if into.is_empty() && into.index.is_none() && self.index.is_none() {
             std::mem::swap(self, into);
             return Ok(());

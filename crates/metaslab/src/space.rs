@@ -11,7 +11,7 @@ use ondisk::spacemap;
 use crate::group::{LockedMetaslab, MetaslabGroup};
 use crate::range_tree::Seg;
 use crate::rotor::VdevRing;
-use crate::slab::{Metaslab, MsDesc};
+use crate::slab::Metaslab;
 use crate::sync::{MapFacts, MapWrite};
 use crate::{CLASSES, ForceGanging, Fragmentation, MsKey, Plant, SpaceClass, Totals, VdevDesc};
 
@@ -148,22 +148,6 @@ impl Space {
         layout.groups.push(group);
         layout.rings[desc.class as usize].balance(&layout.groups);
         self.note_fresh(desc.vdev, 0..count, created);
-        Ok(())
-    }
-
-    /// Adds metaslabs to a vdev that grew in `txg`.
-    ///
-    /// # Errors
-    /// `Corrupt` for an unknown vdev or impossible geometry.
-    pub fn grow_vdev(&self, vdev: VdevId, more: u64, txg: Txg) -> Result<()> {
-        let mut layout = self.layout.write();
-        let Some(&i) = layout.index.get(&vdev) else { return layout.group(vdev).map(|_| ()) };
-        let group = &mut layout.groups[i];
-        let old = group.slabs.len() as u64;
-        for _ in 0..more {
-            group.grow(&[MsDesc::default()], Some(txg))?;
-        }
-        self.note_fresh(vdev, old..old + more, Some(txg));
         Ok(())
     }
 
@@ -314,16 +298,6 @@ impl Space {
             (key, object, length)
         });
         all.filter(|&(_, object, _)| object != 0).collect()
-    }
-
-    /// Metaslabs that are worth loading in advance, best first, at most `n` of each
-    /// vdev.
-    pub fn preload(&self, n: usize) -> Vec<MsKey> {
-        let layout = self.layout();
-        let groups = layout.groups.iter().filter(|g| g.allocating.load(Ordering::Relaxed));
-        groups
-            .flat_map(|g| g.preload(n).into_iter().map(|i| MsKey { vdev: g.vdev, ms: i as u64 }))
-            .collect()
     }
 
     /// Unloads metaslabs from which nothing was allocated for `idle` txgs; returns

@@ -131,11 +131,6 @@ fn new_disabled_and_passive_space_is_not_used() {
     s.set_allocating(VdevId(0), false).unwrap();
     assert_eq!(take(&s, &w, 8192), Err(Denied::NoSpace));
     s.set_allocating(VdevId(0), true).unwrap();
-    s.disable(keys[1], true).unwrap();
-    s.grow_vdev(VdevId(0), 1, Txg(8)).unwrap();
-    assert_eq!(take(&s, &w, 8192), Err(Denied::NoSpace));
-    sync(&s, Txg(8));
-    assert_eq!(take(&s, &w, 8192).unwrap()[0].offset, 32 * M);
 }
 
 /// A vdev on which metaslab 1 has room for a megabyte, by its histogram, and the others
@@ -166,7 +161,6 @@ fn the_best_metaslab_is_loaded_and_then_others() {
         assert_eq!((plan.object, plan.length), (9, 16));
         s.load(&plan, entries(ms, free)).unwrap();
     };
-    assert_eq!(s.preload(1), [MsKey { vdev: VdevId(0), ms: 1 }]);
     assert_eq!(take(&s, &w, M / 2), Err(Denied::Load(VdevId(0), 1)));
     load(1, M);
     assert_eq!(take(&s, &w, M / 2).unwrap()[0].offset, 17 * M);

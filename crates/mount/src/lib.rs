@@ -4,7 +4,7 @@
 //! one mount together (`tree`, `member`). The volumes of all pools are files of one more mount
 //! below the runtime directory ([`volumes`]), and the kstats those of another ([`kstats`]).
 //!
-//! The owner of mounts (the daemon, a bench) makes them through [`Mounter`] and uses each as a
+//! The owner of mounts (the daemon, a bench) makes them through [`FuseMounter`] and uses each as a
 //! [`MountedFs`].
 //!
 //! # What it must not know
@@ -41,7 +41,7 @@ use fuse::{
 };
 use rustix::process::geteuid;
 
-pub use mounted::{MountOptions, MountedFs, Mounter, UnmountOutcome};
+pub use mounted::{MountOptions, MountedFs, UnmountOutcome};
 
 /// The engine's I/O mode for a FUSE operation's mode.
 fn io(mode: fuse::BlockingMode) -> Io {
@@ -78,10 +78,12 @@ impl FuseMounter {
             None => Ok(Arc::clone(shared.insert(Arc::new(CpuLatencyQos::new()?)))),
         }
     }
-}
 
-impl Mounter for FuseMounter {
-    fn mount(
+    /// Mounts a file system at a directory that exists.
+    ///
+    /// # Errors
+    /// The file system cannot be opened, or the kernel refuses the mount.
+    pub fn mount(
         &self,
         dataset: &Dataset,
         mountpoint: &Path,

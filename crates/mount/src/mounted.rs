@@ -1,12 +1,9 @@
-//! The interface of a mount to its owner: options, and the traits of a mounted file system and
-//! of the maker of mounts.
+//! The interface of a mount to its owner: options, and the trait of a mounted file system.
 
 use std::collections::HashSet;
 use std::path::Path;
-use std::sync::Arc;
 
 use base::Result;
-use cenote::Dataset;
 use cenote::files::Atime;
 
 /// Options of a mount.
@@ -85,18 +82,4 @@ pub trait MountedFs: Send + Sync {
     fn remount(&self, options: &MountOptions) -> Result<bool>;
     /// Notifies it that snapshots with these names were made or destroyed.
     fn snapshots_changed(&self, names: &[&str]);
-}
-
-/// Makes mounts.
-pub trait Mounter: Send + Sync {
-    /// Mounts a file system at a directory that exists.
-    ///
-    /// # Errors
-    /// The file system cannot be opened, or the kernel refuses the mount.
-    fn mount(
-        &self,
-        dataset: &Dataset,
-        mountpoint: &Path,
-        options: &MountOptions,
-    ) -> Result<Arc<dyn MountedFs>>;
 }

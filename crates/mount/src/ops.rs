@@ -1,10 +1,13 @@
-//! The FUSE operations of a dataset: reading ones are implemented here, changing ones call
-//! [`super::write`].
+//! The FUSE operations of a dataset. What several changing operations share is in
+//! [`super::write`], and what concerns extended attributes in [`super::xattrs`].
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use base::Buf;
-use cenote::files::Whence;
+use cenote::files::{
+    Attrs, Falloc, FileType, New, Rename, SetAttrs, SetHow, Whence, WritePosition,
+};
 use fuse::{
     Attr, BlockingMode, CopyRange, Data, DirSink, Errno, FOREVER, Filesystem, IoctlArgs,
     LookupEntry, Negotiated, NewNode, Opened, ReadArgs, ReleaseArgs, Request, SetAttr, Statfs,
@@ -13,8 +16,21 @@ use fuse::{
 
 use super::io;
 use super::node::NodeTarget;
-use super::write::stale;
-use super::zfs::{FsResult, ZfsMount, stamp, totals_now};
+use super::write::{
+    CAPABILITY, CHECKED_MINOR, COHERENT_MINOR, DIRECT, O_ACCMODE, O_DSYNC, caller, device,
+    set_time, stale, time, writer,
+};
+use super::zfs::{FsResult, ZfsMount, attr, stamp, totals_now};
+
+/// Flags of `renameat2`.
+const RENAME: [(u32, Rename); 4] =
+    [(0, Rename::Plain), (1, Rename::NoReplace), (2, Rename::Exchange), (4, Rename::Whiteout)];
+/// Flags of `fallocate`.
+const KEEP_SIZE: u32 = 1;
+const PUNCH_HOLE: u32 = 2;
+const ZERO_RANGE: u32 = 0x10;
+/// Flags of `setxattr`.
+const SET_HOW: [(u32, SetHow); 3] = [(0, SetHow::Any), (1, SetHow::Create), (2, SetHow::Replace)];
 
 /// File attributes that are reported, and their bits in `statx`.
 const STATX_FLAGS: [(u64, u64); 3] = [(IMMUTABLE, 0x10), (APPEND_ONLY, 0x20), (NO_DUMP, 0x40)];
@@ -24,7 +40,8 @@ use cenote::files::{
 
 impl Filesystem for ZfsMount {
     fn init(&self, negotiated: &Negotiated) {
-        self.set_negotiated(negotiated);
+        self.direct_writes.store(negotiated.minor >= COHERENT_MINOR, Relaxed);
+        self.checks_flags.store(negotiated.minor >= CHECKED_MINOR, Relaxed);
     }
 
     fn lookup(
@@ -59,36 +76,14 @@ impl Filesystem for ZfsMount {
         node: u64,
         _: Option<u64>,
     ) -> FsResult<(Attr, Duration)> {
-        let attr = match self.node(node)? {
-            NodeTarget::Object(space, id) => {
-                let fs = self.space(space)?;
-                match fs.attrs(id, io(mode)).map_err(stale) {
-                    Ok(attrs) => self.object_attr(space, &fs, &attrs),
-                    Err(e) => self.gone.get(node).filter(|_| e == Errno::ESTALE).ok_or(e)?,
-                }
-            }
-            other => self.control_entry(other, mode)?.attr,
-        };
+        let (attr, _) = self.attr_of(mode, node)?;
         Ok((attr, self.attr_ttl(&attr)))
     }
 
     fn statx(&self, _: &Request, mode: BlockingMode, node: u64, _: u32) -> FsResult<Statx> {
-        let (space, id) = match self.node(node)? {
-            NodeTarget::Object(space, id) => (space, id),
-            other => {
-                let attr = self.control_entry(other, mode)?.attr;
-                return Ok(Statx { attr, attr_ttl: FOREVER, ..Statx::default() });
-            }
-        };
-        let fs = self.space(space)?;
-        let attrs = match fs.attrs(id, io(mode)).map_err(stale) {
-            Ok(attrs) => attrs,
-            Err(e) => {
-                let attr = self.gone.get(node).filter(|_| e == Errno::ESTALE).ok_or(e)?;
-                return Ok(Statx { attr, attr_ttl: FOREVER, ..Statx::default() });
-            }
-        };
-        let attr = self.object_attr(space, &fs, &attrs);
+        let (attr, attrs) = self.attr_of(mode, node)?;
+        let attr_ttl = self.attr_ttl(&attr);
+        let Some(attrs) = attrs else { return Ok(Statx { attr, attr_ttl, ..Statx::default() }) };
         let bits =
             |on: u64| STATX_FLAGS.iter().filter(|f| on & f.0 != 0).fold(0, |all, f| all | f.1);
         Ok(Statx {
@@ -96,12 +91,30 @@ impl Filesystem for ZfsMount {
             btime: Some(stamp(attrs.crtime)),
             attributes: bits(attrs.pflags),
             attributes_mask: bits(u64::MAX),
-            attr_ttl: self.attr_ttl(&attr),
+            attr_ttl,
         })
     }
 
     fn setattr(&self, req: &Request, node: u64, set: &SetAttr) -> FsResult<(Attr, Duration)> {
-        self.change_attrs(req, node, set)
+        let id = self.changeable(node)?;
+        let changes = SetAttrs {
+            mode: set.mode.map(|m| m & 0o7777),
+            uid: set.uid,
+            gid: set.gid,
+            size: set.size,
+            atime: set.atime.map(set_time),
+            mtime: set.mtime.map(set_time),
+            ctime: set.ctime.map(time),
+            ..SetAttrs::default()
+        };
+        // A new owner removes set-id bits in the same call, and so does new content if the
+        // caller may not keep them; capabilities are removed before.
+        if set.kill_suidgid || set.uid.is_some() || set.gid.is_some() {
+            self.drop_capability(req, id)?;
+        }
+        let by = writer(req, set.kill_suidgid);
+        let attr = attr(&self.fs().set_attrs(&by, id, &changes).map_err(stale)?);
+        Ok((attr, self.attr_ttl(&attr)))
     }
 
     fn readlink(&self, _: &Request, mode: BlockingMode, node: u64) -> FsResult<Data> {
@@ -117,7 +130,7 @@ impl Filesystem for ZfsMount {
         name: &[u8],
         target: &[u8],
     ) -> FsResult<LookupEntry> {
-        self.make_link(req, parent, name, target)
+        self.make(&caller(req, 0), parent, name, &New::symlink(target))
     }
 
     fn mknod(
@@ -127,7 +140,12 @@ impl Filesystem for ZfsMount {
         name: &[u8],
         new: &NewNode,
     ) -> FsResult<LookupEntry> {
-        self.make(req, parent, name, new)
+        let kind = FileType::from_nibble(u64::from(new.mode >> 12 & 0xf));
+        if kind == FileType::Unknown {
+            return Err(Errno::EINVAL);
+        }
+        let file = New { kind, mode: new.mode, device: device(new.rdev), target: b"" };
+        self.make(&caller(req, new.umask), parent, name, &file)
     }
 
     fn mkdir(
@@ -137,15 +155,19 @@ impl Filesystem for ZfsMount {
         name: &[u8],
         new: &NewNode,
     ) -> FsResult<LookupEntry> {
-        self.make_dir(req, parent, name, new)
+        self.make(&caller(req, new.umask), parent, name, &New::dir(new.mode))
     }
 
     fn unlink(&self, req: &Request, parent: u64, name: &[u8]) -> FsResult<()> {
-        self.remove(req, parent, name, false)
+        let dir = self.changeable(parent)?;
+        self.fs().unlink(&caller(req, 0), dir, name)?;
+        Ok(())
     }
 
     fn rmdir(&self, req: &Request, parent: u64, name: &[u8]) -> FsResult<()> {
-        self.remove(req, parent, name, true)
+        let dir = self.changeable(parent)?;
+        self.ending(dir, name, || self.fs().rmdir(&caller(req, 0), dir, name))?;
+        Ok(())
     }
 
     fn rename(
@@ -157,15 +179,35 @@ impl Filesystem for ZfsMount {
         new_name: &[u8],
         flags: u32,
     ) -> FsResult<()> {
-        self.move_name(req, (parent, name), (new_parent, new_name), flags)
+        let how = RENAME.iter().find(|r| r.0 == flags).map(|r| r.1).ok_or(Errno::EINVAL)?;
+        let old = (self.changeable(parent)?, name);
+        let new = (self.changeable_name(new_parent, new_name)?, new_name);
+        let by = caller(req, 0);
+        Ok(self.ending(new.0, new.1, || self.fs().rename(&by, old, new, how))?)
     }
 
     fn link(&self, req: &Request, node: u64, parent: u64, name: &[u8]) -> FsResult<LookupEntry> {
-        self.link_name(req, node, parent, name)
+        let id = self.changeable(node)?;
+        let dir = self.changeable_name(parent, name)?;
+        self.own_entry(&self.fs().link(&caller(req, 0), id, dir, name)?)
     }
 
     fn open(&self, _: &Request, _: BlockingMode, node: u64, flags: u32) -> FsResult<Opened> {
-        self.open_file(node, flags)
+        if !self.writable && !self.is_direct() {
+            // No object has to be held, no access time is updated, and no option depends on the
+            // open. After this answer the kernel opens files without a request, and a small
+            // file costs one request instead of three.
+            return Err(Errno::ENOSYS);
+        }
+        match self.own(node) {
+            Some(id) => {
+                self.check_open(id, flags)?;
+                self.fs().hold(id).map_err(stale)?;
+            }
+            None if flags & O_ACCMODE != 0 => return Err(Errno::EROFS),
+            None => {}
+        }
+        Ok(self.opened(flags))
     }
 
     fn create(
@@ -176,7 +218,10 @@ impl Filesystem for ZfsMount {
         new: &NewNode,
         flags: u32,
     ) -> FsResult<(LookupEntry, Opened)> {
-        self.create_file(req, parent, name, new, flags)
+        let dir = self.changeable_name(parent, name)?;
+        let attrs = self.fs().make(&caller(req, new.umask), dir, name, &New::file(new.mode))?;
+        self.fs().hold(attrs.id).map_err(stale)?;
+        Ok((self.own_entry(&attrs)?, self.opened(flags)))
     }
 
     fn tmpfile(
@@ -186,7 +231,9 @@ impl Filesystem for ZfsMount {
         new: &NewNode,
         flags: u32,
     ) -> FsResult<(LookupEntry, Opened)> {
-        self.create_unlinked(req, parent, new, flags)
+        let dir = self.changeable(parent)?;
+        let attrs = self.fs().make_unlinked(&caller(req, new.umask), dir, new.mode)?;
+        Ok((self.own_entry(&attrs)?, self.opened(flags)))
     }
 
     fn read(&self, _: &Request, mode: BlockingMode, args: &ReadArgs) -> FsResult<Data> {
@@ -213,21 +260,32 @@ impl Filesystem for ZfsMount {
     }
 
     fn release(&self, _: &Request, args: &ReleaseArgs) -> FsResult<()> {
-        self.close_file(args.node)
+        if let Some(id) = self.own(args.node)
+            && let Err(e) = self.fs().release(id)
+        {
+            // The object stays in the delete queue.
+            ui::err(&format!("a closed file is left for the next mount: {e}"));
+        }
+        Ok(())
     }
 
     fn fsync(&self, req: &Request, node: u64, _: u64, _: bool) -> FsResult<()> {
         cenote::files::on_behalf_of(req.pid);
-        self.sync_object(node)
+        match self.own(node) {
+            Some(id) => self.fs().fsync(id).map_err(stale),
+            None => Ok(()),
+        }
     }
 
-    fn fsyncdir(&self, req: &Request, node: u64, _: u64, _: bool) -> FsResult<()> {
-        cenote::files::on_behalf_of(req.pid);
-        self.sync_object(node)
+    fn fsyncdir(&self, req: &Request, node: u64, handle: u64, data_only: bool) -> FsResult<()> {
+        self.fsync(req, node, handle, data_only)
     }
 
     fn syncfs(&self, _: &Request, _: u64) -> FsResult<()> {
-        self.sync_all()
+        if self.writable {
+            self.fs().sync_all()?;
+        }
+        Ok(())
     }
 
     fn readdir(
@@ -274,11 +332,18 @@ impl Filesystem for ZfsMount {
         name: &[u8],
         _: u32,
     ) -> FsResult<Data> {
-        self.read_xattr(mode, node, name)
+        self.check_name(name)?;
+        let (fs, id) = self.object(node, Errno::ENODATA)?;
+        match fs.get_xattr(id, name, io(mode)).map_err(stale)? {
+            Some(value) => Ok(Data::copy_of(&value)),
+            None => Err(Errno::ENODATA),
+        }
     }
 
     fn listxattr(&self, req: &Request, mode: BlockingMode, node: u64, _: u32) -> FsResult<Data> {
-        self.list_xattrs(req, mode, node)
+        let NodeTarget::Object(space, id) = self.node(node)? else { return Ok(Data::empty()) };
+        let all = self.space(space)?.list_xattrs(id, io(mode)).map_err(stale)?;
+        Ok(Data::copy_of(&self.listed_names(req, all)))
     }
 
     fn setxattr(
@@ -290,11 +355,18 @@ impl Filesystem for ZfsMount {
         flags: u32,
         acl_kill_sgid: bool,
     ) -> FsResult<()> {
-        self.put_xattr(req, node, name, value, flags, acl_kill_sgid)
+        self.check_name(name)?;
+        let id = self.changeable(node)?;
+        let how = SET_HOW.iter().find(|x| x.0 == flags).map(|x| x.1).ok_or(Errno::EINVAL)?;
+        let by = writer(req, acl_kill_sgid);
+        self.fs().set_xattr(&by, id, name, value, how).map_err(stale)?;
+        if acl_kill_sgid { self.drop_sgid(&by, id) } else { Ok(()) }
     }
 
     fn removexattr(&self, req: &Request, node: u64, name: &[u8]) -> FsResult<()> {
-        self.drop_xattr(req, node, name)
+        self.check_name(name)?;
+        let id = self.changeable(node)?;
+        self.fs().remove_xattr(&caller(req, 0), id, name).map_err(stale)
     }
 
     fn ioctl(&self, req: &Request, args: &IoctlArgs<'_>) -> FsResult<(i32, Data)> {
@@ -310,7 +382,16 @@ impl Filesystem for ZfsMount {
         length: u64,
         mode: u32,
     ) -> FsResult<()> {
-        self.allocate(req, node, offset, length, mode)
+        let id = self.changeable(node)?;
+        self.drop_set_ids(req, id)?;
+        let what = match mode {
+            m if m == PUNCH_HOLE | KEEP_SIZE => Falloc::PunchHole,
+            ZERO_RANGE => Falloc::ZeroRange { keep_size: false },
+            m if m == ZERO_RANGE | KEEP_SIZE => Falloc::ZeroRange { keep_size: true },
+            0 | KEEP_SIZE => return self.reserve(req, id, offset, length, mode == 0),
+            _ => return Err(Errno::EOPNOTSUPP),
+        };
+        self.fs().allocate(&caller(req, 0), id, what, offset, length).map_err(stale)
     }
 
     fn lseek(
@@ -331,6 +412,49 @@ impl Filesystem for ZfsMount {
     }
 
     fn copy_file_range(&self, req: &Request, range: &CopyRange) -> FsResult<u64> {
-        self.copy(req, range)
+        if range.flags != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let to = (self.changeable(range.node_out)?, range.offset_out);
+        // The kernel itself copies from a snapshot.
+        let from = (self.own(range.node_in).ok_or(Errno::EXDEV)?, range.offset_in);
+        let by = writer(req, req.uid != 0);
+        self.fs().copy_range(&by, from, to, range.len).map_err(stale)
+    }
+}
+
+impl ZfsMount {
+    /// The attributes that the kernel is shown for a node, and those of its object, if it has
+    /// one. A removed directory shows the attributes that it had last.
+    fn attr_of(&self, mode: BlockingMode, node: u64) -> FsResult<(Attr, Option<Attrs>)> {
+        let (space, id) = match self.node(node)? {
+            NodeTarget::Object(space, id) => (space, id),
+            other => return Ok((self.control_entry(other, mode)?.attr, None)),
+        };
+        let fs = self.space(space)?;
+        match fs.attrs(id, io(mode)).map_err(stale) {
+            Ok(attrs) => Ok((self.object_attr(space, &fs, &attrs), Some(attrs))),
+            Err(e) => {
+                let gone = self.gone.get(node).filter(|_| e == Errno::ESTALE);
+                Ok((gone.ok_or(e)?, None))
+            }
+        }
+    }
+
+    /// Writes the data of a request; after a synchronous write it is durable.
+    fn write_file(&self, req: &Request, args: &WriteArgs, data: &[u8]) -> FsResult<u32> {
+        let id = self.changeable(args.node)?;
+        let by = writer(req, args.kill_suidgid);
+        let fs = self.fs();
+        let done = match args.kill_suidgid || args.handle == DIRECT {
+            true => fs.write_without_xattr(&by, id, args.offset, data, CAPABILITY),
+            false => fs.write(&by, id, WritePosition::Offset(args.offset), data),
+        };
+        let done = done.map_err(stale)?;
+        // The kernel sends an `fsync` by itself only if it writes through its pages.
+        if args.flags & O_DSYNC != 0 && (args.handle == DIRECT || self.is_direct()) {
+            fs.fsync(id).map_err(stale)?;
+        }
+        Ok(u32::try_from(done.bytes).unwrap_or(u32::MAX))
     }
 }

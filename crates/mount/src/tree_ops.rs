@@ -1,5 +1,5 @@
 //! The FUSE operations of a tree: each calls its member's, and translates ids in both
-//! directions.
+//! directions. Most need the member's node only (`forward!`).
 
 use std::time::Duration;
 
@@ -16,7 +16,71 @@ use super::zfs::FsResult;
 
 const O_ACCMODE: u32 = 0o3;
 
+/// Operations on one node that need nothing but the member's node: `name(before; node, after)`,
+/// and those that make a file (`made`) or have the node in their arguments (`args`).
+macro_rules! forward {
+    ($($name:ident($($b:ident: $bt:ty),*; $node:ident $(, $a:ident: $at:ty)*) -> $ret:ty;)*) => {$(
+        fn $name(&self, $($b: $bt,)* $node: u64 $(, $a: $at)*) -> FsResult<$ret> {
+            let at = self.at($node)?;
+            at.fs.$name($($b,)* at.node $(, $a)*)
+        }
+    )*};
+    (made $($name:ident($new:ident: $new_t:ty);)*) => {$(
+        fn $name(
+            &self,
+            req: &Request,
+            parent: u64,
+            name: &[u8],
+            $new: $new_t,
+        ) -> FsResult<LookupEntry> {
+            let at = self.at(parent)?;
+            at.made(at.fs.$name(req, at.node, name, $new)?)
+        }
+    )*};
+    (args $($name:ident($($b:ident: $bt:ty),*; $args:ident$(<$life:lifetime>)? $(, $a:ident: $at:ty)*) -> $ret:ty;)*) => {$(
+        fn $name(&self, $($b: $bt,)* args: &$args$(<$life>)? $(, $a: $at)*) -> FsResult<$ret> {
+            let at = self.at(args.node)?;
+            at.fs.$name($($b,)* &$args { node: at.node, ..*args } $(, $a)*)
+        }
+    )*};
+}
+
 impl Filesystem for MountTree {
+    forward! {
+        readlink(req: &Request, mode: BlockingMode; node) -> Data;
+        unlink(req: &Request; parent, name: &[u8]) -> ();
+        flush(req: &Request; node, handle: u64, lock_owner: u64) -> ();
+        fsync(req: &Request; node, handle: u64, data_only: bool) -> ();
+        opendir(req: &Request, mode: BlockingMode; node, flags: u32) -> Opened;
+        fsyncdir(req: &Request; node, handle: u64, data_only: bool) -> ();
+        statfs(req: &Request, mode: BlockingMode; node) -> Statfs;
+        listxattr(req: &Request, mode: BlockingMode; node, size: u32) -> Data;
+        setxattr(
+            req: &Request; node, name: &[u8], value: &[u8], flags: u32, acl_kill_sgid: bool
+        ) -> ();
+        removexattr(req: &Request; node, name: &[u8]) -> ();
+        access(req: &Request, mode: BlockingMode; node, mask: u32) -> ();
+        poll(req: &Request; node, handle: u64, events: u32) -> u32;
+        fallocate(req: &Request; node, handle: u64, offset: u64, length: u64, mode: u32) -> ();
+        lseek(
+            req: &Request, mode: BlockingMode; node, handle: u64, offset: u64, whence: Whence
+        ) -> u64;
+        bmap(req: &Request; node, block: u64, blocksize: u32) -> u64;
+    }
+    forward! { made
+        symlink(target: &[u8]);
+        mknod(new: &NewNode);
+        mkdir(new: &NewNode);
+    }
+    forward! { args
+        read(req: &Request, mode: BlockingMode; ReadArgs) -> Data;
+        write(req: &Request; WriteArgs, data: Buf) -> u32;
+        releasedir(req: &Request; ReleaseArgs) -> ();
+        getlk(req: &Request; LockArgs) -> Lock;
+        setlk(req: &Request; LockArgs) -> ();
+        ioctl(req: &Request; IoctlArgs<'_>) -> (i32, Data);
+    }
+
     fn init(&self, negotiated: &Negotiated) {
         self.set_negotiated(negotiated);
     }
@@ -67,49 +131,6 @@ impl Filesystem for MountTree {
         let at = self.at(node)?;
         let (attr, ttl) = at.fs.setattr(req, at.node, set)?;
         Ok((at.attr(attr), ttl))
-    }
-
-    fn readlink(&self, req: &Request, mode: BlockingMode, node: u64) -> FsResult<Data> {
-        let at = self.at(node)?;
-        at.fs.readlink(req, mode, at.node)
-    }
-
-    fn symlink(
-        &self,
-        req: &Request,
-        parent: u64,
-        name: &[u8],
-        target: &[u8],
-    ) -> FsResult<LookupEntry> {
-        let at = self.at(parent)?;
-        at.made(at.fs.symlink(req, at.node, name, target)?)
-    }
-
-    fn mknod(
-        &self,
-        req: &Request,
-        parent: u64,
-        name: &[u8],
-        new: &NewNode,
-    ) -> FsResult<LookupEntry> {
-        let at = self.at(parent)?;
-        at.made(at.fs.mknod(req, at.node, name, new)?)
-    }
-
-    fn mkdir(
-        &self,
-        req: &Request,
-        parent: u64,
-        name: &[u8],
-        new: &NewNode,
-    ) -> FsResult<LookupEntry> {
-        let at = self.at(parent)?;
-        at.made(at.fs.mkdir(req, at.node, name, new)?)
-    }
-
-    fn unlink(&self, req: &Request, parent: u64, name: &[u8]) -> FsResult<()> {
-        let at = self.at(parent)?;
-        at.fs.unlink(req, at.node, name)
     }
 
     fn rmdir(&self, req: &Request, parent: u64, name: &[u8]) -> FsResult<()> {
@@ -178,42 +199,11 @@ impl Filesystem for MountTree {
         Ok((at.made(entry)?, opened))
     }
 
-    fn read(&self, req: &Request, mode: BlockingMode, args: &ReadArgs) -> FsResult<Data> {
-        let at = self.at(args.node)?;
-        at.fs.read(req, mode, &ReadArgs { node: at.node, ..*args })
-    }
-
-    fn write(&self, req: &Request, args: &WriteArgs, data: Buf) -> FsResult<u32> {
-        let at = self.at(args.node)?;
-        at.fs.write(req, &WriteArgs { node: at.node, ..*args }, data)
-    }
-
-    fn flush(&self, req: &Request, node: u64, handle: u64, lock_owner: u64) -> FsResult<()> {
-        let at = self.at(node)?;
-        at.fs.flush(req, at.node, handle, lock_owner)
-    }
-
     fn release(&self, req: &Request, args: &ReleaseArgs) -> FsResult<()> {
         let at = self.at(args.node)?;
         let done = at.fs.release(req, &ReleaseArgs { node: at.node, ..*args });
         MountTree::released(&at);
         done
-    }
-
-    fn fsync(&self, req: &Request, node: u64, handle: u64, data_only: bool) -> FsResult<()> {
-        let at = self.at(node)?;
-        at.fs.fsync(req, at.node, handle, data_only)
-    }
-
-    fn opendir(
-        &self,
-        req: &Request,
-        mode: BlockingMode,
-        node: u64,
-        flags: u32,
-    ) -> FsResult<Opened> {
-        let at = self.at(node)?;
-        at.fs.opendir(req, mode, at.node, flags)
     }
 
     fn readdir(
@@ -244,24 +234,9 @@ impl Filesystem for MountTree {
         at.fs.readdirplus(req, mode, at.node, handle, offset, sink)
     }
 
-    fn releasedir(&self, req: &Request, args: &ReleaseArgs) -> FsResult<()> {
-        let at = self.at(args.node)?;
-        at.fs.releasedir(req, &ReleaseArgs { node: at.node, ..*args })
-    }
-
-    fn fsyncdir(&self, req: &Request, node: u64, handle: u64, data_only: bool) -> FsResult<()> {
-        let at = self.at(node)?;
-        at.fs.fsyncdir(req, at.node, handle, data_only)
-    }
-
     fn syncfs(&self, req: &Request, _: u64) -> FsResult<()> {
         let all = self.all().into_iter().filter_map(|m| m.fs());
         all.map(|fs| fs.syncfs(req, ROOT_ID)).fold(Ok(()), Result::and)
-    }
-
-    fn statfs(&self, req: &Request, mode: BlockingMode, node: u64) -> FsResult<Statfs> {
-        let at = self.at(node)?;
-        at.fs.statfs(req, mode, at.node)
     }
 
     fn getxattr(
@@ -281,89 +256,10 @@ impl Filesystem for MountTree {
         }
     }
 
-    fn listxattr(&self, req: &Request, mode: BlockingMode, node: u64, size: u32) -> FsResult<Data> {
-        let at = self.at(node)?;
-        at.fs.listxattr(req, mode, at.node, size)
-    }
-
-    fn setxattr(
-        &self,
-        req: &Request,
-        node: u64,
-        name: &[u8],
-        value: &[u8],
-        flags: u32,
-        acl_kill_sgid: bool,
-    ) -> FsResult<()> {
-        let at = self.at(node)?;
-        at.fs.setxattr(req, at.node, name, value, flags, acl_kill_sgid)
-    }
-
-    fn removexattr(&self, req: &Request, node: u64, name: &[u8]) -> FsResult<()> {
-        let at = self.at(node)?;
-        at.fs.removexattr(req, at.node, name)
-    }
-
-    fn access(&self, req: &Request, mode: BlockingMode, node: u64, mask: u32) -> FsResult<()> {
-        let at = self.at(node)?;
-        at.fs.access(req, mode, at.node, mask)
-    }
-
-    fn getlk(&self, req: &Request, args: &LockArgs) -> FsResult<Lock> {
-        let at = self.at(args.node)?;
-        at.fs.getlk(req, &LockArgs { node: at.node, ..*args })
-    }
-
-    fn setlk(&self, req: &Request, args: &LockArgs) -> FsResult<()> {
-        let at = self.at(args.node)?;
-        at.fs.setlk(req, &LockArgs { node: at.node, ..*args })
-    }
-
-    fn ioctl(&self, req: &Request, args: &IoctlArgs<'_>) -> FsResult<(i32, Data)> {
-        let at = self.at(args.node)?;
-        at.fs.ioctl(req, &IoctlArgs { node: at.node, ..*args })
-    }
-
-    fn poll(&self, req: &Request, node: u64, handle: u64, events: u32) -> FsResult<u32> {
-        let at = self.at(node)?;
-        at.fs.poll(req, at.node, handle, events)
-    }
-
-    fn fallocate(
-        &self,
-        req: &Request,
-        node: u64,
-        handle: u64,
-        offset: u64,
-        length: u64,
-        mode: u32,
-    ) -> FsResult<()> {
-        let at = self.at(node)?;
-        at.fs.fallocate(req, at.node, handle, offset, length, mode)
-    }
-
-    fn lseek(
-        &self,
-        req: &Request,
-        mode: BlockingMode,
-        node: u64,
-        handle: u64,
-        offset: u64,
-        whence: Whence,
-    ) -> FsResult<u64> {
-        let at = self.at(node)?;
-        at.fs.lseek(req, mode, at.node, handle, offset, whence)
-    }
-
     fn copy_file_range(&self, req: &Request, range: &CopyRange) -> FsResult<u64> {
         let (from, to) = (self.at(range.node_in)?, self.at(range.node_out)?);
         from.same(&to)?;
         let range = CopyRange { node_in: from.node, node_out: to.node, ..*range };
         from.fs.copy_file_range(req, &range)
-    }
-
-    fn bmap(&self, req: &Request, node: u64, block: u64, blocksize: u32) -> FsResult<u64> {
-        let at = self.at(node)?;
-        at.fs.bmap(req, at.node, block, blocksize)
     }
 }

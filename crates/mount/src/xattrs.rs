@@ -12,17 +12,14 @@
 
 use std::io::Read;
 
+use base::ObjectId;
 use cenote::Io;
-use cenote::files::{SetAttrs, SetHow};
-use fuse::{BlockingMode, Data, Errno, Request};
+use cenote::files::{Caller, SetAttrs};
+use fuse::{Errno, Request};
 
-use super::io;
-use super::node::NodeTarget;
-use super::write::{caller, stale, writer};
+use super::write::stale;
 use super::zfs::{FsResult, ZfsMount};
 
-/// Flags of `setxattr`.
-const HOW: [(u32, SetHow); 3] = [(0, SetHow::Any), (1, SetHow::Create), (2, SetHow::Replace)];
 /// Attributes that hold POSIX ACLs.
 pub(super) const ACL_NAMES: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
 const SYSTEM: &[u8] = b"system.";
@@ -55,28 +52,13 @@ fn is_admin(req: &Request) -> bool {
 
 impl ZfsMount {
     /// Whether attributes with this name can exist here.
-    fn check_name(&self, name: &[u8]) -> FsResult<()> {
+    pub(super) fn check_name(&self, name: &[u8]) -> FsResult<()> {
         let there = !name.starts_with(SYSTEM) || self.has_acls() && ACL_NAMES.contains(&name);
         if there { Ok(()) } else { Err(Errno::EOPNOTSUPP) }
     }
 
-    pub(super) fn read_xattr(&self, mode: BlockingMode, node: u64, name: &[u8]) -> FsResult<Data> {
-        self.check_name(name)?;
-        let (fs, id) = self.object(node, Errno::ENODATA)?;
-        match fs.get_xattr(id, name, io(mode)).map_err(stale)? {
-            Some(value) => Ok(Data::copy_of(&value)),
-            None => Err(Errno::ENODATA),
-        }
-    }
-
-    pub(super) fn list_xattrs(
-        &self,
-        req: &Request,
-        mode: BlockingMode,
-        node: u64,
-    ) -> FsResult<Data> {
-        let NodeTarget::Object(space, id) = self.node(node)? else { return Ok(Data::empty()) };
-        let all = self.space(space)?.list_xattrs(id, io(mode)).map_err(stale)?;
+    /// The names that the caller may see, each with a NUL behind it.
+    pub(super) fn listed_names(&self, req: &Request, all: Vec<Vec<u8>>) -> Vec<u8> {
         let mut admin = None;
         let mut names = Vec::new();
         for name in all {
@@ -89,38 +71,18 @@ impl ZfsMount {
                 names.push(0);
             }
         }
-        Ok(Data::copy_of(&names))
+        names
     }
 
-    pub(super) fn put_xattr(
-        &self,
-        req: &Request,
-        node: u64,
-        name: &[u8],
-        value: &[u8],
-        flags: u32,
-        kill_sgid: bool,
-    ) -> FsResult<()> {
-        self.check_name(name)?;
-        let id = self.changeable(node)?;
-        let how = HOW.iter().find(|x| x.0 == flags).map(|x| x.1).ok_or(Errno::EINVAL)?;
-        let by = writer(req, kill_sgid);
-        self.fs().set_xattr(&by, id, name, value, how).map_err(stale)?;
-        if kill_sgid {
-            let now = self.fs().attrs(id, Io::WAIT).map_err(stale)?;
-            if now.mode & S_ISGID != 0 {
-                let set =
-                    SetAttrs { mode: Some(now.mode & !S_ISGID & 0o7777), ..SetAttrs::default() };
-                self.fs().set_attrs(&by, id, &set).map_err(stale)?;
-            }
+    /// Removes a file's set-group-id bit.
+    pub(super) fn drop_sgid(&self, by: &Caller, id: ObjectId) -> FsResult<()> {
+        let now = self.fs().attrs(id, Io::WAIT).map_err(stale)?;
+        if now.mode & S_ISGID != 0 {
+            let mode = Some(now.mode & !S_ISGID & 0o7777);
+            let set = SetAttrs { mode, ..SetAttrs::default() };
+            self.fs().set_attrs(by, id, &set).map_err(stale)?;
         }
         Ok(())
-    }
-
-    pub(super) fn drop_xattr(&self, req: &Request, node: u64, name: &[u8]) -> FsResult<()> {
-        self.check_name(name)?;
-        let id = self.changeable(node)?;
-        self.fs().remove_xattr(&caller(req, 0), id, name).map_err(stale)
     }
 }
 

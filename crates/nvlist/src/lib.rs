@@ -41,11 +41,6 @@ pub enum Order {
     Little,
 }
 
-impl Order {
-    /// The byte order of this machine.
-    pub const HOST: Order = if cfg!(target_endian = "big") { Order::Big } else { Order::Little };
-}
-
 /// A packing (byte 0 of the header, chapter 01 §9.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Encoding {
@@ -56,7 +51,7 @@ pub enum Encoding {
 }
 
 /// nvflag: no two pairs share a name. All lists in pools have it.
-pub const UNIQUE_NAME: u32 = 1;
+pub(crate) const UNIQUE_NAME: u32 = 1;
 /// nvflag: no two pairs share name and type.
 pub const UNIQUE_NAME_TYPE: u32 = 2;
 /// Bytes in front of the outermost list.
@@ -111,7 +106,7 @@ impl NvList {
     }
 
     /// An empty list with the given nvflag word.
-    pub fn with_flags(flags: u32) -> NvList {
+    pub(crate) fn with_flags(flags: u32) -> NvList {
         NvList { flags, pairs: Vec::new() }
     }
 
@@ -300,7 +295,7 @@ impl NvList {
     ///
     /// # Errors
     /// As [`NvList::unpack`].
-    pub fn unpack_prefix(bytes: &[u8]) -> Result<(NvList, usize)> {
+    pub(crate) fn unpack_prefix(bytes: &[u8]) -> Result<(NvList, usize)> {
         let encoding = Self::encoding(bytes)?;
         let body = bytes
             .get(HEADER_SIZE..)

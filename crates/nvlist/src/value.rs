@@ -126,7 +126,7 @@ pub enum Value {
 
 impl Value {
     /// The type code (chapter 01 §9.3).
-    pub fn type_code(&self) -> u32 {
+    pub(crate) fn type_code(&self) -> u32 {
         match self {
             Value::Boolean => 1,
             Value::Byte(_) => 2,

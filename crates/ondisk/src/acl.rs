@@ -15,7 +15,7 @@ use base::{Error, Result};
 use crate::endian::Endian;
 
 /// Entries in one ACL.
-pub const ACE_MAX: u64 = 1024;
+pub(crate) const ACE_MAX: u64 = 1024;
 
 /// Entry type: allow.
 pub const ACE_ALLOW: u16 = 0;
@@ -29,42 +29,42 @@ pub const ACE_DIR_INHERIT: u16 = 0x2;
 /// Entry flag: inherited once.
 pub const ACE_NO_PROPAGATE: u16 = 0x4;
 /// Entry flag: only for objects that inherit the entry.
-pub const ACE_INHERIT_ONLY: u16 = 0x8;
+pub(crate) const ACE_INHERIT_ONLY: u16 = 0x8;
 /// Entry flag: `who` is a group.
 pub const ACE_IDENTIFIER_GROUP: u16 = 0x40;
 /// Entry flag: the owner.
 pub const ACE_OWNER: u16 = 0x1000;
 /// Entry flag: the owning group (with [`ACE_IDENTIFIER_GROUP`]).
-pub const ACE_GROUP: u16 = 0x2000;
+pub(crate) const ACE_GROUP: u16 = 0x2000;
 /// Entry flag: everyone.
 pub const ACE_EVERYONE: u16 = 0x4000;
 const WHO_MASK: u16 = 0x7040;
 const INHERIT: u16 = 0xf;
 
 /// Right: read data, list a directory.
-pub const ACE_READ_DATA: u32 = 0x1;
+pub(crate) const ACE_READ_DATA: u32 = 0x1;
 /// Right: write data, add a file.
-pub const ACE_WRITE_DATA: u32 = 0x2;
+pub(crate) const ACE_WRITE_DATA: u32 = 0x2;
 /// Right: append, add a subdirectory.
 pub const ACE_APPEND_DATA: u32 = 0x4;
 /// Right: write extended attributes.
-pub const ACE_WRITE_NAMED_ATTRS: u32 = 0x10;
+pub(crate) const ACE_WRITE_NAMED_ATTRS: u32 = 0x10;
 /// Right: execute, search.
-pub const ACE_EXECUTE: u32 = 0x20;
+pub(crate) const ACE_EXECUTE: u32 = 0x20;
 /// Right: delete children of the directory.
-pub const ACE_DELETE_CHILD: u32 = 0x40;
+pub(crate) const ACE_DELETE_CHILD: u32 = 0x40;
 /// Right: read attributes.
-pub const ACE_READ_ATTRIBUTES: u32 = 0x80;
+pub(crate) const ACE_READ_ATTRIBUTES: u32 = 0x80;
 /// Right: write attributes.
-pub const ACE_WRITE_ATTRIBUTES: u32 = 0x100;
+pub(crate) const ACE_WRITE_ATTRIBUTES: u32 = 0x100;
 /// Right: delete.
-pub const ACE_DELETE: u32 = 0x10000;
+pub(crate) const ACE_DELETE: u32 = 0x10000;
 /// Right: read the ACL.
-pub const ACE_READ_ACL: u32 = 0x20000;
+pub(crate) const ACE_READ_ACL: u32 = 0x20000;
 /// Right: write the ACL.
-pub const ACE_WRITE_ACL: u32 = 0x40000;
+pub(crate) const ACE_WRITE_ACL: u32 = 0x40000;
 /// Right: write the owner.
-pub const ACE_WRITE_OWNER: u32 = 0x80000;
+pub(crate) const ACE_WRITE_OWNER: u32 = 0x80000;
 
 const OWNER_BASE: u32 = 0x001E_0198;
 const OTHER_BASE: u32 = 0x0012_0088;

@@ -15,7 +15,7 @@ use crate::blkptr::{BLKPTR_SIZE, BlkPtr};
 use crate::endian::Endian;
 
 /// Bonus length of the oldest form: entries and bytes.
-pub const BPOBJ_SIZE_V0: usize = 16;
+pub(crate) const BPOBJ_SIZE_V0: usize = 16;
 /// Bonus length with compressed and uncompressed totals.
 pub const BPOBJ_SIZE_V1: usize = 32;
 /// Bonus length with sub-objects: the standard form.

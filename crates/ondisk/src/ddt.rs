@@ -18,13 +18,13 @@ use crate::endian::Endian;
 use crate::removal::{dva, dva_words};
 
 /// Bytes of a decoded legacy value.
-pub const LEGACY_SIZE: usize = 256;
+pub(crate) const LEGACY_SIZE: usize = 256;
 /// Bytes of a decoded flat value.
-pub const FLAT_SIZE: usize = 72;
+pub(crate) const FLAT_SIZE: usize = 72;
 /// Bytes of a key.
-pub const KEY_SIZE: usize = 40;
+pub(crate) const KEY_SIZE: usize = 40;
 /// Words of a key.
-pub const KEY_WORDS: usize = 5;
+pub(crate) const KEY_WORDS: usize = 5;
 /// Bytes of a log block.
 pub const LOG_BLOCK: u64 = 128 << 10;
 /// Bytes of a log object's bonus buffer.
@@ -279,7 +279,7 @@ impl Entry {
     }
 
     /// References to all of its blocks together.
-    pub fn total_refcnt(&self) -> u64 {
+    pub(crate) fn total_refcnt(&self) -> u64 {
         self.phys().iter().fold(0, |sum, p| sum.saturating_add(p.refcnt))
     }
 }
@@ -345,7 +345,7 @@ pub struct LogRecord {
 }
 
 /// Bytes of a flat log record.
-pub const LOG_RECORD_SIZE: usize = 8 + KEY_SIZE + FLAT_SIZE;
+pub(crate) const LOG_RECORD_SIZE: usize = 8 + KEY_SIZE + FLAT_SIZE;
 
 /// The records of one block of a log.
 #[derive(Clone, Debug)]
@@ -405,7 +405,7 @@ pub struct StatBucket {
 }
 
 /// Buckets by log2 of the reference count.
-pub const STAT_BUCKETS: usize = 64;
+pub(crate) const STAT_BUCKETS: usize = 64;
 
 /// Parses the 512 integers of a statistics entry (chapter 08 §B.1).
 ///

@@ -18,13 +18,13 @@ use crate::blkptr::{BLKPTR_SIZE, BlkPtr};
 use crate::endian::Endian;
 
 /// Bonus length of a dsl_dir.
-pub const DSL_DIR_SIZE: usize = 256;
+pub(crate) const DSL_DIR_SIZE: usize = 256;
 /// Bonus length of a dsl_dataset.
-pub const DSL_DATASET_SIZE: usize = 320;
+pub(crate) const DSL_DATASET_SIZE: usize = 320;
 /// Bonus length of a deadlist or livelist.
-pub const DEADLIST_SIZE: usize = 320;
+pub(crate) const DEADLIST_SIZE: usize = 320;
 /// Bonus length of a bptree.
-pub const BPTREE_SIZE: usize = 40;
+pub(crate) const BPTREE_SIZE: usize = 40;
 /// Bytes of a bptree entry.
 pub const BPTREE_ENTRY_SIZE: usize = 168;
 
@@ -573,7 +573,7 @@ const TXG_TIMES: usize = 256;
 ///
 /// # Errors
 /// `Corrupt` unless there are 515 words and head and length lie in the ring.
-pub fn parse_txg_times(words: &[u64]) -> Result<Vec<(u64, Txg)>> {
+pub(crate) fn parse_txg_times(words: &[u64]) -> Result<Vec<(u64, Txg)>> {
     let bad = || Error::corrupt("txg-time log: impossible ring");
     let (&[head, _tail, len], pairs) = words.split_first_chunk::<3>().ok_or_else(bad)?;
     if pairs.len() != 2 * TXG_TIMES || head >= TXG_TIMES as u64 || len > TXG_TIMES as u64 {

@@ -46,7 +46,7 @@ impl Endian {
     }
 
     /// The 64-bit integer of these bytes.
-    pub fn u64_of(self, bytes: [u8; 8]) -> u64 {
+    pub(crate) fn u64_of(self, bytes: [u8; 8]) -> u64 {
         match self {
             Endian::Little => u64::from_le_bytes(bytes),
             Endian::Big => u64::from_be_bytes(bytes),

@@ -11,16 +11,14 @@
 //! feature prevents a pool from being opened. Descriptions are those that OpenZFS 2.4
 //! stores in `feature_descriptions`.
 
-use base::{Error, Result};
-
 /// Software that lacks the feature can still read the pool.
-pub const READ_ONLY_COMPATIBLE: u8 = 1;
+pub(crate) const READ_ONLY_COMPATIBLE: u8 = 1;
 /// Needed before the MOS can be read: listed in labels while active.
 pub const MOS: u8 = 2;
 /// Becomes active, with count 1, as soon as it is enabled.
 pub const ACTIVATE_ON_ENABLE: u8 = 4;
 /// Datasets that use it carry a key in their own ZAP.
-pub const PER_DATASET: u8 = 8;
+pub(crate) const PER_DATASET: u8 = 8;
 /// A pool upgrade leaves it off; it is enabled by name only.
 pub const NO_UPGRADE: u8 = 16;
 
@@ -389,28 +387,6 @@ pub fn readable() -> impl Iterator<Item = &'static Feature> {
     FEATURES.iter().filter(|f| f.is_readable())
 }
 
-/// Checks that every active feature (count above zero) can be read.
-///
-/// `counts` are the pairs of `features_for_read`, or the names in a label with
-/// any count above zero.
-///
-/// # Errors
-/// `Unsupported`, naming every feature that is missing.
-pub fn check_readable<'a>(counts: impl IntoIterator<Item = (&'a str, u64)>) -> Result<()> {
-    let missing: Vec<&str> = counts
-        .into_iter()
-        .filter(|&(guid, count)| count > 0 && !by_guid(guid).is_some_and(Feature::is_readable))
-        .map(|(guid, _)| guid)
-        .collect();
-    if missing.is_empty() {
-        return Ok(());
-    }
-    Err(Error::unsupported(format!(
-        "the pool uses features that this version cannot read: {}",
-        missing.join(", ")
-    )))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -454,13 +430,5 @@ mod tests {
                 "draid_failure_domains"
             ]
         );
-    }
-
-    #[test]
-    fn unknown_features_matter_only_when_active() {
-        assert!(check_readable([("com.delphix:hole_birth", 1), ("org.example:new", 0)]).is_ok());
-        let e = check_readable([("org.example:new", 2), ("org.openzfs:draid", 1)]).unwrap_err();
-        assert_eq!(e.kind(), base::ErrorKind::Unsupported);
-        assert!(e.message().ends_with("read: org.example:new"));
     }
 }

@@ -28,11 +28,6 @@ impl Fuid {
     pub fn rid(self) -> u32 {
         self.0 as u32
     }
-
-    /// The id that Linux shows: the low 32 bits.
-    pub fn linux_id(self) -> u32 {
-        self.rid()
-    }
 }
 
 /// The domains of a file system, by index.
@@ -148,7 +143,7 @@ mod tests {
         assert_eq!(table.domain(Fuid(2 << 32 | 500)), Some(&b"S-1-5-21-2"[..]));
         assert_eq!((table.domain(Fuid(500)), table.domain(Fuid(3 << 32))), (None, None));
         assert_eq!(table.iter().count(), 2);
-        assert_eq!((Fuid(2 << 32 | 500).rid(), Fuid(2 << 32 | 500).linux_id()), (500, 500));
+        assert_eq!(Fuid(2 << 32 | 500).rid(), 500);
         for bad in [
             packed(vec![entry(0, "x")]),
             packed(vec![entry(1, "x"), entry(1, "y")]),

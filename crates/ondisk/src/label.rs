@@ -31,7 +31,7 @@ pub const BOOT_SIZE: u64 = 7 << 19;
 /// Device offset of the allocatable area: labels 0 and 1 and the boot area come before.
 pub const LABEL_START_SIZE: u64 = BOOT_OFFSET + BOOT_SIZE;
 /// Bytes behind the allocatable area: labels 2 and 3.
-pub const LABEL_END_SIZE: u64 = 2 * LABEL_SIZE;
+pub(crate) const LABEL_END_SIZE: u64 = 2 * LABEL_SIZE;
 /// Smallest size that a non-leaf vdev may provide (chapter 01 §1, rule 5).
 pub const ASIZE_MIN: u64 = LEAF_SIZE_MIN - LABEL_START_SIZE - LABEL_END_SIZE;
 
@@ -44,7 +44,7 @@ pub const VDEV_PHYS_OFFSET: u64 = 0x4000;
 /// Bytes of the configuration region, its checksum included.
 pub const VDEV_PHYS_SIZE: usize = 112 << 10;
 /// Longest packed configuration.
-pub const VDEV_PHYS_NVLIST_MAX: usize = VDEV_PHYS_SIZE - ECK_SIZE;
+pub(crate) const VDEV_PHYS_NVLIST_MAX: usize = VDEV_PHYS_SIZE - ECK_SIZE;
 /// Offset of the uberblock ring in a label.
 pub const RING_OFFSET: u64 = 0x20000;
 /// Bytes of the uberblock ring.
@@ -107,7 +107,7 @@ pub fn slot_of_txg(ashift: u32, txg: Txg, multihost: bool, scratch: ScratchState
 ///
 /// # Errors
 /// `Checksum` if there is no magic or the checksum does not match.
-pub fn verify_region(region: &[u8], offset: u64) -> Result<Endian> {
+pub(crate) fn verify_region(region: &[u8], offset: u64) -> Result<Endian> {
     let eck = region
         .len()
         .checked_sub(ECK_SIZE)
@@ -253,7 +253,7 @@ pub fn parse_bootenv(region: &[u8], offset: u64) -> Result<NvList> {
 ///
 /// # Errors
 /// `Corrupt` if the region is too short or its list is damaged.
-pub fn parse_bootenv_unverified(region: &[u8]) -> Result<NvList> {
+pub(crate) fn parse_bootenv_unverified(region: &[u8]) -> Result<NvList> {
     let short = || Error::corrupt("a boot environment block is too short");
     let version = Endian::Big.u64(region, 0).ok_or_else(short)?;
     let payload = region.get(VBE_PAYLOAD).ok_or_else(short)?;

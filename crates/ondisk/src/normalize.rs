@@ -54,7 +54,7 @@ fn assigned(c: char) -> bool {
 }
 
 /// Simple upper-casing by Unicode 5.0.0; identity for everything else.
-pub fn simple_upper(c: char) -> char {
+pub(crate) fn simple_upper(c: char) -> char {
     if c.is_ascii() {
         return c.to_ascii_uppercase();
     }

@@ -307,32 +307,6 @@ impl Removing {
     }
 }
 
-/// The MOS directory's `com.delphix:condensing_indirect` (chapter 08 §D.4).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Condensing {
-    /// The vdev whose mapping is being rewritten.
-    pub vdev: VdevId,
-    /// Obsolete space map that was set aside.
-    pub prev_obsolete: ObjectId,
-    /// The new mapping.
-    pub next_mapping: ObjectId,
-}
-
-impl Condensing {
-    /// From its three words.
-    ///
-    /// # Errors
-    /// `Corrupt` for an impossible vdev id.
-    pub fn from_words(words: &[u64; 3]) -> Result<Condensing> {
-        let [vdev, prev_obsolete, next_mapping] = *words;
-        Ok(Condensing {
-            vdev: vdev_id(vdev)?.ok_or_else(|| corrupt("a vdev id"))?,
-            prev_obsolete: ObjectId(prev_obsolete),
-            next_mapping: ObjectId(next_mapping),
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -412,8 +386,6 @@ mod tests {
         assert_eq!((r.state, r.vdev), (JobState::Finished, Some(VdevId(1))));
         assert_eq!(Removing::from_words(&[0, u64::MAX, u64::MAX, 0, 0, 0, 0]).unwrap().vdev, None);
         assert!(Removing::from_words(&[4, 0, 0, 0, 0, 0, 0]).is_err());
-        assert!(Condensing::from_words(&[1 << 40, 0, 0]).is_err());
-        assert_eq!(Condensing::from_words(&[1, 2, 3]).unwrap().next_mapping, ObjectId(3));
     }
 
     proptest! {

@@ -34,13 +34,13 @@ pub const SA_ATTRS_MAX: usize = 4096;
 /// Layout numbers are 10 bits.
 pub const SA_LAYOUTS_MAX: usize = 1024;
 /// Attributes of one layout.
-pub const SA_LAYOUT_ATTRS_MAX: usize = 4096;
+pub(crate) const SA_LAYOUT_ATTRS_MAX: usize = 4096;
 /// Largest spill block.
-pub const SA_SPILL_MAX: usize = 131_072;
+pub(crate) const SA_SPILL_MAX: usize = 131_072;
 /// The layout of legacy znodes, never stored in a buffer.
-pub const SA_LAYOUT_LEGACY: u16 = 0;
+pub(crate) const SA_LAYOUT_LEGACY: u16 = 0;
 /// The layout without attributes.
-pub const SA_LAYOUT_EMPTY: u16 = 1;
+pub(crate) const SA_LAYOUT_EMPTY: u16 = 1;
 const HEADER: usize = 8;
 
 /// How an attribute is converted between byte orders.
@@ -349,7 +349,6 @@ pub struct SaBuffer<'a, 't> {
     endian: Endian,
     tables: &'t SaTables,
     layout: &'t [u16],
-    layout_number: u16,
     header: usize,
 }
 
@@ -360,14 +359,7 @@ impl<'a, 't> SaBuffer<'a, 't> {
     /// `Corrupt` for a wrong magic, an unknown layout, a header of the wrong
     /// size, or attributes that exceed the buffer.
     pub fn parse(bytes: &'a [u8], tables: &'t SaTables) -> Result<SaBuffer<'a, 't>> {
-        let empty = SaBuffer {
-            bytes,
-            endian: Endian::Little,
-            tables,
-            layout: &[],
-            layout_number: SA_LAYOUT_EMPTY,
-            header: HEADER,
-        };
+        let empty = SaBuffer { bytes, endian: Endian::Little, tables, layout: &[], header: HEADER };
         if bytes.len() < 4 {
             // A bonus without bytes has no attributes.
             return if bytes.is_empty() { Ok(empty) } else { Err(Error::corrupt("SA: too short")) };
@@ -391,16 +383,11 @@ impl<'a, 't> SaBuffer<'a, 't> {
         if header != header_size(variable) {
             return Err(Error::corrupt("SA: the header has the wrong size"));
         }
-        let buffer = SaBuffer { bytes, endian, tables, layout, layout_number, header };
+        let buffer = SaBuffer { bytes, endian, tables, layout, header };
         if buffer.iter().count() != layout.len() {
             return Err(Error::corrupt("SA: the attributes exceed their buffer"));
         }
         Ok(buffer)
-    }
-
-    /// Number of the layout.
-    pub fn layout_number(&self) -> u16 {
-        self.layout_number
     }
 
     /// Byte order of the buffer.
@@ -461,11 +448,6 @@ impl<'a, 't> Sa<'a, 't> {
     pub fn iter(&self) -> impl Iterator<Item = SaItem<'a>> + use<'a, 't> {
         let spill = self.spill;
         self.bonus.iter().chain(spill.into_iter().flat_map(|s| s.iter()))
-    }
-
-    /// An attribute by its number.
-    pub fn by_number(&self, number: u16) -> Option<SaItem<'a>> {
-        self.iter().find(|i| i.number == number)
     }
 
     /// An attribute that this version knows.

@@ -16,9 +16,9 @@ use crate::removal::JobState;
 /// Words of the MOS directory's `scan`.
 pub const SCAN_WORDS: usize = 24;
 /// Words of the MOS directory's `error_scrub`.
-pub const ERROR_SCRUB_WORDS: usize = 9;
+pub(crate) const ERROR_SCRUB_WORDS: usize = 9;
 /// Words of a top-level vdev's `org.openzfs:vdev_rebuild`.
-pub const REBUILD_WORDS: usize = 12;
+pub(crate) const REBUILD_WORDS: usize = 12;
 
 /// The function of a scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -20,13 +20,13 @@ pub const MAGIC: u64 = 0x00ba_b10c;
 /// Bytes of the structure; the rest of its slot is zero up to the checksum.
 pub const UBERBLOCK_SIZE: usize = 216;
 /// Words of the structure.
-pub const UBERBLOCK_WORDS: usize = UBERBLOCK_SIZE / 8;
+pub(crate) const UBERBLOCK_WORDS: usize = UBERBLOCK_SIZE / 8;
 /// Marks valid multihost fields.
-pub const MMP_MAGIC: u64 = 0xa11c_ea11;
+pub(crate) const MMP_MAGIC: u64 = 0xa11c_ea11;
 /// Pool version with feature flags; also the software version that is written.
 pub const VERSION_FEATURES: u64 = 5000;
 /// Highest of the old, numbered pool versions.
-pub const VERSION_LEGACY_MAX: u64 = 28;
+pub(crate) const VERSION_LEGACY_MAX: u64 = 28;
 
 const ROOT_BP_WORD: usize = 5;
 const ROOT_BP_END: usize = ROOT_BP_WORD + BLKPTR_SIZE / 8;

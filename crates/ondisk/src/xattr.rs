@@ -29,7 +29,7 @@ const PREFIXES: [&[u8]; 4] = [USER, b"trusted.", b"security.", b"system."];
 /// # Errors
 /// `Corrupt` when it is not a packed nvlist, `Limit` as [`NvList::unpack`].
 /// Pairs of another type than byte array are skipped; OpenZFS never creates them.
-pub fn parse_sa(packed: &[u8]) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+pub(crate) fn parse_sa(packed: &[u8]) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
     let list = NvList::unpack(packed)?;
     Ok(list
         .iter()

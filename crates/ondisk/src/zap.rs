@@ -31,11 +31,11 @@ use crate::zapleaf::{Leaf, ZBT_LEAF, block_shift, u64_at};
 pub use crate::zapleaf::{LeafEntry, ZapValue};
 
 /// First word of a microzap block.
-pub const ZBT_MICRO: u64 = 0x8000_0000_0000_0003;
+pub(crate) const ZBT_MICRO: u64 = 0x8000_0000_0000_0003;
 /// First word of a fat ZAP's block 0.
-pub const ZBT_HEADER: u64 = 0x8000_0000_0000_0001;
+pub(crate) const ZBT_HEADER: u64 = 0x8000_0000_0000_0001;
 /// Second word of a fat ZAP's block 0.
-pub const ZAP_MAGIC: u64 = 0x2_F52A_B2AB;
+pub(crate) const ZAP_MAGIC: u64 = 0x2_F52A_B2AB;
 /// `zap_flags`: 48-bit hashes.
 pub const FLAG_HASH64: u64 = 1;
 /// `zap_flags`: keys are arrays of 64-bit words.
@@ -49,7 +49,7 @@ pub const NAME_MAX_LONG: usize = 1024;
 /// Bytes of one value.
 pub const VALUE_MAX: usize = 8192;
 /// Largest microzap block (feature large_microzap).
-pub const MICRO_SIZE_MAX: usize = 1 << 20;
+pub(crate) const MICRO_SIZE_MAX: usize = 1 << 20;
 /// Bytes of a microzap name without its NUL.
 pub const MICRO_NAME_MAX: usize = 49;
 
@@ -122,7 +122,7 @@ pub fn hash_words(salt: u64, key: &[u64], bits: u32) -> u64 {
 /// Significant hash bits of microzaps and of fat ZAPs without [`FLAG_HASH64`].
 pub const HASH_BITS: u32 = 28;
 /// Significant hash bits of fat ZAPs with [`FLAG_HASH64`].
-pub const HASH_BITS_64: u32 = 48;
+pub(crate) const HASH_BITS_64: u32 = 48;
 
 /// A block of a ZAP, recognised by its first word.
 #[derive(Clone, Copy, Debug)]

@@ -20,15 +20,15 @@ use base::{Error, Result};
 use crate::endian::Endian;
 
 /// First word of a leaf block.
-pub const ZBT_LEAF: u64 = 0x8000_0000_0000_0000;
+pub(crate) const ZBT_LEAF: u64 = 0x8000_0000_0000_0000;
 /// `lh_magic`.
-pub const LEAF_MAGIC: u32 = 0x02AB_1EAF;
+pub(crate) const LEAF_MAGIC: u32 = 0x02AB_1EAF;
 /// End of a chunk chain, empty bucket.
-pub const CHAIN_END: u16 = 0xffff;
+pub(crate) const CHAIN_END: u16 = 0xffff;
 /// `lh_flags`: bucket chains are sorted by collision differentiator.
 pub const ENTRIES_CDSORTED: u8 = 1;
 /// Data bytes in one array chunk.
-pub const ARRAY_BYTES: usize = 21;
+pub(crate) const ARRAY_BYTES: usize = 21;
 
 pub(crate) const HEADER: usize = 48;
 pub(crate) const CHUNK: usize = 24;
@@ -134,7 +134,7 @@ impl LeafHeader {
 }
 
 /// First hash behind the leaf of that prefix, or `None` after the last (§19).
-pub fn next_hash_after_leaf(prefix: u64, prefix_len: u32) -> Option<u64> {
+pub(crate) fn next_hash_after_leaf(prefix: u64, prefix_len: u32) -> Option<u64> {
     if prefix_len == 0 || prefix_len > 63 {
         return None;
     }
@@ -317,7 +317,7 @@ impl<'a> Leaf<'a> {
     ///
     /// # Errors
     /// As [`Leaf::entries`].
-    pub fn first_from(&self, hash: u64, cd: u32) -> Result<Option<LeafEntry<'a>>> {
+    pub(crate) fn first_from(&self, hash: u64, cd: u32) -> Result<Option<LeafEntry<'a>>> {
         let mut best: Option<LeafEntry<'a>> = None;
         let mut budget = self.chunks();
         for bucket in 0..buckets(self.bs) {
@@ -508,7 +508,7 @@ impl<'a> LeafEntry<'a> {
     ///
     /// # Errors
     /// As [`LeafEntry::name`].
-    pub fn name_into(&self, out: &mut Vec<u8>) -> Result<()> {
+    pub(crate) fn name_into(&self, out: &mut Vec<u8>) -> Result<()> {
         out.clear();
         self.leaf.read_array(self.name_chunk, self.name_len(1), out)?;
         match out.iter().position(|b| *b == 0) {

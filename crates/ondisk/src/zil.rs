@@ -144,7 +144,7 @@ impl ZilHeader {
     }
 
     /// Whether records may have to be replayed.
-    pub fn needs_replay(&self) -> bool {
+    pub(crate) fn needs_replay(&self) -> bool {
         !self.log.is_end() && (self.claim_txg == Txg::ZERO || self.flags & REPLAY_NEEDED != 0)
     }
 

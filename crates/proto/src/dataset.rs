@@ -98,7 +98,7 @@ pub struct PropsArgs {
 pub enum DatasetChange {
     /// Create one.
     Create(NewDatasetArgs),
-    /// Destroy some. Answered with [`super::Reply::Doomed`].
+    /// Destroy some. Answered with [`super::Reply::Destroyed`].
     Destroy(DestroyArgs),
     /// Take snapshots.
     Snapshot(SnapshotArgs),

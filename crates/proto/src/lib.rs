@@ -46,7 +46,7 @@ pub use pool::{
 pub use stats::{BATCH_MAX, Stat, TunableInfo, WhatIf};
 
 /// Version of the protocol.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 /// Largest frame in bytes.
 const FRAME_MAX: usize = 32 << 20;
 /// Largest request in bytes: names of [`TARGETS_MAX`] datasets, up to the length of a command
@@ -437,7 +437,7 @@ pub enum Reply {
     History(Vec<HistoryRecord>, bool),
     /// The destroyed datasets (or those that would be destroyed), in order, and the bytes that
     /// snapshots free.
-    Doomed(Vec<String>, u64),
+    Destroyed(Vec<String>, u64),
     /// The request failed, with the command's message for standard error.
     Failed(String),
 }

@@ -28,7 +28,7 @@ pub struct LeafLocation {
 }
 
 /// The locations of each leaf, the best first.
-pub type LeafLocations = HashMap<Guid, Vec<LeafLocation>>;
+pub(crate) type LeafLocations = HashMap<Guid, Vec<LeafLocation>>;
 
 /// A pool assembled from labels alone; nothing in it is trusted.
 #[derive(Clone, Debug)]
@@ -153,7 +153,7 @@ fn sorted(locations: &LeafLocations) -> LeafLocations {
 }
 
 /// The location to use for a leaf: among the newest, the one that its label names.
-pub fn location_for<'a>(
+pub(crate) fn location_for<'a>(
     locations: &'a LeafLocations,
     guid: Guid,
     recorded: Option<&Path>,

@@ -139,7 +139,6 @@ pub struct Spa {
     features: FeatureState,
     options: ImportOptions,
     deflate: bool,
-    label_state: PoolState,
     /// The best uberblock, if an older state was opened.
     newest: Option<Uberblock>,
     rewind: Option<Rewind>,
@@ -308,7 +307,6 @@ impl Spa {
             features,
             options: options.clone(),
             deflate,
-            label_state: found.state,
             newest,
             rewind: None,
             rebuilt: Mutex::new(None),
@@ -594,11 +592,6 @@ impl Spa {
     /// Whether accounting is in deflated bytes (chapter 04 §1).
     pub fn deflate(&self) -> bool {
         self.deflate
-    }
-
-    /// Pool state in the labels at discovery.
-    pub fn label_state(&self) -> PoolState {
-        self.label_state
     }
 
     /// The root of the dataset tree.

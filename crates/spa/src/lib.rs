@@ -51,4 +51,4 @@ pub use rewind::{Past, Rewind, look_back};
 pub use status::{VdevClass, VdevState, VdevStatus};
 
 /// Versions of pools without features that can be written; older ones can only be read.
-pub const VERSIONS_WRITTEN: std::ops::RangeInclusive<u64> = 15..=28;
+pub(crate) const VERSIONS_WRITTEN: std::ops::RangeInclusive<u64> = 15..=28;

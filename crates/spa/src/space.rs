@@ -275,7 +275,7 @@ impl Spa {
     ///
     /// # Errors
     /// `Corrupt` for impossible geometry.
-    pub fn empty_space(&self) -> Result<PoolSpace> {
+    pub(crate) fn empty_space(&self) -> Result<PoolSpace> {
         let tops = self.config().vdev_tree.children.iter();
         let concrete = |v: &&VdevConfig| {
             !matches!(v.kind, VdevType::Hole | VdevType::Missing | VdevType::Indirect)
@@ -316,7 +316,7 @@ impl Spa {
     ///
     /// # Errors
     /// Those of reading the maps, and those of `f`.
-    pub fn for_each_log_entry(
+    pub(crate) fn for_each_log_entry(
         &self,
         space: &PoolSpace,
         f: &mut dyn FnMut(VdevId, u64, Range) -> Result<()>,

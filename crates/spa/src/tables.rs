@@ -13,7 +13,7 @@ use ondisk::ddt::{
 use crate::import::Spa;
 
 /// References beyond the first, by byte offset on the vdev.
-pub type CloneCounts = BTreeMap<u64, u64>;
+pub(crate) type CloneCounts = BTreeMap<u64, u64>;
 
 impl Spa {
     /// The block reference tables, by vdev.

@@ -29,7 +29,7 @@
 //!   [`TXG_SLOTS`] is shared.
 //! * A txg syncs only when it has no holder, and it gets none afterwards.
 //! * Every request made before [`Txgs::stop`] is completed or answered with an error;
-//!   no thread waits for a thread that has ended. Each callback runs once.
+//!   no thread waits for a thread that has ended.
 //! * A suspension loses nothing: after [`Txgs::resume`] the sync thread gets the same
 //!   txg again.
 //! * Counters never fall below zero, even if callers subtract too much.
@@ -37,8 +37,7 @@
 //! # Duties of callers
 //! A thread that holds a txg must not call [`Txgs::wait_synced`], [`Txgs::wait_open`]
 //! or [`Txgs::throttle`], because it would wait for itself. The sync thread must not
-//! call these either, nor [`Txgs::hold`]. Callbacks run in the sync thread and must not
-//! wait.
+//! call these either, nor [`Txgs::hold`].
 //!
 //! # Departures from OpenZFS
 //! * There is no quiesce thread: the sync thread closes the txg that it needs. A kick
@@ -52,7 +51,7 @@
 //!   the intent log limits the bytes that it holds.
 //!
 //! Lock order: the lock of the state and that of the throttle queue are leaves, never
-//! held together. Callbacks run without either.
+//! held together.
 
 mod dirty;
 pub mod fault;
@@ -70,7 +69,7 @@ pub use history::{IoTotals, TxgRecord, TxgState};
 pub use holds::Hold;
 pub use limits::{DIRTY_DATA_MIN, Limits, SYNC_STEP, TXG_HISTORY_MAX, delay_ns};
 pub use space::{SpaceReservation, worst_case_asize};
-pub use state::{Callback, FailMode};
+pub use state::FailMode;
 pub use throttle::ThrottleStats;
 pub use txgs::Txgs;
 
@@ -78,12 +77,12 @@ pub use txgs::Txgs;
 pub const TXG_SLOTS: usize = 4;
 /// How far ahead of the open txg a thread may wait: freed space becomes allocatable
 /// this many txgs later (chapter 05 §6).
-pub const TXG_DEFER_SIZE: u64 = 2;
+pub(crate) const TXG_DEFER_SIZE: u64 = 2;
 /// Txgs after the last synced one that may be alive.
-pub const TXG_CONCURRENT_STATES: u64 = 3;
+pub(crate) const TXG_CONCURRENT_STATES: u64 = 3;
 /// The largest txg number with which a pool may be opened. Above it there is room for
 /// all txgs that a machine can ever sync.
-pub const TXG_LAST_MAX: u64 = 1 << 62;
+pub(crate) const TXG_LAST_MAX: u64 = 1 << 62;
 
 /// The slot of a txg.
 pub(crate) fn slot(txg: u64) -> usize {

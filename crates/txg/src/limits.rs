@@ -54,18 +54,18 @@ impl Limits {
     }
 
     /// Dirty bytes above which writers are delayed.
-    pub fn delay_from(&self) -> u64 {
+    pub(crate) fn delay_from(&self) -> u64 {
         percent(self.dirty_data_max, self.delay_min_dirty_percent)
     }
 
     /// Dirty bytes of the open txg at which it syncs when no other txg does; at least
     /// one.
-    pub fn sync_from(&self) -> u64 {
+    pub(crate) fn sync_from(&self) -> u64 {
         percent(self.dirty_data_max, self.dirty_sync_percent.min(100)).max(1)
     }
 
     /// Dirty bytes that also start it if they arrived fast.
-    pub fn sync_step(&self) -> u64 {
+    pub(crate) fn sync_step(&self) -> u64 {
         self.sync_from().min(SYNC_STEP)
     }
 }

@@ -9,9 +9,6 @@ use crate::history::{Times, TxgRecord};
 use crate::limits::{FAST_STEP_NS, Limits};
 use crate::{TXG_CONCURRENT_STATES, TXG_DEFER_SIZE, TXG_SLOTS, slot};
 
-/// Runs when a txg is on disk, or when it is certain that it never will be.
-pub type Callback = Box<dyn FnOnce(Result<()>) + Send>;
-
 /// What a suspended pool does to waiting threads (property `failmode`; the pool itself
 /// handles `panic`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -103,16 +100,12 @@ pub(crate) struct TxgsState {
     last_step: Option<u64>,
     fast_step: bool,
     times: [Times; TXG_SLOTS],
-    callbacks: [Vec<Callback>; TXG_SLOTS],
     history: VecDeque<TxgRecord>,
 }
 
 impl TxgsState {
     pub(crate) fn new(last_synced: u64) -> TxgsState {
-        let mut state = TxgsState::default();
-        state.synced = last_synced;
-        state.open = last_synced + 1;
-        state
+        TxgsState { synced: last_synced, open: last_synced + 1, ..TxgsState::default() }
     }
 
     pub(crate) fn gate(&self) -> Gate {
@@ -235,8 +228,8 @@ impl TxgsState {
         times.ndirty = ndirty;
     }
 
-    /// Records that the syncing txg is on disk; returns its callbacks.
-    pub(crate) fn complete(&mut self, txg: u64, now: u64, keep: u64) -> Vec<Callback> {
+    /// Records that the syncing txg is on disk.
+    pub(crate) fn complete(&mut self, txg: u64, now: u64, keep: u64) {
         self.syncing = None;
         self.synced = txg;
         let keep = usize::try_from(keep).unwrap_or(usize::MAX);
@@ -244,31 +237,6 @@ impl TxgsState {
         while self.history.len() > keep {
             self.history.pop_front();
         }
-        std::mem::take(&mut self.callbacks[slot(txg)])
-    }
-
-    /// Keeps a callback for its txg, or returns it with the result that it is to get.
-    pub(crate) fn register(&mut self, txg: u64, f: Callback) -> Option<(Callback, Result<()>)> {
-        if txg <= self.synced {
-            return Some((f, Ok(())));
-        }
-        if self.life == Lifecycle::Ended {
-            return Some((f, Err(self.refusal())));
-        }
-        if txg > self.open {
-            return Some((f, Err(Error::invalid(format!("txg {txg} is not open yet")))));
-        }
-        self.callbacks[slot(txg)].push(f);
-        None
-    }
-
-    /// The callbacks of all txgs, oldest first, with the error that they get at the
-    /// end.
-    pub(crate) fn abandon(&mut self) -> Vec<(Callback, Error)> {
-        let groups = self.synced + 1..=self.synced + TXG_SLOTS as u64;
-        let all = groups.flat_map(|t| std::mem::take(&mut self.callbacks[slot(t)]));
-        let all: Vec<Callback> = all.collect();
-        all.into_iter().map(|f| (f, self.refusal())).collect()
     }
 
     /// Records the device operations of a living txg.
@@ -283,14 +251,5 @@ impl TxgsState {
         let live = (self.synced + 1..=self.open)
             .map(|txg| self.times[slot(txg)].record(txg, None, dirty(txg)));
         self.history.iter().copied().chain(live).collect()
-    }
-}
-
-impl Drop for TxgsState {
-    /// The callbacks' txgs will never be synced.
-    fn drop(&mut self) {
-        for (callback, error) in self.abandon() {
-            callback(Err(error));
-        }
     }
 }

@@ -13,7 +13,7 @@ use crate::history::{IoTotals, TxgRecord};
 use crate::holds::{Hold, Holds, TxgCore};
 use crate::limits::{AtomicLimits, Limits, delay_ns};
 use crate::space::SpaceReservation;
-use crate::state::{Callback, Dirt, Due, FailMode, Gate, Lifecycle, TxgsState};
+use crate::state::{Dirt, Due, FailMode, Gate, Lifecycle, TxgsState};
 use crate::throttle::{ThrottleQueue, ThrottleStats};
 use crate::{TXG_LAST_MAX, slot};
 
@@ -154,16 +154,6 @@ impl Txgs {
             self.stats.dirty_delay.bump();
             self.stats.delay_ns.add(sleep);
             rt::sleep(Duration::from_nanos(sleep));
-        }
-    }
-
-    /// Runs `f` once: with `Ok` in the sync thread when the txg is on disk (immediately
-    /// if it already is), or with an error when it is certain that it never will be.
-    /// `f` must not wait.
-    pub fn on_synced(&self, txg: Txg, f: Callback) {
-        let now = self.core.state.lock().register(txg.0, f);
-        if let Some((f, told)) = now {
-            f(told);
         }
     }
 
@@ -329,7 +319,7 @@ impl Txgs {
     }
 
     /// Reports that the txg returned by [`Txgs::next_to_sync`] is on disk. Its waiters
-    /// continue, then its callbacks run. The call has no effect for a txg that is not
+    /// continue. The call has no effect for a txg that is not
     /// syncing, or in an abandoned pool.
     pub fn synced(&self, txg: Txg) {
         let mut state = self.core.state.lock();
@@ -341,12 +331,11 @@ impl Txgs {
         self.dirty.clear(txg.0);
         self.space.synced(txg);
         let keep = self.limits.get().txg_history;
-        let callbacks = state.complete(txg.0, self.core.now(), keep);
+        state.complete(txg.0, self.core.now(), keep);
         self.synced.store(txg.0, SeqCst);
         self.core.done.notify_all();
         drop(state);
         self.make_room();
-        callbacks.into_iter().for_each(|f| f(Ok(())));
     }
 
     /// Suspends the pool: until [`Txgs::resume`], waiters block or get the error, as
@@ -396,7 +385,7 @@ impl Txgs {
     }
 
     /// Gives no more holds. The sync thread ends after completing all requests. Dirty
-    /// data that was not requested stays unwritten, and its callbacks get an error.
+    /// data that was not requested stays unwritten.
     pub fn stop(&self) {
         self.change(|state| {
             if state.life == Lifecycle::Running {
@@ -427,12 +416,10 @@ impl Txgs {
     fn end(&self, mut state: MutexGuard<'_, TxgsState>) {
         state.life = Lifecycle::Ended;
         self.core.gate.store(state.gate() as u8, SeqCst);
-        let callbacks = state.abandon();
         self.core.work.notify_all();
         self.core.done.notify_all();
         drop(state);
         self.throttle_queue.wake_all();
-        callbacks.into_iter().for_each(|(f, error)| f(Err(error)));
     }
 
     // ------------------------------------------------------------------ figures
@@ -496,7 +483,8 @@ impl Txgs {
     }
 
     /// How often writers were delayed or blocked.
-    pub fn throttle_stats(&self) -> &ThrottleStats {
+    #[cfg(test)]
+    pub(crate) fn throttle_stats(&self) -> &ThrottleStats {
         &self.stats
     }
 

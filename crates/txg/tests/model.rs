@@ -208,52 +208,6 @@ fn kicks_and_waits_for_open_txgs_keep_three_alive() {
     });
 }
 
-/// A callback runs once: with `Ok` for a synced txg, otherwise with an error.
-#[test]
-fn callbacks_run_once_whatever_the_end() {
-    check(|| {
-        let txgs = syncing_txgs(None);
-        let sync = syncer(&txgs, &HolderCounts::default());
-        let (ran, failed) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
-        let last = Arc::new(AtomicU64::new(0));
-        let writers: Vec<_> = (0..2)
-            .map(|_| {
-                let (ran, failed, last) =
-                    (Arc::clone(&ran), Arc::clone(&failed), Arc::clone(&last));
-                thread(&txgs, move |txgs| {
-                    for _ in 0..2 {
-                        let Ok(hold) = txgs.hold() else {
-                            ran.fetch_add(1, SeqCst);
-                            failed.fetch_add(1, SeqCst);
-                            continue;
-                        };
-                        let txg = hold.txg();
-                        let (ran, failed) = (Arc::clone(&ran), Arc::clone(&failed));
-                        let last = Arc::clone(&last);
-                        txgs.on_synced(
-                            txg,
-                            Box::new(move |result| {
-                                ran.fetch_add(1, SeqCst);
-                                match result {
-                                    Ok(()) => drop(last.fetch_max(txg.0, SeqCst)),
-                                    Err(_) => drop(failed.fetch_add(1, SeqCst)),
-                                }
-                            }),
-                        );
-                        txgs.dirty(txg, 1);
-                    }
-                })
-            })
-            .collect();
-        let stopper = thread(&txgs, Txgs::stop);
-        join(writers);
-        join([stopper, sync]);
-        assert_eq!(ran.load(SeqCst), 4);
-        assert!(last.load(SeqCst) <= txgs.synced_txg().0);
-        assert!(failed.load(SeqCst) > 0 || last.load(SeqCst) > 0);
-    });
-}
-
 /// Requests made before the stop are completed, later ones are refused; every caller
 /// gets an answer.
 #[test]

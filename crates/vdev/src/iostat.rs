@@ -51,7 +51,7 @@ impl IoClass {
     ];
 
     /// Whether operations of the class are writes.
-    pub fn is_write(self) -> bool {
+    pub(crate) fn is_write(self) -> bool {
         matches!(self, IoClass::SyncWrite | IoClass::AsyncWrite)
     }
 }

@@ -58,15 +58,15 @@ pub mod limits {
     /// Leaf pieces that one read may use.
     pub const CELLS_MAX: usize = 1 << 18;
     /// Planning steps (nodes visited) for one read.
-    pub const PLAN_STEPS_MAX: usize = 1 << 20;
+    pub(crate) const PLAN_STEPS_MAX: usize = 1 << 20;
     /// Distributed spares that stand in for each other in a chain.
-    pub const SPARE_HOPS_MAX: usize = 8;
+    pub(crate) const SPARE_HOPS_MAX: usize = 8;
     /// Combinations of missing columns tried for one block.
-    pub const COMBINATIONS_MAX: usize = 1 << 14;
+    pub(crate) const COMBINATIONS_MAX: usize = 1 << 14;
     /// The least number of combinations, however large the block.
-    pub const COMBINATIONS_MIN: usize = 4096;
+    pub(crate) const COMBINATIONS_MIN: usize = 4096;
     /// Combinations of copies tried for a block split by removals (chapter 02 §12).
     pub const SPLITS_MAX: usize = 4096;
     /// Different contents of one column or piece that are tried.
-    pub const VERSIONS_MAX: usize = 16;
+    pub(crate) const VERSIONS_MAX: usize = 16;
 }

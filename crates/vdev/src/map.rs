@@ -103,18 +103,6 @@ impl RaidzGeometry {
         s.next_multiple_of(p + 1) << self.ashift
     }
 
-    /// Largest block that fits the allocation (§10.2).
-    pub(crate) fn psize_of(&self, asize: u64, birth: Txg) -> u64 {
-        let (n, p) = (u64::from(self.logical_width(birth)), u64::from(self.nparity));
-        let mut q = asize >> self.ashift;
-        let rows = q / n;
-        if q - rows * n <= p {
-            q = rows * n;
-        }
-        q -= p * q.div_ceil(n);
-        q << self.ashift
-    }
-
     /// The layout of a block; `psize` in whole sectors.
     pub(crate) fn map(&self, offset: u64, psize: u64, birth: Txg) -> Result<BlockMap> {
         let end = offset.checked_add(self.asize(psize, birth)).ok_or_else(overflow)?;

@@ -645,19 +645,6 @@ impl Tree {
         Ok(Asize(node.asize_of(psize.0, birth)))
     }
 
-    /// The largest block that fits an allocation.
-    ///
-    /// # Errors
-    /// `Corrupt` for an unknown vdev.
-    pub fn psize_of_asize(&self, vdev: VdevId, asize: Asize, birth: Txg) -> Result<Psize> {
-        let node = self.top(vdev)?;
-        Ok(Psize(match &node.geometry {
-            Geometry::Plain => asize.0 >> node.ashift << node.ashift,
-            Geometry::Raidz(raidz) => raidz.psize_of(asize.0, birth),
-            Geometry::Draid(draid) => draid.psize_of(asize.0),
-        }))
-    }
-
     /// Allocatable bytes that the open devices of a vdev provide (chapter 01 §1,
     /// chapter 02 §11.1); `None` if no child is open. The configured size
     /// ([`Node::asize`]) is the one in force; this value shows whether devices became

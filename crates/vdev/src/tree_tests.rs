@@ -118,7 +118,6 @@ fn sizes_of_plain_vdevs() {
     let tree = build(&root(vec![leaf(10, 3).with_space(12, 1 << 20)])).unwrap();
     let vdev = VdevId(3);
     assert_eq!(tree.asize(vdev, Psize(1), Txg(1)).unwrap(), Asize(4096));
-    assert_eq!(tree.psize_of_asize(vdev, Asize(8191), Txg(1)).unwrap(), Psize(4096));
     assert_eq!(tree.deflate_ratio(vdev).unwrap(), 512);
     assert_eq!(tree.min_alloc(vdev).unwrap(), Asize(4096));
     assert_eq!(tree.top_ids().collect::<Vec<_>>(), [vdev]);

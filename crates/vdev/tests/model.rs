@@ -10,7 +10,7 @@ use base::rt::atomic::{AtomicUsize, Ordering::SeqCst};
 use base::rt::{self, Condvar, Mutex};
 use base::{Buf, BufMut, Guid, Result, Txg, VdevId};
 use device::{Caps, Device, DeviceStats, Io, MemDevice, Op};
-use vdev::{LABEL_START, Spec, Tree, VdevKind, WriteLimits, WritePriority, WriteReq};
+use vdev::{ClassLimits, LABEL_START, QueueLimits, Spec, Tree, VdevKind, WritePriority, WriteReq};
 
 /// Interleavings tried for each model.
 const RUNS: usize = 1000;
@@ -97,12 +97,10 @@ fn writers_a_flush_and_rewrites_under_every_schedule() {
             Ok(Arc::clone(&leaf) as Arc<dyn Device>)
         })
         .unwrap();
-        tree.set_write_limits(WriteLimits {
-            async_write_max_active: 2,
-            async_write_deep_active: 2,
-            in_flight_max: 1536,
-            ..WriteLimits::default()
-        });
+        // Two writes at once, and submitters wait behind three blocks: all paths are short.
+        let class = ClassLimits { min: 2, max: 2 };
+        let limits = QueueLimits { adaptive: false, in_flight_max: 1536, ..QueueLimits::default() };
+        tree.set_queue_limits(QueueLimits { classes: [class; 5], ..limits });
         let reports = Arc::new(AtomicUsize::new(0));
         let writers: Vec<_> = (0..2u8)
             .map(|thread| {

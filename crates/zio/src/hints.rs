@@ -71,7 +71,7 @@ impl ObjectBlock {
 
 impl Hints {
     /// A table sized for a cache of `bytes` bytes.
-    pub fn for_cache(bytes: u64) -> Hints {
+    pub(crate) fn for_cache(bytes: u64) -> Hints {
         let n = (bytes / BYTES_PER_ENTRY).clamp(ENTRIES_MIN, ENTRIES_MAX).next_power_of_two();
         Hints {
             entries: (0..n).map(|_| HintEntry::default()).collect(),

@@ -60,7 +60,7 @@ pub use outage::{
 pub use prefetch::Prefetch;
 pub use read::BlockFault;
 pub use scrub::CopyCheck;
-pub use ticket_lock::{Ticket, TicketLock, chunks_in_order, parallel_in_order};
+pub use ticket_lock::{Ticket, TicketLock, chunks_in_order};
 pub use write::{
     Class, Gangs, Lost, Outcome, Placed, Prepared, SpaceSource, Want, Write, WriteCounts,
     WriteProps, Writes,

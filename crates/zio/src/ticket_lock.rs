@@ -8,7 +8,7 @@
 //!
 //! # Invariants
 //! * Jobs enter in the order of their numbers, one at a time.
-//! * [`parallel_in_order`] also starts jobs in order, so the job that may enter next
+//! * [`chunks_in_order`] also starts jobs in order, so the job that may enter next
 //!   always has a thread.
 //!
 //! Lock order: a leaf; no job runs under its lock.
@@ -21,9 +21,6 @@ use base::{Error, Result};
 
 /// With fewer jobs than this for each thread, the thread is not worth starting.
 const JOBS_PER_THREAD: usize = 4;
-/// Where there are many jobs, a thread enters once for several of them, because passing
-/// the lock on costs as much as processing a small block.
-const CHUNK_MAX: usize = 16;
 /// Minimum number of times that each thread enters.
 const CHUNKS_PER_THREAD: usize = 8;
 
@@ -57,11 +54,6 @@ impl TicketLock {
     /// The ticket of job `n`; every number must be taken exactly once.
     pub fn ticket(&self, n: u64) -> Ticket<'_> {
         Ticket { ticket_lock: self, n }
-    }
-
-    /// Waits until job `n` may enter, and runs `f`.
-    pub fn run_in_order<T>(&self, n: u64, f: impl FnOnce() -> T) -> T {
-        self.ticket(n).run(f)
     }
 
     fn pass(&self, n: u64) {
@@ -105,37 +97,15 @@ impl Drop for Ticket<'_> {
     }
 }
 
-/// Runs jobs `0..jobs`, each through `prepare`, `place` and `submit`, on up to
-/// `threads` threads. `place` runs in the order of the jobs and one at a time, the
-/// other steps run concurrently. Few jobs run on the calling thread.
+/// Runs jobs `0..jobs`, each through `prepare` and `place`, in chunks of up to `chunk_max`
+/// jobs, on up to `threads` threads. `place` runs in the order of the jobs and one at a time,
+/// the other steps run concurrently. `submit` gets the number of the first job of a chunk and
+/// its placed results, in order, and returns the number of the job that failed. Few jobs run
+/// on the calling thread.
 ///
 /// # Errors
 /// The error of the failed job with the lowest number. Jobs before it end as usual; if
 /// it failed before it was submitted, no later job is placed.
-pub fn parallel_in_order<P: Send, Q: Send>(
-    threads: usize,
-    jobs: usize,
-    prepare: impl Fn(usize) -> Result<P> + Sync,
-    place: impl Fn(usize, P) -> Result<Q> + Sync,
-    submit: impl Fn(usize, Q) -> Result<()> + Sync,
-) -> Result<()> {
-    let all = |first: usize, placed: Vec<Q>| {
-        let one = |(i, q)| submit(i, q).map_err(|e| (i, e));
-        // Jobs behind a failed one are submitted nevertheless.
-        let mut failed = (first..).zip(placed).filter_map(|job| one(job).err());
-        let first = failed.next();
-        failed.for_each(drop);
-        first.map_or(Ok(()), Err)
-    };
-    chunks_in_order(threads, jobs, CHUNK_MAX, prepare, place, all)
-}
-
-/// As [`parallel_in_order`], with up to `chunk_max` jobs at a time. `submit` gets the
-/// number of the first job and the placed results of the chunk, in order. It returns
-/// the number of the job that failed.
-///
-/// # Errors
-/// As [`parallel_in_order`].
 pub fn chunks_in_order<P: Send, Q: Send>(
     threads: usize,
     jobs: usize,
@@ -228,10 +198,27 @@ mod tests {
     fn a_panic_delays_no_other_job() {
         let ticket_lock = TicketLock::new();
         let run = std::panic::AssertUnwindSafe(|| {
-            ticket_lock.run_in_order(0, || std::panic::resume_unwind(Box::new(())))
+            ticket_lock.ticket(0).run(|| std::panic::resume_unwind(Box::new(())))
         });
         assert!(std::panic::catch_unwind(run).is_err());
-        assert_eq!(ticket_lock.run_in_order(1, || 5), 5);
+        assert_eq!(ticket_lock.ticket(1).run(|| 5), 5);
+    }
+
+    /// [`chunks_in_order`] with a `submit` of one job. Jobs behind a failed one are submitted
+    /// nevertheless.
+    fn parallel_in_order<P: Send, Q: Send>(
+        threads: usize,
+        jobs: usize,
+        prepare: impl Fn(usize) -> Result<P> + Sync,
+        place: impl Fn(usize, P) -> Result<Q> + Sync,
+        submit: impl Fn(usize, Q) -> Result<()> + Sync,
+    ) -> Result<()> {
+        let all = |first: usize, placed: Vec<Q>| {
+            let one = |(i, q)| submit(i, q).map_err(|e| (i, e));
+            let failed: Vec<_> = (first..).zip(placed).filter_map(|job| one(job).err()).collect();
+            failed.into_iter().next().map_or(Ok(()), Err)
+        };
+        chunks_in_order(threads, jobs, 16, prepare, place, all)
     }
 
     #[test]

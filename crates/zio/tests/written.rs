@@ -14,7 +14,7 @@ use ondisk::blkptr::BlkPtr;
 use ondisk::{Endian, ObjType};
 use vdev::{LABEL_START, Spec, Tree, VdevKind};
 use zio::{
-    BlockCache, Io, Placed, SpaceSource, Want, Write, WriteProps, Writes, Zio, parallel_in_order,
+    BlockCache, Io, Placed, SpaceSource, Want, Write, WriteProps, Writes, Zio, chunks_in_order,
 };
 
 const DISK: u64 = 80 << 20;
@@ -121,11 +121,11 @@ impl TreeFixture {
             placed.lock().push(p.bp);
             Ok(p)
         };
-        let submit = |_, p: Placed| {
-            self.zio.submit(p, writes);
+        let submit = |_, all: Vec<Placed>| {
+            all.into_iter().for_each(|p| self.zio.submit(p, writes));
             Ok(())
         };
-        parallel_in_order(4, blocks.len(), prepare, place, submit).unwrap();
+        chunks_in_order(4, blocks.len(), 16, prepare, place, submit).unwrap();
         placed.into_inner()
     }
 }

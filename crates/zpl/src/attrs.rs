@@ -29,7 +29,7 @@ impl Device {
     /// From the attribute. Linux writes `major << 20 | minor` in 32 bits, illumos
     /// and FreeBSD `major << 32 | minor` (chapter 06 §5.1); a number beyond 32
     /// bits can only be the latter.
-    pub fn from_rdev(rdev: u64) -> Device {
+    pub(crate) fn from_rdev(rdev: u64) -> Device {
         if rdev >> 32 != 0 {
             return Device { major: (rdev >> 32) as u32, minor: rdev as u32 };
         }

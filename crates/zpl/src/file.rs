@@ -1,10 +1,32 @@
 //! The content of files and the targets of symbolic links.
+//!
+//! # Theory of a read
+//! A read returns the bytes of a range as pieces, in order: slices of cached or dirty blocks,
+//! which are not copied, and buffers of zeros for holes. The range is clipped to the file's
+//! size; a read at or behind the end has no pieces. There is one implementation,
+//! `FileSystem::read_file`, and it does four things:
+//!
+//! * *Consistency.* It runs under the object's seqlock ([`crate::rw`]). A reader that saw a
+//!   change of several steps drops its pieces and reads again.
+//! * *Read-ahead.* Each read is reported once to the file's predictor ([`dmu::zfetch`]): before
+//!   the first block that is not in memory is read, so that prefetches overlap with that read,
+//!   else afterwards. A read from memory that is to be repeated with waiting is not reported,
+//!   nor is one that bypasses the cache.
+//! * *Blocks.* [`Object::read_pieces`] searches dirty data, the cache and the devices.
+//! * *Statistics.* A read that succeeded is counted once, with its bytes.
+//!
+//! Its callers differ in what they know of the file and in what they do with the pieces.
+//! [`FileSystem::read`] finds the object and its size anew for each read, uses the predictor of
+//! that object id, and returns the pieces: mounts send them to the kernel. A [`File`] keeps the
+//! object, the size and a predictor of its own. [`File::borrow`] returns one piece, and
+//! [`File::read_at`] copies the pieces into a slice.
 
-use std::ops::Range;
+use std::borrow::Cow;
 use std::sync::Arc;
 
+use base::limits::BUF_SIZE_MAX;
 use base::{Buf, Error, ErrorKind, ObjectId, Result};
-use dmu::{Caching, Copies, Extent, Io, Mode, Object};
+use dmu::{Caching, Copies, Extent, Io, Object};
 use ondisk::objtype::ObjType;
 use ondisk::sa::ZplAttr;
 use ondisk::znode::FileType;
@@ -24,22 +46,24 @@ pub enum Whence {
     Hole,
 }
 
-/// An open regular file: its object, its size and the predictor of its reader.
+/// A regular file that was opened for many reads: its object and size as they were then, and
+/// the predictor of its reader. A read shows the content of its time, clipped to this size. A
+/// file that may be removed meanwhile has to be held ([`FileSystem::hold`]).
 #[derive(Debug)]
 pub struct File {
+    fs: Arc<FileSystem>,
     object: Object,
     size: u64,
     zfetch: dmu::Zfetch,
-    counters: Option<Arc<kstat::IoCounters>>,
 }
 
 impl File {
-    /// Bytes of the file.
+    /// Bytes of the file when it was opened.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Its object.
+    /// Its object as it was when the file was opened.
     pub fn object(&self) -> &Object {
         &self.object
     }
@@ -50,39 +74,22 @@ impl File {
     /// # Errors
     /// Those of reading.
     pub fn borrow(&self, offset: u64, len: usize, io: Io) -> Result<Buf> {
-        if offset >= self.size {
-            return Ok(Buf::default());
-        }
         let bs = self.object.block_size();
-        let skip = offset % bs;
-        let take = (bs - skip).min(self.size - offset).min(len as u64);
-        let range = skip as usize..(skip + take) as usize;
-        let piece = self.read_ahead(offset, offset / bs, range, io)?;
-        if let Some(counters) = &self.counters {
-            counters.read(take);
-        }
-        Ok(piece)
-    }
-
-    /// [`Object::read_part`] with a report to the predictor. The report precedes a read
-    /// that must wait for a device, so that prefetches overlap with it.
-    fn read_ahead(&self, offset: u64, blkid: u64, range: Range<usize>, io: Io) -> Result<Buf> {
-        if io.caching == Caching::Bypass {
-            return self.object.read_part(blkid, range, io);
-        }
-        let len = range.len() as u64;
-        match self.object.read_part(blkid, range.clone(), io.from_memory()) {
-            Err(e) if e.kind() == ErrorKind::WouldBlock && io.mode == Mode::MayWait => {
-                self.zfetch.advance(&self.object, offset, len, true, false);
-                self.object.read_part(blkid, range, io)
-            }
-            read => {
-                if read.is_ok() {
-                    self.zfetch.advance(&self.object, offset, len, false, false);
+        let len = (bs - offset % bs).min(len as u64) as usize;
+        self.fs.read_file(
+            Reader::Open(self),
+            offset,
+            len,
+            io,
+            |_| Buf::default(),
+            |first, piece| {
+                // The blocks may be larger than those that the file was opened with, so that the
+                // range has two pieces.
+                if first.is_empty() {
+                    *first = piece;
                 }
-                read
-            }
-        }
+            },
+        )
     }
 
     /// Copies bytes from `offset` into `out`; returns how many there were.
@@ -92,16 +99,48 @@ impl File {
     pub fn read_at(&self, offset: u64, out: &mut [u8], io: Io) -> Result<usize> {
         let io = Io { copies: Copies::Yes, ..io };
         let mut done = 0;
+        // One read yields at most 64 MiB.
         while done < out.len() {
-            let piece = self.borrow(offset.saturating_add(done as u64), out.len() - done, io)?;
-            if piece.is_empty() {
+            let (at, rest) = (offset.saturating_add(done as u64), &mut out[done..]);
+            let len = rest.len();
+            let copied = self.fs.read_file(
+                Reader::Open(self),
+                at,
+                len,
+                io,
+                |_| 0,
+                |n, piece| {
+                    rest[*n..*n + piece.len()].copy_from_slice(&piece);
+                    *n += piece.len();
+                },
+            )?;
+            done += copied;
+            if copied < len.min(BUF_SIZE_MAX) {
                 break;
             }
-            out[done..done + piece.len()].copy_from_slice(&piece);
-            done += piece.len();
         }
         Ok(done)
     }
+
+    /// The object, for a read that ends at byte `end`: opened again if the blocks end before,
+    /// because the file may have got more blocks since.
+    fn object_until(&self, end: u64, io: Io) -> Result<Cow<'_, Object>> {
+        let blocks_end =
+            (self.object.dnode().max_blkid + 1).saturating_mul(self.object.block_size());
+        match end.min(self.size) > blocks_end {
+            true => self.fs.object(self.object.id(), io).map(Cow::Owned),
+            false => Ok(Cow::Borrowed(&self.object)),
+        }
+    }
+}
+
+/// The source of a read's object, size and predictor.
+#[derive(Clone, Copy)]
+enum Reader<'a> {
+    /// Found by the object's id.
+    Id(ObjectId),
+    /// Those of an open file.
+    Open(&'a File),
 }
 
 impl FileSystem {
@@ -109,10 +148,10 @@ impl FileSystem {
     ///
     /// # Errors
     /// As [`FileSystem::read`].
-    pub fn open_file(&self, id: ObjectId, io: Io) -> Result<File> {
+    pub fn open_file(self: &Arc<Self>, id: ObjectId, io: Io) -> Result<File> {
         let (object, attrs) = self.read_consistent(id, io, || self.regular(id, io))?;
-        let (zfetch, counters) = (self.zfetch.open(), self.counters().cloned());
-        Ok(File { object, size: attrs.size, zfetch, counters })
+        let (fs, zfetch) = (Arc::clone(self), self.zfetch.open());
+        Ok(File { fs, object, size: attrs.size, zfetch })
     }
 
     pub(crate) fn regular(&self, id: ObjectId, io: Io) -> Result<(Object, Attrs)> {
@@ -132,29 +171,64 @@ impl FileSystem {
     /// # Errors
     /// `IsDir`; `Invalid` for other files without content; those of reading.
     pub fn read(&self, id: ObjectId, offset: u64, len: usize, io: Io) -> Result<Vec<Buf>> {
-        self.read_consistent(id, io, || self.read_now(id, offset, len, io))
+        let add = |pieces: &mut Vec<Buf>, piece| pieces.push(piece);
+        self.read_file(Reader::Id(id), offset, len, io, Vec::with_capacity, add)
     }
 
-    fn read_now(&self, id: ObjectId, offset: u64, len: usize, io: Io) -> Result<Vec<Buf>> {
-        let (object, attrs) = self.regular(id, io)?;
-        let passes = self.drops_behind() && io.caching == Caching::Keep;
-        let io = if passes { Io { caching: Caching::Remember, ..io } } else { io };
-        let inside = (len as u64).min(attrs.size.saturating_sub(offset));
-        // A read that must wait is reported first, so that prefetches overlap with it. A
-        // read from memory is made first, because it is repeated with waiting if it fails.
-        let waits = io.mode == Mode::MayWait;
-        let advance = || self.zfetch.advance(&object, offset, inside, waits, self.drops_behind());
-        if waits {
-            advance();
-        }
-        let pieces = object.read_clipped(attrs.size, offset, len, io)?;
-        if !waits {
-            advance();
-        }
+    /// Reads the range (see the module head). Each attempt calls `start` with an upper bound of
+    /// the number of pieces, and `add` with each piece; the result is that of the attempt that
+    /// saw no change.
+    fn read_file<T>(
+        &self,
+        reader: Reader<'_>,
+        offset: u64,
+        len: usize,
+        io: Io,
+        start: impl Fn(usize) -> T,
+        mut add: impl FnMut(&mut T, Buf),
+    ) -> Result<T> {
+        let (id, drop_behind) = match reader {
+            Reader::Id(id) => (id, self.drops_behind()),
+            Reader::Open(file) => (file.object.id(), false),
+        };
+        let remembered = drop_behind && io.caching == Caching::Keep;
+        let read_io = if remembered { Io { caching: Caching::Remember, ..io } } else { io };
+        let (read, bytes) = self.read_consistent(id, io, || {
+            let (object, size) = match reader {
+                Reader::Id(id) => {
+                    let (object, attrs) = self.regular(id, io)?;
+                    (Cow::Owned(object), attrs.size)
+                }
+                Reader::Open(file) => {
+                    (file.object_until(offset.saturating_add(len as u64), io)?, file.size)
+                }
+            };
+            let inside = (len as u64).min(size.saturating_sub(offset));
+            let report = |waits| match reader {
+                Reader::Id(_) => self.zfetch.advance(&object, offset, inside, waits, drop_behind),
+                Reader::Open(file) => file.zfetch.advance(&object, offset, inside, waits, false),
+            };
+            let mut reported = io.caching == Caching::Bypass;
+            let before_wait = || {
+                report(true);
+                reported = true;
+            };
+            let mut read =
+                start((inside.min(BUF_SIZE_MAX as u64) / object.block_size()) as usize + 2);
+            let mut bytes = 0;
+            object.read_pieces(size, offset, len, read_io, before_wait, |piece| {
+                bytes += piece.len() as u64;
+                add(&mut read, piece);
+            })?;
+            if !reported {
+                report(false);
+            }
+            Ok((read, bytes))
+        })?;
         if let Some(counters) = self.counters() {
-            counters.read(pieces.iter().map(|p| p.len() as u64).sum());
+            counters.read(bytes);
         }
-        Ok(pieces)
+        Ok(read)
     }
 
     /// The data or hole extent that contains `offset`; `None` behind the end.

@@ -77,7 +77,7 @@ impl Volume {
     /// call yields at most 64 MiB; nothing at or behind the end.
     ///
     /// # Errors
-    /// Those of [`Object::read_bufs`].
+    /// Those of [`Object::read_block`].
     pub fn read(&self, offset: u64, len: usize, io: Io) -> Result<Vec<Buf>> {
         let pieces = self.data.read_clipped(self.size, offset, len, io)?;
         if let Some(counters) = &self.counters {

@@ -52,7 +52,7 @@ use crate::tier::{NoSecondTier, SecondTier};
 use crate::{Access, Config, Copies};
 
 /// Target bytes of each partition.
-pub const PARTITION: u64 = 1 << 30;
+pub(crate) const PARTITION: u64 = 1 << 30;
 const PARTITIONS_MAX: u64 = 16;
 /// Most free arena memory that is kept for reuse before pages are returned to the system.
 const FREE_WARM_MAX: u64 = 16 << 20;

@@ -172,6 +172,63 @@ fn copies_keep_holes() {
     rig.finish();
 }
 
+/// Story: a program read 1 MiB of a file with one call of `File::read_at`, and the dataset's
+/// kstat showed nine reads: one for each block, and one for the end.
+#[test]
+fn a_read_is_counted_once() {
+    let rig = PosixFixture::new("counted", 256 * MB);
+    let mut f = Twin::new(&rig, "f");
+    f.write(0, &noise(1, 1 << 20));
+    let file = rig.fs.open_file(f.id, Io::WAIT).unwrap();
+    let counted = || {
+        let kstats = rig.engine.kstats().all(|path| path.contains("/objset-"));
+        let of = |name| kstats.iter().filter_map(|(_, k)| k.number(name)).sum::<u64>();
+        (of("reads"), of("nread"))
+    };
+    let (reads, bytes) = counted();
+    let mut out = vec![0; 2 << 20];
+    assert_eq!(file.read_at(0, &mut out, Io::WAIT).unwrap(), 1 << 20);
+    assert!(out[..1 << 20] == f.model);
+    assert_eq!(counted(), (reads + 1, bytes + (1 << 20)));
+    assert_eq!(rig.fs.read(f.id, 0, 2 << 20, Io::WAIT).unwrap().len(), 8);
+    assert_eq!(counted(), (reads + 2, bytes + (2 << 20)));
+    assert_eq!(file.borrow(200_000, 1 << 20, Io::WAIT).unwrap().len(), 262_144 - 200_000);
+    assert_eq!(counted(), (reads + 3, bytes + (2 << 20) + 62_144));
+    rig.end();
+}
+
+/// An open file keeps its size, and shows the content that it has when it is read.
+#[test]
+fn an_open_file_shows_later_writes() {
+    let rig = PosixFixture::new("open", 256 * MB);
+    let mut f = Twin::new(&rig, "f");
+    f.write(0, b"a few bytes");
+    let small = rig.fs.open_file(f.id, Io::WAIT).unwrap();
+    f.resize(1 << 20);
+    let hole = rig.fs.open_file(f.id, Io::WAIT).unwrap();
+    f.write(500_000, &noise(2, 100_000));
+    f.write(0, &noise(3, 2_000));
+    for synced in [false, true] {
+        if synced {
+            rig.sync();
+        }
+        let mut out = vec![1; 2 << 20];
+        assert_eq!(small.read_at(0, &mut out, Io::WAIT).unwrap(), 11);
+        assert!(out[..11] == f.model[..11]);
+        assert_eq!(hole.read_at(0, &mut out, Io::WAIT).unwrap(), 1 << 20);
+        assert!(out[..1 << 20] == f.model);
+        let mut at = 0;
+        while at < f.model.len() {
+            let piece = hole.borrow(at as u64, usize::MAX, Io::WAIT).unwrap();
+            assert!(!piece.is_empty() && piece[..] == f.model[at..at + piece.len()]);
+            at += piece.len();
+        }
+        assert!(hole.borrow(1 << 20, 1, Io::WAIT).unwrap().is_empty());
+        assert!(hole.borrow(u64::MAX, usize::MAX, Io::WAIT).unwrap().is_empty());
+    }
+    rig.end();
+}
+
 #[test]
 fn files_as_large_as_can_be() {
     let rig = PosixFixture::new("huge", 256 * MB);

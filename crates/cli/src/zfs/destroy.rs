@@ -38,7 +38,9 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         Ok((Reply::Done, _)) => return Ok(Exit::FAILURE),
         other => other?,
     };
-    let Reply::Doomed(names, reclaim) = reply else { return Err(crate::zpool::unexpected_reply()) };
+    let Reply::Destroyed(names, reclaim) = reply else {
+        return Err(crate::zpool::unexpected_reply());
+    };
     let parsable = parsed.has('p');
     if parsed.has('v') || parsable {
         let reclaim = target.contains('@').then_some(reclaim);

@@ -116,17 +116,17 @@ impl EdonrState {
 }
 
 /// Plain Edon-R-512 of `data`.
-pub fn edonr512(data: &[u8]) -> [u8; 64] {
+pub(crate) fn edonr512(data: &[u8]) -> [u8; 64] {
     INITIAL.finish(data, 0)
 }
 
 /// Edon-R-512 with the 128-byte prefix that a pool's salt gives.
 #[derive(Clone)]
-pub struct Prefixed(EdonrState);
+pub(crate) struct Prefixed(EdonrState);
 
 impl Prefixed {
     /// Derives and absorbs the prefix `H(salt) || H(H(salt))`.
-    pub fn new(salt: &[u8; 32]) -> Prefixed {
+    pub(crate) fn new(salt: &[u8; 32]) -> Prefixed {
         let h1 = edonr512(salt);
         let h2 = edonr512(&h1);
         let mut key = [0; 128];
@@ -138,7 +138,7 @@ impl Prefixed {
     }
 
     /// The first 32 bytes of the digest of prefix and `data`.
-    pub fn hash(&self, data: &[u8]) -> [u8; 32] {
+    pub(crate) fn hash(&self, data: &[u8]) -> [u8; 32] {
         let digest = self.0.finish(data, 128);
         std::array::from_fn(|i| digest[i])
     }

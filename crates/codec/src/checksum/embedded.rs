@@ -18,7 +18,7 @@ pub const MAGIC: u64 = 0x0210_da7a_b10c_7a11;
 /// Bytes of an eck: magic and four words.
 pub const ECK_SIZE: usize = 40;
 /// Offset of the eck in the chain header of a log block (id 9).
-pub const ZILOG2_ECK_OFFSET: usize = 144;
+pub(crate) const ZILOG2_ECK_OFFSET: usize = 144;
 
 /// Why an embedded checksum is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -50,7 +50,7 @@ fn always() -> bool {
 }
 
 /// The reference.
-pub static SCALAR: Fletcher = Fletcher {
+pub(crate) static SCALAR: Fletcher = Fletcher {
     name: "scalar",
     available: always,
     fletcher2: |d| scalar2(d, [0; 4], u64::from_le_bytes),
@@ -60,7 +60,7 @@ pub static SCALAR: Fletcher = Fletcher {
 };
 
 /// Every implementation built for this architecture, available or not.
-pub static IMPLEMENTATIONS: &[&Fletcher] = &[
+pub(crate) static IMPLEMENTATIONS: &[&Fletcher] = &[
     &SCALAR,
     #[cfg(target_arch = "x86_64")]
     &super::fletcher_x86::SSSE3,

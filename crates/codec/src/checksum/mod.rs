@@ -233,13 +233,6 @@ pub fn verify(
     compute(alg, data, salt, swapped) == *expected
 }
 
-/// The two words of `full` that an encrypted or authenticated block stores beside its
-/// MAC (chapter 02 §5.11): weak algorithms are folded, strong ones truncated.
-pub fn fold_for_mac(alg: Checksum, full: &Words) -> [u64; 2] {
-    let [w0, w1, w2, w3] = *full;
-    if alg.is_dedup_strong() { [w0, w1] } else { [w0 ^ w2, w1 ^ w3] }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -343,7 +336,5 @@ mod tests {
         assert_eq!(flags(Checksum::is_dedup_strong), [8, 11, 12, 14]);
         assert_eq!(flags(Checksum::is_salted), [12, 13, 14]);
         assert_eq!(flags(Checksum::is_nopwrite), [8, 11, 12, 13, 14]);
-        assert_eq!(fold_for_mac(Checksum::Edonr, &[1, 2, 4, 8]), [5, 10]);
-        assert_eq!(fold_for_mac(Checksum::Sha256, &[1, 2, 4, 8]), [1, 2]);
     }
 }

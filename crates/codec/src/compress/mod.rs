@@ -29,9 +29,9 @@ pub use zstd::ZstdLevel;
 /// The id of "inherit" in properties.
 pub const ID_INHERIT: u8 = 0;
 /// The id of "on" in properties.
-pub const ID_ON: u8 = 1;
+pub(crate) const ID_ON: u8 = 1;
 /// The id of zstd.
-pub const ID_ZSTD: u8 = 16;
+pub(crate) const ID_ZSTD: u8 = 16;
 
 /// A compression algorithm with its level (chapter 02 §7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -144,14 +144,6 @@ impl Compression {
         })
     }
 
-    /// The property's number: id, and for zstd its level code shifted by 7.
-    pub fn to_property(self) -> u64 {
-        match self {
-            Compression::Zstd(level) => u64::from(ID_ZSTD) | u64::from(level.property_code()) << 7,
-            other => u64::from(other.id()),
-        }
-    }
-
     /// The algorithm of a property's number; "on" is resolved. zstd's level 0 or
     /// 255 is the default level.
     pub fn from_property(value: u64) -> Option<Compression> {
@@ -189,7 +181,7 @@ pub fn decompress(comp_id: u8, src: &[u8], dst: &mut [u8]) -> Result<()> {
 ///
 /// # Errors
 /// As for [`decompress`].
-pub fn decompress_prefix(comp_id: u8, src: &[u8], dst: &mut [u8], n: usize) -> Result<()> {
+pub(crate) fn decompress_prefix(comp_id: u8, src: &[u8], dst: &mut [u8], n: usize) -> Result<()> {
     let n = n.min(dst.len());
     let ok = match Compression::from_id(comp_id) {
         Some(Compression::Off) => match src.get(..dst.len()) {

@@ -52,11 +52,6 @@ impl ZstdLevel {
         if self.0 == 0 { 3 } else { self.0 }
     }
 
-    /// The code in properties; 0 for the default.
-    pub fn property_code(self) -> u8 {
-        self.0
-    }
-
     /// The library's level; negative ones are fast.
     pub fn level(self) -> i32 {
         match usize::from(self.code()).checked_sub(103).and_then(|i| Self::FAST.get(i)) {

@@ -33,7 +33,7 @@ const LOG: [u8; 256] = {
 };
 
 /// `x * y`.
-pub const fn mul(x: u8, y: u8) -> u8 {
+pub(crate) const fn mul(x: u8, y: u8) -> u8 {
     if x == 0 || y == 0 { 0 } else { EXP[LOG[x as usize] as usize + LOG[y as usize] as usize] }
 }
 

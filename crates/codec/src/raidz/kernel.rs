@@ -137,6 +137,10 @@ unsafe fn generate_run<V: Vector, const U: usize, const ROWS: u8, const HOLES: b
     at
 }
 
+/// The rows `ROWS` of a range.
+///
+/// # Safety
+/// As [`generate`].
 #[inline(always)]
 unsafe fn generate_rows<V: Vector, const U: usize, const ROWS: u8>(
     job: &GenerateJob<'_>,
@@ -223,6 +227,10 @@ unsafe fn rebuild_run<V: Vector, const U: usize, const ROWS: u8>(
     at
 }
 
+/// The columns of a range, from the rows `ROWS`.
+///
+/// # Safety
+/// As [`rebuild`].
 #[inline(always)]
 unsafe fn rebuild_rows<V: Vector, const U: usize, const ROWS: u8>(
     job: &Rebuild<'_>,
@@ -358,11 +366,15 @@ fn always() -> bool {
     true
 }
 
+/// # Safety
+/// `job` is valid over the range.
 unsafe fn scalar_generate(job: &GenerateJob<'_>, range: ByteRange) {
     // SAFETY: guaranteed by the caller; no special instructions.
     unsafe { generate::<u64, 4, 4, 2>(job, range) }
 }
 
+/// # Safety
+/// `job` is valid over the range.
 unsafe fn scalar_rebuild(job: &Rebuild<'_>, range: ByteRange) {
     // SAFETY: guaranteed by the caller; no special instructions.
     unsafe { rebuild::<u64, 4, 2, 2>(job, range) }

@@ -25,7 +25,7 @@ use kernel::{ByteRange, GenerateJob, Rebuild};
 /// Most data columns: the powers of 2 repeat after 255.
 pub const DATA_COLUMNS_MAX: usize = 252;
 /// P, Q and R.
-pub const PARITY_MAX: usize = 3;
+pub(crate) const PARITY_MAX: usize = 3;
 
 /// One implementation of the kernels.
 pub struct Raidz {
@@ -40,7 +40,7 @@ pub struct Raidz {
 }
 
 /// Every implementation built for this architecture, available or not.
-pub static IMPLEMENTATIONS: &[&Raidz] = &[
+pub(crate) static IMPLEMENTATIONS: &[&Raidz] = &[
     &kernel::SCALAR,
     #[cfg(target_arch = "x86_64")]
     &x86::SSSE3,
@@ -130,7 +130,7 @@ pub fn generate(parity: &mut [&mut [u8]], data: &[&[u8]]) -> Result<()> {
 ///
 /// # Errors
 /// As [`generate`], and `Unsupported` if the processor cannot run it.
-pub fn generate_with(imp: &Raidz, parity: &mut [&mut [u8]], data: &[&[u8]]) -> Result<()> {
+pub(crate) fn generate_with(imp: &Raidz, parity: &mut [&mut [u8]], data: &[&[u8]]) -> Result<()> {
     check_available(imp)?;
     let mut lens = [0; DATA_COLUMNS_MAX + 1];
     let lens = lengths(&mut lens, data.iter().map(|d| d.len()));
@@ -215,7 +215,7 @@ pub fn reconstruct(parity: &mut [Column<'_>], data: &mut [Column<'_>]) -> Result
 ///
 /// # Errors
 /// As [`reconstruct`], and `Unsupported` if the processor cannot run it.
-pub fn reconstruct_with(
+pub(crate) fn reconstruct_with(
     imp: &Raidz,
     parity: &mut [Column<'_>],
     data: &mut [Column<'_>],

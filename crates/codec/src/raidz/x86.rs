@@ -99,6 +99,8 @@ macro_rules! plain {
 }
 
 impl Ssse3 {
+    /// # Safety
+    /// SSSE3 is enabled.
     #[inline(always)]
     unsafe fn double(x: __m128i) -> __m128i {
         // SAFETY: SSSE3 is enabled.
@@ -142,6 +144,8 @@ impl Vector for Ssse3 {
 }
 
 impl Avx2 {
+    /// # Safety
+    /// AVX2 is enabled.
     #[inline(always)]
     unsafe fn double(x: __m256i) -> __m256i {
         // SAFETY: AVX2 is enabled.
@@ -190,6 +194,9 @@ const XOR3: i32 = 0x96;
 
 impl Avx512 {
     /// The value that XOR adds to `x + x` to give `2 * x`.
+    ///
+    /// # Safety
+    /// AVX-512BW is enabled.
     #[inline(always)]
     unsafe fn carry(x: __m512i) -> __m512i {
         // SAFETY: AVX-512BW is enabled.
@@ -275,12 +282,16 @@ macro_rules! implementation {
             fn available() -> bool {
                 true $(&& is_x86_feature_detected!($feature))*
             }
+            /// # Safety
+            /// The processor has the instruction set, and `job` is valid over the range.
             #[target_feature(enable = $features)]
             unsafe fn gen_all(job: &GenerateJob<'_>, range: ByteRange) {
                 // SAFETY: guaranteed by the caller; the instruction set is enabled
                 // here.
                 unsafe { implementation!(@ generate, $vector, $gen)(job, range) }
             }
+            /// # Safety
+            /// As `gen_all`.
             #[target_feature(enable = $features)]
             unsafe fn rec_all(job: &Rebuild<'_>, range: ByteRange) {
                 // SAFETY: guaranteed by the caller; the instruction set is enabled

@@ -166,7 +166,7 @@ impl Image {
     ///
     /// # Errors
     /// The operating system's.
-    pub fn to_file(&self, path: &Path) -> Result<()> {
+    pub(crate) fn to_file(&self, path: &Path) -> Result<()> {
         let failed = |e| Error::io("cannot write a disk image", e).on_path(path.to_string_lossy());
         let file = File::create(path).map_err(failed)?;
         file.set_len(self.size).map_err(failed)?;
@@ -179,25 +179,5 @@ impl Image {
             }
         }
         Ok(())
-    }
-
-    /// Reads a file; ranges of zeros take no memory.
-    ///
-    /// # Errors
-    /// The operating system's.
-    pub fn from_file(path: &Path) -> Result<Image> {
-        let failed = |e| Error::io("cannot read a disk image", e).on_path(path.to_string_lossy());
-        let file = File::open(path).map_err(failed)?;
-        let size = file.metadata().map_err(failed)?.len();
-        let mut image = Image::new(size);
-        let mut chunk = vec![0; NODE];
-        let mut at = 0;
-        while at < size {
-            let n = chunk.len().min((size - at) as usize);
-            file.read_exact_at(&mut chunk[..n], at).map_err(failed)?;
-            image.write(at, &chunk[..n])?;
-            at += n as u64;
-        }
-        Ok(image)
     }
 }

@@ -50,13 +50,7 @@ impl Objset {
     /// # Errors
     /// `NotFound`; `Invalid` when `block` is not of the object's block size, or the object
     /// cannot have such a block.
-    pub fn put_block(
-        self: &Arc<Self>,
-        tx: &Tx,
-        id: ObjectId,
-        blkid: u64,
-        block: BufMut,
-    ) -> Result<()> {
+    fn put_block(self: &Arc<Self>, tx: &Tx, id: ObjectId, blkid: u64, block: BufMut) -> Result<()> {
         let planted = self.planted(tx)?;
         let tx = planted.as_ref().unwrap_or(tx);
         self.change_blocks(tx, id, |inner| inner.put(tx.txg(), blkid, block))

@@ -29,7 +29,7 @@ const SPLITS_MAX: usize = 48;
 /// A key, as it is hashed, stored and compared.
 pub(super) struct FatKey<'k> {
     pub(super) hash: u64,
-    stored: StoredKey<'k>,
+    name: &'k [u8],
     /// `None` for equality of the stored bytes.
     normalized: Option<&'k NameKey<'k>>,
 }
@@ -47,32 +47,20 @@ impl<'k> FatKey<'k> {
         }
         Ok(FatKey {
             hash: phys.hash_name(key.hash_form()),
-            stored: StoredKey::Name(name),
+            name,
             normalized: (how != Match::Exact).then_some(key),
         })
     }
 
     /// A name with a known hash.
     pub(super) fn stored(hash: u64, name: &'k [u8]) -> FatKey<'k> {
-        FatKey { hash, stored: StoredKey::Name(name), normalized: None }
-    }
-
-    /// Words.
-    pub(super) fn words(phys: &FatPhys, key: &'k [u64]) -> Result<FatKey<'k>> {
-        if key.is_empty() {
-            return Err(Error::invalid("a key without words"));
-        }
-        let hash = phys.hash_words(key);
-        Ok(FatKey { hash, stored: StoredKey::Words(key), normalized: None })
+        FatKey { hash, name, normalized: None }
     }
 
     fn matches(&self, e: &LeafEntry<'_>) -> Result<bool> {
-        match (self.stored, self.normalized) {
-            (StoredKey::Name(name), None) => e.name_is(name),
-            (StoredKey::Name(_), Some(key)) => Ok(key.matches(&e.name()?)),
-            (StoredKey::Words(words), _) => {
-                Ok(usize::from(e.name_numints) == words.len() && e.key_words()? == words)
-            }
+        match self.normalized {
+            None => e.name_is(self.name),
+            Some(key) => Ok(key.matches(&e.name()?)),
         }
     }
 }
@@ -192,11 +180,7 @@ impl<'a, S: ZapStore + ?Sized> Fat<'a, S> {
         let Some((_, block)) = self.leaf(key.hash)? else { return Ok(None) };
         let leaf = Leaf::parse(&block, LE)?;
         let Some(e) = leaf.lookup(key.hash, |e| key.matches(e))? else { return Ok(None) };
-        let name = match key.stored {
-            StoredKey::Name(_) => e.name()?,
-            StoredKey::Words(words) => words.iter().flat_map(|w| w.to_be_bytes()).collect(),
-        };
-        Ok(Some(ZapEntry { name, value: e.value()?, hash: e.hash, cd: e.cd }))
+        Ok(Some(ZapEntry { name: e.name()?, value: e.value()?, hash: e.hash, cd: e.cd }))
     }
 
     /// Adds an entry, or replaces a value if `replace`. `cd` is the smallest free one
@@ -208,7 +192,7 @@ impl<'a, S: ZapStore + ?Sized> Fat<'a, S> {
         value: &ZapValue,
         replace: bool,
     ) -> Result<()> {
-        let need = LeafMut::chunks_for(key.stored, value);
+        let need = LeafMut::chunks_for(StoredKey::Name(key.name), value);
         if need > chunk_count(self.bs) {
             return Err(Error::limit("the entry is larger than a ZAP leaf"));
         }
@@ -233,9 +217,9 @@ impl<'a, S: ZapStore + ?Sized> Fat<'a, S> {
             drop(block);
             match hit {
                 Some(hit) => self.edit_leaf(blkid, |leaf| leaf.update(hit.chunk, value))?,
-                None => {
-                    self.counted(1, blkid, |leaf| leaf.insert(key.hash, cd, key.stored, value))?
-                }
+                None => self.counted(1, blkid, |leaf| {
+                    leaf.insert(key.hash, cd, StoredKey::Name(key.name), value)
+                })?,
             }
             self.grow_ahead(depth, room - need);
             return Ok(());

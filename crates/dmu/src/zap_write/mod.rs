@@ -202,7 +202,7 @@ impl<'a, S: ZapStore + ?Sized> ZapMut<'a, S> {
     ///
     /// # Errors
     /// As [`ZapMut::init`].
-    pub fn init_fat(&self, salt: u64, normflags: u64, flags: u64) -> Result<()> {
+    pub(crate) fn init_fat(&self, salt: u64, normflags: u64, flags: u64) -> Result<()> {
         fat::init(self.store, salt, normflags, flags)
     }
 
@@ -326,7 +326,7 @@ impl<'a, S: ZapStore + ?Sized> ZapMut<'a, S> {
     ///
     /// # Errors
     /// As [`ZapMut::remove`] and [`ZapMut::lookup_as`].
-    pub fn remove_as(&self, name: &[u8], how: Match) -> Result<()> {
+    pub(crate) fn remove_as(&self, name: &[u8], how: Match) -> Result<()> {
         let known = self.store.recall();
         match self.form()? {
             OpenZap::Micro(block) => {
@@ -362,55 +362,5 @@ impl<'a, S: ZapStore + ?Sized> ZapMut<'a, S> {
             _ => self.update(name, &ZapValue::from_u64(new))?,
         }
         Ok(new)
-    }
-
-    /// The fat ZAP behind a key of words.
-    fn words(&self) -> Result<Fat<'a, S>> {
-        match self.form()? {
-            OpenZap::Fat(fat) if fat.phys().has_word_keys() => Ok(fat),
-            _ => Err(Error::invalid("the keys of this ZAP are names")),
-        }
-    }
-
-    /// The value under a key of 64-bit words (§15).
-    ///
-    /// # Errors
-    /// `Invalid` in a ZAP of names; those of reading; `Corrupt`.
-    pub fn lookup_words(&self, key: &[u64]) -> Result<Option<ZapValue>> {
-        let mut fat = self.words()?;
-        Ok(fat.lookup(&FatKey::words(fat.phys(), key)?)?.map(|e| e.value))
-    }
-
-    /// [`ZapMut::add`] for a key of words.
-    ///
-    /// # Errors
-    /// As [`ZapMut::add`]; `Invalid` in a ZAP of names.
-    pub fn add_words(&self, key: &[u64], value: &ZapValue) -> Result<()> {
-        self.put_words(key, value, false)
-    }
-
-    /// [`ZapMut::update`] for a key of words.
-    ///
-    /// # Errors
-    /// As [`ZapMut::update`]; `Invalid` in a ZAP of names.
-    pub fn update_words(&self, key: &[u64], value: &ZapValue) -> Result<()> {
-        self.put_words(key, value, true)
-    }
-
-    fn put_words(&self, key: &[u64], value: &ZapValue, replace: bool) -> Result<()> {
-        check_value(value)?;
-        let mut fat = self.words()?;
-        let key = FatKey::words(fat.phys(), key)?;
-        fat.put(&key, None, value, replace)
-    }
-
-    /// [`ZapMut::remove`] for a key of words.
-    ///
-    /// # Errors
-    /// As [`ZapMut::remove`]; `Invalid` in a ZAP of names.
-    pub fn remove_words(&self, key: &[u64]) -> Result<()> {
-        let mut fat = self.words()?;
-        let key = FatKey::words(fat.phys(), key)?;
-        fat.remove(&key)
     }
 }

@@ -6,10 +6,7 @@ use std::collections::BTreeMap;
 use base::ErrorKind;
 use ondisk::Endian;
 use ondisk::normalize::hash_name;
-use ondisk::zap::{
-    FLAG_HASH64, FLAG_PRE_HASHED_KEY, FLAG_UINT64_KEY, FatHeader, FatPhys, PointerLocation,
-    ZapValue,
-};
+use ondisk::zap::{FatHeader, FatPhys, PointerLocation, ZapValue};
 use ondisk::zapleaf::Leaf;
 use proptest::prelude::*;
 
@@ -413,50 +410,6 @@ fn a_half_grown_table_is_continued() {
 }
 
 #[test]
-fn keys_of_words() {
-    for flags in
-        [FLAG_HASH64 | FLAG_UINT64_KEY, FLAG_HASH64 | FLAG_UINT64_KEY | FLAG_PRE_HASHED_KEY]
-    {
-        let store = MemStore::new(4096);
-        let zap = store.zap();
-        zap.init(0x28_b87f, 0, flags).unwrap();
-        let ddt = [
-            0x7226_88b6_6aab_c489,
-            0xef0c_4dca_b67c_b932,
-            0x7fb6_c131_1834_4837,
-            0xd49e_ec71_d6d8_b8d3,
-            0x0000_0007_0002_01ff,
-        ];
-        let value = ZapValue::from_bytes(&[9; 70]).unwrap();
-        zap.add_words(&ddt, &value).unwrap();
-        let hash = audit(&store, false).entries.values().next().unwrap().hash;
-        let pre = flags & FLAG_PRE_HASHED_KEY != 0;
-        assert_eq!(hash, if pre { 0x7226_88b6_6aab_0000 } else { 0x0e99_5880_6976_0000 });
-        let mut rng = ZapRng(11);
-        let mut keys = Vec::new();
-        for i in 0..3000u64 {
-            let key = [rng.next(u64::MAX) << 11 ^ i, 2, 3, i, 0];
-            zap.add_words(&key, &num(i)).unwrap();
-            assert_eq!(kind(zap.add_words(&key, &num(i))), ErrorKind::Exists);
-            keys.push(key);
-        }
-        assert_eq!(audit(&store, false).entries.len(), 3001);
-        for (i, key) in (0..).zip(&keys) {
-            assert_eq!(zap.lookup_words(key).unwrap(), Some(num(i)));
-            zap.update_words(key, &value).unwrap();
-            assert_eq!(zap.lookup_words(key).unwrap().as_ref(), Some(&value));
-            zap.remove_words(key).unwrap();
-            assert_eq!(kind(zap.remove_words(key)), ErrorKind::NotFound);
-        }
-        assert_eq!(zap.lookup_words(&ddt).unwrap(), Some(value));
-        zap.remove_words(&ddt).unwrap();
-        assert_eq!(audit(&store, false).phys.unwrap().num_leafs, 1);
-        assert_eq!(kind(zap.add(b"name", &num(1))), ErrorKind::Invalid);
-        assert_eq!(kind(zap.add_words(&[], &num(1))), ErrorKind::Invalid);
-    }
-}
-
-#[test]
 fn counting() {
     for fat in [false, true] {
         let store = MemStore::new(1024);
@@ -494,7 +447,6 @@ fn refusals() {
     assert_eq!(kind(zap.update(b"big", &big)), ErrorKind::Limit);
     let odd = ZapValue { int_size: 3, num: 1, data: vec![0; 3] };
     assert_eq!(kind(zap.add(b"odd", &odd)), ErrorKind::Invalid);
-    assert_eq!(kind(zap.lookup_words(&[1])), ErrorKind::Invalid);
     assert_eq!(kind(zap.remove_as(b"BIG", Match::Normalize)), ErrorKind::Unsupported);
     zap.add(&[b'a'; 255], &num(1)).unwrap();
     assert_eq!(audit(&store, false).entries.len(), 2);

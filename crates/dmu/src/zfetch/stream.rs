@@ -335,7 +335,7 @@ impl Table {
     }
 
     /// Changes the parameters. If the shape of the file changed, its streams are dropped.
-    pub fn set_params(&mut self, params: Params) {
+    pub(crate) fn set_params(&mut self, params: Params) {
         let shape = |p: &Params| (p.block_size, p.blocks);
         if shape(&params) != shape(&self.params) {
             self.streams.clear();
@@ -353,7 +353,7 @@ impl Table {
     }
 
     /// The events counted since the last call.
-    pub fn take_stats(&mut self) -> ZfetchStats {
+    pub(crate) fn take_stats(&mut self) -> ZfetchStats {
         std::mem::take(&mut self.stats)
     }
 
@@ -364,7 +364,7 @@ impl Table {
     }
 
     /// Counts reads that were started as planned.
-    pub fn count_issued(&mut self, n: u64) {
+    pub(crate) fn count_issued(&mut self, n: u64) {
         self.stats.io_issued += n;
     }
 
@@ -446,7 +446,7 @@ impl Table {
     }
 
     /// Whether all recent accesses are random.
-    pub fn is_random(&self) -> bool {
+    pub(crate) fn is_random(&self) -> bool {
         self.noise > NOISY && self.streams.is_empty()
     }
 

@@ -20,9 +20,9 @@ use std::time::Duration;
 use base::rt::Mutex;
 
 /// Leaves prefetched for a walk.
-pub const LEAVES: usize = 8;
+pub(crate) const LEAVES: usize = 8;
 /// Blocks of dnodes prefetched for one page.
-pub const DNODE_BLOCKS: usize = 64;
+pub(crate) const DNODE_BLOCKS: usize = 64;
 /// Walks remembered.
 const WALKS: usize = 16;
 /// Look-ups in the order of hashes that are taken for a walk.

@@ -1,6 +1,6 @@
 //! Passes, the far ends of objects, calls that fail.
 
-use base::{BufMut, Error, ErrorKind, ObjectId, Txg};
+use base::{Error, ErrorKind, ObjectId, Txg};
 use dmu::{Io, ObjectSpec, ObjsetProps, Tx};
 use ondisk::ObjType;
 use ondisk::objset::ObjsetType;
@@ -90,8 +90,6 @@ fn the_far_end_of_objects() {
     os.write(&tx, id, 1 << 49, &[3; 1000]).unwrap();
     let kind = |e: Result<(), Error>| e.unwrap_err().kind();
     assert_eq!(kind(os.write(&tx, id, u64::MAX - 3, &[1; 8])), ErrorKind::Invalid);
-    let block = || BufMut::zeroed(512);
-    assert_eq!(kind(os.put_block(&tx, id, u64::MAX, block())), ErrorKind::Invalid);
     assert_eq!(kind(os.edit_block(&tx, id, 1 << 55, &mut |_| Ok(()))), ErrorKind::Invalid);
     world.commit(1);
     let walk = check(&world, 1);
@@ -133,7 +131,6 @@ fn calls_that_fail_leave_nothing_behind() {
     let kind = |e: Result<(), Error>| e.unwrap_err().kind();
     let missing = ObjectId(77);
     assert_eq!(kind(os.write(&tx, missing, 0, &[1])), ErrorKind::NotFound);
-    assert_eq!(kind(os.put_block(&tx, missing, 0, BufMut::zeroed(512))), ErrorKind::NotFound);
     assert_eq!(kind(os.set_bonus(&tx, missing, &[1])), ErrorKind::NotFound);
     assert_eq!(kind(os.free_object(&tx, missing)), ErrorKind::NotFound);
     assert!(!os.is_dirty(Txg(1)));
@@ -159,7 +156,6 @@ fn calls_that_fail_leave_nothing_behind() {
         let tx = world.tx(txg);
         let refuse = &mut |_: &mut [u8]| Err(Error::invalid("no"));
         assert_eq!(kind(os.edit_block(&tx, missing, 0, refuse)), ErrorKind::Invalid);
-        assert_eq!(kind(os.put_block(&tx, missing, 0, BufMut::zeroed(1024))), ErrorKind::Invalid);
         world.commit(txg);
         check(&world, txg);
         world.synced(txg);

@@ -1,6 +1,6 @@
 //! Random operations in two txgs at a time, in either order.
 
-use base::{BufMut, ErrorKind};
+use base::ErrorKind;
 use dmu::{Io, ObjectSpec, Objset, ObjsetProps, Zap, zaps};
 use ondisk::ObjType;
 use ondisk::objset::ObjsetType;
@@ -216,7 +216,7 @@ impl Driver {
         let blkid = if only { 0 } else { self.rng.block() };
         let whole = self.rng.bytes(obj.bs as usize);
         if self.rng.below(3) == 0 {
-            self.os().put_block(&tx, object(id), blkid, BufMut::copy_of(&whole)).unwrap();
+            self.os().write(&tx, object(id), blkid * obj.bs, &whole).unwrap();
             return self.model.write(i, id, blkid * obj.bs, &whole);
         }
         let skip = self.rng.below(obj.bs);

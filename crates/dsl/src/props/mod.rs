@@ -98,15 +98,15 @@ impl Types {
     /// Pools.
     pub const POOL: Types = Types(16);
     /// File systems and volumes.
-    pub const FV: Types = Types(3);
+    pub(crate) const FV: Types = Types(3);
     /// File systems and snapshots.
     pub const FS: Types = Types(5);
     /// Volumes and snapshots.
-    pub const VS: Types = Types(6);
+    pub(crate) const VS: Types = Types(6);
     /// All but bookmarks.
-    pub const FVS: Types = Types(7);
+    pub(crate) const FVS: Types = Types(7);
     /// All kinds of datasets.
-    pub const FVSB: Types = Types(15);
+    pub(crate) const FVSB: Types = Types(15);
     /// Nothing.
     pub const NONE: Types = Types(0);
 

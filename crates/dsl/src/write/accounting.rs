@@ -32,7 +32,7 @@ fn charge(dir: &mut DslDirPhys, usage: Usage) {
 ///
 /// # Errors
 /// Those of the store; `Corrupt` for a directory below itself.
-pub fn diduse(cx: &SyncCx<'_>, dir: u64, kind: UsedKind, usage: Usage) -> Result<()> {
+pub(crate) fn diduse(cx: &SyncCx<'_>, dir: u64, kind: UsedKind, usage: Usage) -> Result<()> {
     if usage.is_zero() {
         return Ok(());
     }
@@ -49,7 +49,7 @@ pub fn diduse(cx: &SyncCx<'_>, dir: u64, kind: UsedKind, usage: Usage) -> Result
 ///
 /// # Errors
 /// As [`diduse`].
-pub fn diduse_transfer(
+pub(crate) fn diduse_transfer(
     cx: &SyncCx<'_>,
     dir: u64,
     usage: Usage,
@@ -116,7 +116,7 @@ pub fn transfer(cx: &SyncCx<'_>, dir: u64, bytes: i64, old: UsedKind, new: UsedK
 ///
 /// # Errors
 /// Those of reading; `Corrupt` when it is missing.
-pub fn special_dir(mos: &dyn MosRead, name: &str) -> Result<u64> {
+pub(crate) fn special_dir(mos: &dyn MosRead, name: &str) -> Result<u64> {
     let root = mos.dir(mos.required("root_dataset")?)?;
     mos.number(root.child_dir_zapobj, name)?
         .ok_or_else(|| Error::corrupt(format!("the pool has no {name}")))
@@ -137,7 +137,7 @@ pub fn mos_changed(cx: &SyncCx<'_>, by: Usage) -> Result<()> {
 ///
 /// # Errors
 /// As [`diduse`].
-pub fn free_changed(cx: &SyncCx<'_>, by: Usage) -> Result<()> {
+pub(crate) fn free_changed(cx: &SyncCx<'_>, by: Usage) -> Result<()> {
     if by.is_zero() {
         return Ok(());
     }
@@ -148,7 +148,7 @@ pub fn free_changed(cx: &SyncCx<'_>, by: Usage) -> Result<()> {
 ///
 /// # Errors
 /// As [`diduse`].
-pub fn set_reservation(cx: &SyncCx<'_>, dir: u64, bytes: u64) -> Result<()> {
+pub(crate) fn set_reservation(cx: &SyncCx<'_>, dir: u64, bytes: u64) -> Result<()> {
     let mut phys = cx.dir(dir)?;
     let by = phys.used_bytes.max(bytes).wrapping_sub(phys.used_bytes.max(phys.reserved)) as i64;
     phys.reserved = bytes;
@@ -163,7 +163,7 @@ pub fn set_reservation(cx: &SyncCx<'_>, dir: u64, bytes: u64) -> Result<()> {
 ///
 /// # Errors
 /// As [`diduse`].
-pub fn refreservation_changed(cx: &SyncCx<'_>, dir: u64, old: u64, new: u64) -> Result<()> {
+pub(crate) fn refreservation_changed(cx: &SyncCx<'_>, dir: u64, old: u64, new: u64) -> Result<()> {
     let head = cx.dir(dir)?.head_dataset_obj;
     if head == 0 {
         return Ok(());

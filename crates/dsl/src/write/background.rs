@@ -47,7 +47,7 @@ pub struct Progress {
 ///
 /// # Errors
 /// `Corrupt`; those of reading.
-pub fn bptree_header(mos: &dyn MosRead, object: u64) -> Result<BptreePhys> {
+pub(crate) fn bptree_header(mos: &dyn MosRead, object: u64) -> Result<BptreePhys> {
     let info = mos.info(object)?;
     BptreePhys::parse(&info.bonus, info.endian).map_err(|e| e.in_object(ObjectId(object)))
 }
@@ -118,7 +118,7 @@ fn put_entry(cx: &SyncCx<'_>, object: u64, index: u64, entry: &BptreeEntry) -> R
 ///
 /// # Errors
 /// `Corrupt`; those of reading.
-pub fn bptree_entry(mos: &dyn MosRead, object: u64, index: u64) -> Result<BptreeEntry> {
+pub(crate) fn bptree_entry(mos: &dyn MosRead, object: u64, index: u64) -> Result<BptreeEntry> {
     let mut raw = Vec::with_capacity(BPTREE_ENTRY_SIZE);
     for (blkid, offset, take) in pieces(mos, object, index)? {
         let (data, endian) = mos.read_block(object, blkid)?;

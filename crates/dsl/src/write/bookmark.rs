@@ -42,7 +42,7 @@ pub struct NamedBookmark {
 
 impl NamedBookmark {
     /// Whether it counts the blocks freed since its snapshot.
-    pub fn has_fbn(&self) -> bool {
+    pub(crate) fn has_fbn(&self) -> bool {
         self.phys.flags & BOOKMARK_HAS_FBN != 0
     }
 }
@@ -66,7 +66,7 @@ pub fn of_head(mos: &dyn MosRead, head: u64) -> Result<Vec<NamedBookmark>> {
 ///
 /// # Errors
 /// As [`of_head`].
-pub fn with_fbn(mos: &dyn MosRead, head: u64) -> Result<Vec<NamedBookmark>> {
+pub(crate) fn with_fbn(mos: &dyn MosRead, head: u64) -> Result<Vec<NamedBookmark>> {
     Ok(of_head(mos, head)?.into_iter().filter(NamedBookmark::has_fbn).collect())
 }
 
@@ -83,7 +83,7 @@ fn put(cx: &SyncCx<'_>, zap: u64, name: &[u8], phys: &BookmarkPhys) -> Result<bo
 ///
 /// # Errors
 /// Those of the store.
-pub fn edit_fbn(
+pub(crate) fn edit_fbn(
     cx: &SyncCx<'_>,
     head: u64,
     edit: &mut dyn FnMut(&mut BookmarkPhys) -> Result<bool>,
@@ -98,7 +98,7 @@ pub fn edit_fbn(
 }
 
 /// Adds to the blocks freed before the next snapshot.
-pub fn add_fbn(phys: &mut BookmarkPhys, usage: Usage) {
+pub(crate) fn add_fbn(phys: &mut BookmarkPhys, usage: Usage) {
     phys.fbn = (Usage::from(phys.fbn) + usage).space();
 }
 
@@ -208,7 +208,7 @@ fn drop_zap(cx: &SyncCx<'_>, head: u64, zap: u64) -> Result<()> {
 ///
 /// # Errors
 /// Those of the store.
-pub fn destroy_all(cx: &SyncCx<'_>, head: u64) -> Result<()> {
+pub(crate) fn destroy_all(cx: &SyncCx<'_>, head: u64) -> Result<()> {
     let Some(zap) = cx.read().attribute_u64(head, KEY)? else { return Ok(()) };
     for mark in of_head(cx.read(), head)? {
         forget(cx, &mark)?;

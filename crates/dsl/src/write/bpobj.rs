@@ -82,7 +82,7 @@ pub fn create(cx: &SyncCx<'_>, block_size: u32, compression: u8) -> Result<u64> 
 ///
 /// # Errors
 /// Those of the store.
-pub fn create_plain(cx: &SyncCx<'_>, block_size: u32, compression: u8) -> Result<u64> {
+pub(crate) fn create_plain(cx: &SyncCx<'_>, block_size: u32, compression: u8) -> Result<u64> {
     create_sized(cx, block_size, compression, BPOBJ_SIZE_V1)
 }
 
@@ -96,7 +96,7 @@ fn create_sized(cx: &SyncCx<'_>, block_size: u32, compression: u8, size: usize) 
 ///
 /// # Errors
 /// Those of the store.
-pub fn create_empty(cx: &SyncCx<'_>) -> Result<u64> {
+pub(crate) fn create_empty(cx: &SyncCx<'_>) -> Result<u64> {
     if !features::is_enabled(cx.read(), EMPTY_BPOBJ)? {
         return create(cx, BLOCK, 0);
     }
@@ -116,7 +116,7 @@ pub fn create_empty(cx: &SyncCx<'_>) -> Result<u64> {
 ///
 /// # Errors
 /// Those of reading.
-pub fn is_shared_empty(mos: &dyn MosRead, object: u64) -> Result<bool> {
+pub(crate) fn is_shared_empty(mos: &dyn MosRead, object: u64) -> Result<bool> {
     Ok(mos.directory(EMPTY)? == Some(object))
 }
 
@@ -172,7 +172,7 @@ fn check_length(mos: &dyn MosRead, object: u64, count: u64, size: u64) -> Result
 ///
 /// # Errors
 /// Those of reading; `Corrupt`.
-pub fn sublists(mos: &dyn MosRead, object: u64, phys: &BpobjPhys) -> Result<Vec<u64>> {
+pub(crate) fn sublists(mos: &dyn MosRead, object: u64, phys: &BpobjPhys) -> Result<Vec<u64>> {
     if phys.subobjs == 0 || phys.num_subobjs == 0 {
         return Ok(Vec::new());
     }
@@ -342,7 +342,7 @@ fn append_sublists(cx: &SyncCx<'_>, phys: &mut BpobjPhys, subs: &[u64]) -> Resul
 ///
 /// # Errors
 /// Those of the store; `Unsupported` when `object` has the form without sublists.
-pub fn add_sublist(cx: &SyncCx<'_>, object: u64, sub: u64) -> Result<()> {
+pub(crate) fn add_sublist(cx: &SyncCx<'_>, object: u64, sub: u64) -> Result<()> {
     if is_shared_empty(cx.read(), sub)? {
         return drop_shared(cx);
     }

@@ -109,7 +109,7 @@ fn remove(cx: &SyncCx<'_>, object: u64, key: u64) -> Result<()> {
 ///
 /// # Errors
 /// Those of the store.
-pub fn add_key(cx: &SyncCx<'_>, object: u64, key: u64) -> Result<()> {
+pub(crate) fn add_key(cx: &SyncCx<'_>, object: u64, key: u64) -> Result<()> {
     if is_plain(cx.read(), object)? || keys(cx.read(), object)?.contains_key(&key) {
         return Ok(());
     }
@@ -132,7 +132,7 @@ fn join(cx: &SyncCx<'_>, object: u64, key: u64, present: u64, list: u64) -> Resu
 ///
 /// # Errors
 /// `Corrupt` when there is no smaller key; those of the store.
-pub fn remove_key(cx: &SyncCx<'_>, object: u64, key: u64) -> Result<()> {
+pub(crate) fn remove_key(cx: &SyncCx<'_>, object: u64, key: u64) -> Result<()> {
     if is_plain(cx.read(), object)? {
         return Ok(());
     }
@@ -167,7 +167,7 @@ fn due_keys(mos: &dyn MosRead, ds: &DslDatasetPhys) -> Result<BTreeSet<u64>> {
 ///
 /// # Errors
 /// Those of the store.
-pub fn clone_keys(cx: &SyncCx<'_>, ds: &DslDatasetPhys, max: u64) -> Result<u64> {
+pub(crate) fn clone_keys(cx: &SyncCx<'_>, ds: &DslDatasetPhys, max: u64) -> Result<u64> {
     let copy = create(cx)?;
     if !cx.has_lists()? {
         return Ok(copy);
@@ -228,7 +228,7 @@ pub fn merge(cx: &SyncCx<'_>, object: u64, source: u64) -> Result<()> {
 ///
 /// # Errors
 /// Those of the store.
-pub fn move_from(cx: &SyncCx<'_>, object: u64, list: u64, from: u64) -> Result<Usage> {
+pub(crate) fn move_from(cx: &SyncCx<'_>, object: u64, list: u64, from: u64) -> Result<Usage> {
     if is_plain(cx.read(), object)? {
         let mut batch = Vec::with_capacity(BATCH);
         let moved = bpobj::retain(cx, object, &mut |entry| {

@@ -18,27 +18,27 @@ use super::store::DIRECTORY;
 use super::{MosRead, SyncCx};
 
 /// References to the shared empty list.
-pub const EMPTY_BPOBJ: &str = "com.delphix:empty_bpobj";
+pub(crate) const EMPTY_BPOBJ: &str = "com.delphix:empty_bpobj";
 /// A list of trees to free exists.
-pub const ASYNC_DESTROY: &str = "com.delphix:async_destroy";
+pub(crate) const ASYNC_DESTROY: &str = "com.delphix:async_destroy";
 /// When features were enabled.
 pub const ENABLED_TXG: &str = "com.delphix:enabled_txg";
 /// Objects with attributes.
-pub const EXTENSIBLE_DATASET: &str = "com.delphix:extensible_dataset";
+pub(crate) const EXTENSIBLE_DATASET: &str = "com.delphix:extensible_dataset";
 /// Limits on the number of datasets.
 pub const FILESYSTEM_LIMITS: &str = "com.joyent:filesystem_limits";
 /// Lists of a clone's blocks.
-pub const LIVELIST: &str = "com.delphix:livelist";
+pub(crate) const LIVELIST: &str = "com.delphix:livelist";
 /// Heads with bookmarks.
-pub const BOOKMARKS: &str = "com.delphix:bookmarks";
+pub(crate) const BOOKMARKS: &str = "com.delphix:bookmarks";
 /// Bookmarks of the long form.
-pub const BOOKMARK_V2: &str = "com.datto:bookmark_v2";
+pub(crate) const BOOKMARK_V2: &str = "com.datto:bookmark_v2";
 /// Bookmarks with a count of the blocks freed since.
-pub const BOOKMARK_WRITTEN: &str = "com.delphix:bookmark_written";
+pub(crate) const BOOKMARK_WRITTEN: &str = "com.delphix:bookmark_written";
 /// Bookmarks with redaction lists.
-pub const REDACTION_BOOKMARKS: &str = "com.delphix:redaction_bookmarks";
+pub(crate) const REDACTION_BOOKMARKS: &str = "com.delphix:redaction_bookmarks";
 /// Redaction lists too long for a bonus buffer.
-pub const REDACTION_LIST_SPILL: &str = "com.delphix:redaction_list_spill";
+pub(crate) const REDACTION_LIST_SPILL: &str = "com.delphix:redaction_list_spill";
 /// Encrypted datasets.
 pub const ENCRYPTION: &str = "com.datto:encryption";
 /// Blocks above 128 KiB.
@@ -194,7 +194,12 @@ pub fn zapify(cx: &SyncCx<'_>, object: u64) -> Result<()> {
 ///
 /// # Errors
 /// As [`zapify`].
-pub fn set_attribute(cx: &SyncCx<'_>, object: u64, key: &str, value: &ZapValue) -> Result<()> {
+pub(crate) fn set_attribute(
+    cx: &SyncCx<'_>,
+    object: u64,
+    key: &str,
+    value: &ZapValue,
+) -> Result<()> {
     zapify(cx, object)?;
     cx.mos.zap_update(object, key.as_bytes(), value)
 }
@@ -203,7 +208,7 @@ pub fn set_attribute(cx: &SyncCx<'_>, object: u64, key: &str, value: &ZapValue) 
 ///
 /// # Errors
 /// Those of the store.
-pub fn free_zapified(cx: &SyncCx<'_>, object: u64) -> Result<()> {
+pub(crate) fn free_zapified(cx: &SyncCx<'_>, object: u64) -> Result<()> {
     if cx.read().is_zapified(object)? {
         add(cx, EXTENSIBLE_DATASET, -1)?;
     }
@@ -240,7 +245,12 @@ pub fn activate(cx: &SyncCx<'_>, dataset: u64, guid: &str) -> Result<()> {
 ///
 /// # Errors
 /// As [`activate`].
-pub fn activate_with(cx: &SyncCx<'_>, dataset: u64, guid: &str, value: &ZapValue) -> Result<()> {
+pub(crate) fn activate_with(
+    cx: &SyncCx<'_>,
+    dataset: u64,
+    guid: &str,
+    value: &ZapValue,
+) -> Result<()> {
     if cx.read().attribute(dataset, guid)?.is_some() {
         return Ok(());
     }
@@ -275,7 +285,7 @@ pub fn deactivate(cx: &SyncCx<'_>, dataset: u64, guid: &str) -> Result<()> {
 ///
 /// # Errors
 /// Those of the store.
-pub fn deactivate_all(cx: &SyncCx<'_>, dataset: u64) -> Result<()> {
+pub(crate) fn deactivate_all(cx: &SyncCx<'_>, dataset: u64) -> Result<()> {
     for (feature, _) in of_dataset(cx.read(), dataset)? {
         cx.mos.zap_remove(dataset, feature.guid.as_bytes())?;
         add(cx, feature.guid, -1)?;
@@ -284,7 +294,7 @@ pub fn deactivate_all(cx: &SyncCx<'_>, dataset: u64) -> Result<()> {
 }
 
 /// Features whose use a block's pointer implies for its dataset (§5.2).
-pub fn needed_by(bp: &BlkPtr) -> impl Iterator<Item = &'static str> {
+pub(crate) fn needed_by(bp: &BlkPtr) -> impl Iterator<Item = &'static str> {
     let (compression, checksum) = match bp {
         BlkPtr::Block(b) => (b.compression, b.checksum),
         BlkPtr::Embedded(e) => (e.compression, 0),

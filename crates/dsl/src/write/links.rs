@@ -35,7 +35,7 @@ pub fn origin_snapshot(mos: &dyn MosRead) -> Result<u64> {
 ///
 /// # Errors
 /// Those of reading.
-pub fn origin_txg(mos: &dyn MosRead, origin: u64) -> Result<Txg> {
+pub(crate) fn origin_txg(mos: &dyn MosRead, origin: u64) -> Result<Txg> {
     if origin == 0 {
         return Ok(Txg::ZERO);
     }
@@ -49,7 +49,7 @@ pub fn origin_txg(mos: &dyn MosRead, origin: u64) -> Result<Txg> {
 ///
 /// # Errors
 /// Those of the store; `Corrupt` when clones form a cycle.
-pub fn remove_key_from_clones(cx: &SyncCx<'_>, dir: u64, key: Txg) -> Result<()> {
+pub(crate) fn remove_key_from_clones(cx: &SyncCx<'_>, dir: u64, key: Txg) -> Result<()> {
     let mut seen = HashSet::from([dir]);
     let mut work = vec![dir];
     while let Some(dir) = work.pop() {
@@ -74,7 +74,7 @@ pub fn remove_key_from_clones(cx: &SyncCx<'_>, dir: u64, key: Txg) -> Result<()>
 ///
 /// # Errors
 /// Those of the store.
-pub fn drop_livelist(cx: &SyncCx<'_>, dir: u64) -> Result<()> {
+pub(crate) fn drop_livelist(cx: &SyncCx<'_>, dir: u64) -> Result<()> {
     let Some(list) = cx.read().attribute_u64(dir, LIVELIST_KEY)? else { return Ok(()) };
     deadlist::free(cx, list)?;
     cx.mos.zap_remove(dir, LIVELIST_KEY.as_bytes())?;
@@ -100,7 +100,7 @@ pub fn snapshots_changed(cx: &SyncCx<'_>, dir: u64) -> Result<()> {
 ///
 /// # Errors
 /// Those of the store.
-pub fn drop_remap_deadlist(cx: &SyncCx<'_>, dataset: u64) -> Result<()> {
+pub(crate) fn drop_remap_deadlist(cx: &SyncCx<'_>, dataset: u64) -> Result<()> {
     const KEY: &str = "com.delphix:remap_deadlist";
     let Some(list) = cx.read().attribute_u64(dataset, KEY)? else { return Ok(()) };
     deadlist::free(cx, list)?;
@@ -111,6 +111,6 @@ pub fn drop_remap_deadlist(cx: &SyncCx<'_>, dataset: u64) -> Result<()> {
 ///
 /// # Errors
 /// Those of reading.
-pub fn list_is_empty(mos: &dyn MosRead, list: u64) -> Result<bool> {
+pub(crate) fn list_is_empty(mos: &dyn MosRead, list: u64) -> Result<bool> {
     Ok(bpobj::header(mos, list)?.is_empty())
 }

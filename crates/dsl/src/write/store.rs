@@ -69,7 +69,7 @@ impl NewObject {
 
     /// The same with a bonus buffer.
     #[must_use]
-    pub fn with_bonus(mut self, bonus_type: ObjType, bonus: Vec<u8>) -> NewObject {
+    pub(crate) fn with_bonus(mut self, bonus_type: ObjType, bonus: Vec<u8>) -> NewObject {
         (self.bonus_type, self.bonus) = (bonus_type, bonus);
         self
     }
@@ -284,7 +284,7 @@ impl dyn MosRead + '_ {
     ///
     /// # Errors
     /// Those of reading.
-    pub fn is_zapified(&self, object: u64) -> Result<bool> {
+    pub(crate) fn is_zapified(&self, object: u64) -> Result<bool> {
         Ok(self.info(object)?.object_type == ObjType::OTN_ZAP_METADATA)
     }
 

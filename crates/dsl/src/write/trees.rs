@@ -75,7 +75,7 @@ impl Trees for Arc<Zio> {
 type BlockReader<'a> = &'a dyn Fn(&BlkPtr, bool) -> Result<Buf>;
 
 /// [`Trees::walk`] with the block reader `read`.
-pub fn walk_with(
+pub(crate) fn walk_with(
     read: BlockReader<'_>,
     root: &BlkPtr,
     min: Txg,

@@ -34,7 +34,6 @@ pub(crate) const EXPLICIT_INVAL_DATA: u64 = 1 << 25;
 pub(crate) const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
 pub(crate) const SETXATTR_EXT: u64 = 1 << 29;
 pub(crate) const INIT_EXT: u64 = 1 << 30;
-pub(crate) const HAS_EXPIRE_ONLY: u64 = 1 << 35;
 pub(crate) const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
 pub(crate) const OVER_IO_URING: u64 = 1 << 41;
 
@@ -63,7 +62,6 @@ pub(crate) const READ_LOCKOWNER: u32 = 1 << 1;
 pub(crate) const FSYNC_FDATASYNC: u32 = 1 << 0;
 pub(crate) const OPEN_KILL_SUIDGID: u32 = 1 << 0;
 pub(crate) const SETXATTR_ACL_KILL_SGID: u32 = 1 << 0;
-pub(crate) const EXPIRE_ONLY: u32 = 1 << 0;
 
 // Notifications (file system to kernel, unasked).
 pub(crate) const NOTIFY_INVAL_INODE: i32 = 2;

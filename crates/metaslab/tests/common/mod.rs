@@ -385,9 +385,6 @@ impl<'a> SpaceModel<'a> {
         if self.rng.below(4) == 0 {
             self.space.unload_idle(txg, self.rng.0 % 3);
         }
-        for key in self.space.preload(self.rng.0 as usize % 3) {
-            self.load(key)?;
-        }
         self.space.check().map_err(text)?;
         if self.rng.below(9) == 0 { self.import() } else { Ok(()) }
     }

@@ -77,8 +77,7 @@ fn a_label_is_understood_and_written_back() {
     let top = &config.vdev_tree;
     assert_eq!((top.kind, top.nparity(), top.children.len()), (VdevType::Raidz, 1, 4));
     assert_eq!(top.top.as_ref().unwrap().ashift, 9);
-    let raidz = top.raidz.as_ref().unwrap();
-    assert_eq!((raidz.width_at(4, Txg(45)), raidz.width_at(4, Txg(46))), (3, 4));
+    assert_eq!(top.raidz.as_ref().unwrap().expand_txgs, [Txg(46)]);
     assert_eq!(top.leaves().count(), 4);
     assert_eq!(top.find(Guid(902)).unwrap().id, 2);
     // Unknown pairs stay in place.

@@ -88,15 +88,6 @@ pub struct Raidz {
     pub expand_txgs: Vec<Txg>,
 }
 
-impl Raidz {
-    /// Children in use by blocks of physical birth `birth`, of `children` now
-    /// (chapter 08 §E.2).
-    pub fn width_at(&self, children: usize, birth: Txg) -> usize {
-        let later = self.expand_txgs.iter().filter(|&&txg| txg > birth).count();
-        children.saturating_sub(later).saturating_sub(usize::from(self.expanding))
-    }
-}
-
 /// Additional fields of a dRAID (chapter 02 §11.1).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Draid {
@@ -254,7 +245,7 @@ impl VdevConfig {
     /// # Errors
     /// `Corrupt` for an impossible configuration, `Limit` for one too large,
     /// `Unsupported` for an unknown type.
-    pub fn parse_top(list: &NvList) -> Result<VdevConfig> {
+    pub(crate) fn parse_top(list: &NvList) -> Result<VdevConfig> {
         parse_node(list, Rank::Top, None, 1, &mut 0)
     }
 
@@ -270,7 +261,7 @@ impl VdevConfig {
     ///
     /// # Errors
     /// As [`VdevConfig::parse_top`].
-    pub fn parse_aux(list: &NvList) -> Result<VdevConfig> {
+    pub(crate) fn parse_aux(list: &NvList) -> Result<VdevConfig> {
         parse_node(list, Rank::Aux, None, 1, &mut 0)
     }
 

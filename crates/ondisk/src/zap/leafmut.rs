@@ -19,7 +19,7 @@ use crate::endian::Endian;
 use crate::zapleaf::{
     ARRAY_BYTES, CHAIN_END, CHUNK, CHUNK_ARRAY, CHUNK_ENTRY, CHUNK_FREE, ENTRIES_CDSORTED, HEADER,
     LEAF_MAGIC, Leaf, LeafEntry, ZBT_LEAF, array_chunks, block_shift, bucket_of, chunk_count,
-    chunks_at, corrupt, u16_at, u32_at, u64_at,
+    chunks_at, corrupt, u16_at, u32_at,
 };
 
 const LE: Endian = Endian::Little;
@@ -520,20 +520,22 @@ pub(crate) fn byteswap_leaf(block: &mut [u8], bs: u32) -> Result<()> {
 }
 
 /// Builds a whole fat ZAP in memory, block by block, with an embedded pointer
-/// table: tests, fuzz seeds, and the conversion of a microzap.
+/// table.
+#[cfg(test)]
 #[derive(Debug)]
-pub struct FatBuilder {
+pub(crate) struct FatBuilder {
     bs: u32,
     phys: FatPhys,
     blocks: Vec<Vec<u8>>,
 }
 
+#[cfg(test)]
 impl FatBuilder {
     /// An empty fat ZAP with blocks of `1 << bs` bytes.
     ///
     /// # Errors
     /// `Corrupt` for an impossible block size.
-    pub fn new(bs: u32, salt: u64, normflags: u64, flags: u64) -> Result<FatBuilder> {
+    pub(crate) fn new(bs: u32, salt: u64, normflags: u64, flags: u64) -> Result<FatBuilder> {
         let size = 1usize.checked_shl(bs).unwrap_or(0);
         block_shift(size)?;
         let phys = FatPhys::initial(bs, salt, normflags, flags);
@@ -550,18 +552,19 @@ impl FatBuilder {
     }
 
     /// The header's fields.
-    pub fn phys(&self) -> &FatPhys {
+    pub(crate) fn phys(&self) -> &FatPhys {
         &self.phys
     }
 
     /// The blocks, by id.
-    pub fn blocks(&self) -> &[Vec<u8>] {
+    pub(crate) fn blocks(&self) -> &[Vec<u8>] {
         &self.blocks
     }
 
     fn leaf_of(&self, hash: u64) -> Result<usize> {
         let off = self.blocks[0].len() / 2 + 8 * self.phys.pointer_index(hash) as usize;
-        Ok(u64_at(&self.blocks[0], off, LE)? as usize)
+        let id = LE.u64(&self.blocks[0], off).ok_or_else(|| corrupt("no such pointer"))?;
+        Ok(id as usize)
     }
 
     /// Adds an entry under `hash`, splitting leaves as needed.
@@ -569,7 +572,7 @@ impl FatBuilder {
     /// # Errors
     /// `NoSpace` when the embedded pointer table cannot distinguish the leaves;
     /// otherwise as [`LeafMut::insert`].
-    pub fn add(
+    pub(crate) fn add(
         &mut self,
         hash: u64,
         cd: Option<u32>,

@@ -261,7 +261,7 @@ impl SpaceBits {
     ///
     /// # Errors
     /// Those of `f`.
-    pub fn allocated_in(
+    pub(crate) fn allocated_in(
         &self,
         vdev: VdevId,
         offset: u64,

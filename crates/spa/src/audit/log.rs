@@ -36,7 +36,7 @@ pub trait LogVisitor {
 
 /// Reads and verifies one block of a chain. `None` where the chain ends: only reading shows
 /// whether the next block was ever written.
-pub fn read_log_block(zio: &Zio, ptr: &LogPtr) -> Option<Buf> {
+pub(crate) fn read_log_block(zio: &Zio, ptr: &LogPtr) -> Option<Buf> {
     let BlkPtr::Block(block) = &ptr.bp else { return None };
     let dva = block.dva();
     if dva.gang {

@@ -144,7 +144,7 @@ pub(crate) fn top_zap(spa: &Spa, config: &VdevConfig, key: &str) -> Result<Optio
 ///
 /// # Errors
 /// Those of reading the maps and of `f`; `Corrupt`.
-pub fn for_each_checkpointed(
+pub(crate) fn for_each_checkpointed(
     spa: &Spa,
     space: &PoolSpace,
     mut f: impl FnMut(VdevId, u64, u64) -> Result<()>,

@@ -12,7 +12,7 @@ use crate::import::Spa;
 
 /// How a visit of a block relates to the tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RefVisit {
+pub(crate) enum RefVisit {
     /// In no table: it must be the only visit.
     Only,
     /// The first visit of a block with a dedup entry, which has these addresses.
@@ -93,7 +93,7 @@ impl References {
     }
 
     /// Counts one more pointer to `block`.
-    pub fn count_visit(&self, block: &Block) -> RefVisit {
+    pub(crate) fn count_visit(&self, block: &Block) -> RefVisit {
         let first = block.dva();
         if block.dedup {
             let place = (first.vdev.0, first.offset, block.effective_physical_birth().0);
@@ -116,7 +116,7 @@ impl References {
     }
 
     /// Counts that the walk did not confirm.
-    pub fn mismatches(&self) -> Vec<Mismatch> {
+    pub(crate) fn mismatches(&self) -> Vec<Mismatch> {
         let dedup = self.dedup.iter().map(|(&(vdev, offset, _), e)| Mismatch {
             dedup: true,
             vdev: VdevId(vdev),

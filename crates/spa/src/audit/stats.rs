@@ -6,11 +6,11 @@ use ondisk::{BlkPtr, ObjType};
 /// Rows of the table of types: the numbered types and three more.
 pub const ROWS: usize = 57;
 /// Row of blocks on lists of deferred frees.
-pub const ROW_DEFERRED: usize = 54;
+pub(crate) const ROW_DEFERRED: usize = 54;
 /// Row of dedup ditto blocks, which are no longer written.
-pub const ROW_DITTO: usize = 55;
+pub(crate) const ROW_DITTO: usize = 55;
 /// Row of all types without a number.
-pub const ROW_OTHER: usize = 56;
+pub(crate) const ROW_OTHER: usize = 56;
 /// Levels counted separately.
 pub const LEVELS: usize = 13;
 /// Buckets of the histogram of sizes: 512 bytes to 16 MiB.
@@ -42,7 +42,7 @@ impl Sums {
 }
 
 /// Counts and bytes by size.
-pub type SizeHistogram = [(u64, u64); BUCKETS];
+pub(crate) type SizeHistogram = [(u64, u64); BUCKETS];
 
 /// All statistics.
 #[derive(Clone, Debug)]
@@ -83,7 +83,7 @@ impl Default for BlockStats {
 }
 
 /// The row in which a type is counted.
-pub fn row_of(kind: ObjType) -> usize {
+pub(crate) fn row_of(kind: ObjType) -> usize {
     let n = usize::from(kind.0);
     if n < ROW_DEFERRED { n } else { ROW_OTHER }
 }

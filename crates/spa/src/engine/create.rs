@@ -37,7 +37,7 @@ const FIRST_TXG: Txg = Txg(4);
 const VERSION_RAIDZ3: u64 = 17;
 
 /// Fills the root dataset's object set.
-pub type RootContent = Box<dyn FnOnce(&Arc<Objset>, &Tx) -> Result<()> + Send>;
+pub(crate) type RootContent = Box<dyn FnOnce(&Arc<Objset>, &Tx) -> Result<()> + Send>;
 
 /// Parameters of a new pool.
 pub struct CreateSpec {

@@ -234,7 +234,7 @@ impl TaskCx<'_> {
     ///
     /// # Errors
     /// Those of reading the MOS.
-    pub fn refresh_heads(&self) -> Result<()> {
+    pub(crate) fn refresh_heads(&self) -> Result<()> {
         let flags = self.flags()?;
         let heads: Vec<(u64, Arc<Objset>)> =
             self.writer.heads.lock().iter().map(|(&h, os)| (h, Arc::clone(os))).collect();

@@ -96,7 +96,7 @@ impl Writer {
     ///
     /// # Errors
     /// `ReadOnly` for a snapshot, those of reading it.
-    pub fn live_head(&self, object: u64, props: ObjsetProps) -> Result<Arc<Objset>> {
+    pub(crate) fn live_head(&self, object: u64, props: ObjsetProps) -> Result<Arc<Objset>> {
         if let Some(os) = self.heads.lock().get(&object) {
             return Ok(Arc::clone(os));
         }

@@ -103,7 +103,7 @@ impl TaskCx<'_> {
     ///
     /// # Errors
     /// Those of the store.
-    pub fn mark_accounting(&self, head: u64, os: &Objset) -> Result<()> {
+    pub(crate) fn mark_accounting(&self, head: u64, os: &Objset) -> Result<()> {
         let marks = [
             (ondisk::objset::FLAG_USEROBJ_ACCOUNTED, "org.zfsonlinux:userobj_accounting"),
             (ondisk::objset::FLAG_PROJECT_ACCOUNTED, "org.zfsonlinux:project_quota"),

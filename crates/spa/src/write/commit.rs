@@ -53,7 +53,7 @@ use ondisk::uberblock::{ScratchState, Uberblock};
 use super::uberblock::is_needed;
 
 /// Top-level vdevs that get the uberblock of a txg with a clean configuration.
-pub const CHOSEN_MAX: usize = 3;
+pub(crate) const CHOSEN_MAX: usize = 3;
 /// Leaves whose labels are in flight at once: bounds memory, not order.
 const LEAVES_AT_ONCE: usize = 128;
 /// How often the whole sequence is tried.

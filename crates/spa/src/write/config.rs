@@ -67,7 +67,7 @@ impl PoolFacts {
 }
 
 /// A vdev with a device of its own, and so with labels.
-pub fn has_labels(vdev: &VdevConfig) -> bool {
+pub(crate) fn has_labels(vdev: &VdevConfig) -> bool {
     matches!(vdev.kind, VdevType::Disk | VdevType::File)
 }
 

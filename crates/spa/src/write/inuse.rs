@@ -111,7 +111,7 @@ impl InUse {
 }
 
 /// The use of a device according to its labels; `None` if it is free.
-pub fn by_labels(labels: &LeafLabels, open: &[OpenPool]) -> Option<InUse> {
+pub(crate) fn by_labels(labels: &LeafLabels, open: &[OpenPool]) -> Option<InUse> {
     let (config, _) = labels.discovery_config()?;
     by_config(config, open)
 }

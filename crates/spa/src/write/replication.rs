@@ -43,7 +43,7 @@ impl Level {
     }
 
     /// The level of an existing vdev; `None` for logs and vdevs without data.
-    pub fn of_config(top: &VdevConfig) -> Option<Level> {
+    pub(crate) fn of_config(top: &VdevConfig) -> Option<Level> {
         let is_log = top.top.as_ref().is_some_and(|t| t.is_log);
         if is_log || !top.kind.is_concrete() {
             return None;

@@ -48,7 +48,7 @@ pub enum Role {
 impl Role {
     /// The value of the top-level ZAP's `org.zfsonlinux:allocation_bias` (chapter 01 §4.2);
     /// `None` for a role without a bias.
-    pub fn allocation_bias(self) -> Option<&'static str> {
+    pub(crate) fn allocation_bias(self) -> Option<&'static str> {
         match self {
             Role::Log => Some("log"),
             Role::Special => Some("special"),
@@ -58,7 +58,7 @@ impl Role {
     }
 
     /// Kept in a list of its own instead of the tree.
-    pub fn is_aux(self) -> bool {
+    pub(crate) fn is_aux(self) -> bool {
         matches!(self, Role::Cache | Role::Spare)
     }
 }
@@ -356,7 +356,7 @@ pub fn metaslab_shift(asize: u64) -> u32 {
 ///
 /// # Errors
 /// `Invalid` when a device cannot write such small sectors, or none of 9 to 16 fits.
-pub fn choose_ashift(requested: Option<u32>, leaves: &[LeafFacts]) -> Result<u32> {
+pub(crate) fn choose_ashift(requested: Option<u32>, leaves: &[LeafFacts]) -> Result<u32> {
     let logical = leaves.iter().map(|l| l.logical_shift).max().unwrap_or(0);
     let physical = leaves.iter().map(|l| l.physical_shift).max().unwrap_or(0);
     let shift = match requested {
@@ -371,7 +371,7 @@ pub fn choose_ashift(requested: Option<u32>, leaves: &[LeafFacts]) -> Result<u32
 }
 
 /// Source of the facts about devices.
-pub type FactsOf<'a> = &'a dyn Fn(&Path) -> Result<LeafFacts>;
+pub(crate) type FactsOf<'a> = &'a dyn Fn(&Path) -> Result<LeafFacts>;
 
 struct TopologyBuilder<'a> {
     options: BuildOptions,

@@ -6,7 +6,7 @@ use ondisk::{BlkPtr, Endian};
 
 /// The txg of a new pool's first uberblock in memory; the first one synced is the next
 /// (chapter 01 §5.4).
-pub const INITIAL_TXG: Txg = Txg(3);
+pub(crate) const INITIAL_TXG: Txg = Txg(3);
 
 /// The fields of the multihost property, while it is on (chapter 01 §7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +79,7 @@ pub fn next(previous: &Uberblock, synced: &Synced) -> Uberblock {
 
 /// Whether txg `uberblock.txg` must be committed at all (chapter 01 §3): its MOS was
 /// rewritten, a configuration is dirty, or multihost is on.
-pub fn is_needed(uberblock: &Uberblock, config_dirty: bool) -> bool {
+pub(crate) fn is_needed(uberblock: &Uberblock, config_dirty: bool) -> bool {
     uberblock.root_bp.birth() == uberblock.txg || config_dirty || uberblock.is_multihost()
 }
 

@@ -246,7 +246,8 @@ impl Prepared {
     }
 
     /// Whether the old block already has this content and its pointer stays.
-    pub fn is_same(&self) -> bool {
+    #[cfg(test)]
+    pub(crate) fn is_same(&self) -> bool {
         matches!(self.form, PreparedForm::Done(_, Outcome::Same))
     }
 }

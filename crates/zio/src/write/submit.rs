@@ -167,7 +167,7 @@ impl Writes {
     }
 
     /// A batch with at most `limit` bytes in flight; a larger block is written alone.
-    pub fn with_limit(zio: &Arc<Zio>, limit: u64) -> Writes {
+    pub(crate) fn with_limit(zio: &Arc<Zio>, limit: u64) -> Writes {
         Writes {
             zio: Arc::clone(zio),
             shared: Arc::new(WritesShared {
