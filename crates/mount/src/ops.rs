@@ -199,7 +199,6 @@ impl Filesystem for ZfsMount {
     }
 
     fn write(&self, req: &Request, args: &WriteArgs, data: Buf) -> FsResult<u32> {
-        cenote::files::on_behalf_of(req.pid);
         let done = self.write_file(req, args, &data);
         if !args.from_cache {
             self.wrote(args, data.len());
@@ -217,13 +216,11 @@ impl Filesystem for ZfsMount {
     }
 
     fn fsync(&self, req: &Request, node: u64, _: u64, _: bool) -> FsResult<()> {
-        cenote::files::on_behalf_of(req.pid);
-        self.sync_object(node)
+        self.sync_object(req, node)
     }
 
     fn fsyncdir(&self, req: &Request, node: u64, _: u64, _: bool) -> FsResult<()> {
-        cenote::files::on_behalf_of(req.pid);
-        self.sync_object(node)
+        self.sync_object(req, node)
     }
 
     fn syncfs(&self, _: &Request, _: u64) -> FsResult<()> {

@@ -22,7 +22,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use base::{ErrorKind, ObjectId};
-use cenote::Io;
+use cenote::OutagePolicy;
 use cenote::files::{
     Attrs, Caller, Device, Falloc, FileType as FileKind, Groups, New, Rename, SetAttrs, SetTime,
     Time, WritePosition,
@@ -32,6 +32,7 @@ use fuse::{
     WriteArgs,
 };
 
+use super::WAIT;
 use super::node::NodeTarget;
 use super::xattrs::status_of;
 use super::zfs::{FsResult, ZfsMount, attr};
@@ -83,7 +84,8 @@ pub(super) fn caller(req: &Request, umask: u32) -> Caller {
         0 => Groups::Known(Vec::new()),
         _ => Groups::Lookup(Arc::new(move || groups_of(pid))),
     };
-    Caller { uid: req.uid, gid: req.gid, groups, umask, privileged: req.uid == 0 }
+    let (privileged, thread) = (req.uid == 0, req.pid);
+    Caller { uid: req.uid, gid: req.gid, groups, umask, privileged, thread }
 }
 
 /// As [`caller`]; removes set-id bits if the kernel says so.
@@ -119,7 +121,8 @@ impl ZfsMount {
         if !self.writable {
             return;
         }
-        let fs = Arc::clone(self.fs());
+        // A background thread must not wait for the pool's resumption.
+        let fs = self.fs().with_outage(OutagePolicy::Fail);
         let work = move || match fs.empty_delete_queue() {
             Ok(_) => {}
             // They stay for the next mount.
@@ -180,7 +183,7 @@ impl ZfsMount {
         if flags & O_ACCMODE == 0 {
             return Ok(());
         }
-        let pflags = self.fs().attrs(id, Io::WAIT).map_err(stale)?.pflags;
+        let pflags = self.fs().attrs(id, WAIT).map_err(stale)?.pflags;
         let whole = pflags & ZFS_APPENDONLY != 0 && flags & O_APPEND == 0;
         if pflags & ZFS_IMMUTABLE != 0 || whole { Err(Errno::EPERM) } else { Ok(()) }
     }
@@ -294,10 +297,10 @@ impl ZfsMount {
         name: &[u8],
         remove: impl FnOnce() -> base::Result<T>,
     ) -> base::Result<T> {
-        let found = self.fs().lookup(parent, name, Io::WAIT).ok();
+        let found = self.fs().lookup(parent, name, WAIT).ok();
         let dir = found.filter(|f| f.kind == FileKind::Dir);
         let node = dir.as_ref().and_then(|f| NodeTarget::Object(0, f.id).id(self.fs().root()));
-        let attrs = dir.and_then(|f| self.fs().attrs(f.id, Io::WAIT).ok());
+        let attrs = dir.and_then(|f| self.fs().attrs(f.id, WAIT).ok());
         if let (Some(node), Some(attrs)) = (node, attrs) {
             self.gone.put(node, attr(&attrs));
             return remove().inspect_err(|_| self.gone.take(node));
@@ -343,14 +346,14 @@ impl ZfsMount {
         let done = done.map_err(stale)?;
         // The kernel sends an `fsync` by itself only if it writes through its pages.
         if args.flags & O_DSYNC != 0 && (args.handle == DIRECT || self.is_direct()) {
-            self.fs().fsync(id).map_err(stale)?;
+            fs.fsync_for(id, req.pid).map_err(stale)?;
         }
         Ok(u32::try_from(done.bytes).unwrap_or(u32::MAX))
     }
 
     /// Removes a file's capabilities when a caller without the right to keep them changes it.
     fn drop_capability(&self, req: &Request, id: ObjectId) -> FsResult<()> {
-        let attrs = self.fs().attrs(id, Io::WAIT).map_err(stale)?;
+        let attrs = self.fs().attrs(id, WAIT).map_err(stale)?;
         if !attrs.may_have_xattrs {
             return Ok(());
         }
@@ -364,7 +367,7 @@ impl ZfsMount {
             return Ok(());
         }
         self.drop_capability(req, id)?;
-        let attrs = self.fs().attrs(id, Io::WAIT).map_err(stale)?;
+        let attrs = self.fs().attrs(id, WAIT).map_err(stale)?;
         let keeps_group = attrs.mode & S_IXGRP == 0 && caller(req, 0).in_group(attrs.gid);
         let drop = S_ISUID | if keeps_group { 0 } else { S_ISGID };
         if attrs.kind != FileKind::Regular || attrs.mode & drop == 0 {
@@ -437,7 +440,7 @@ impl ZfsMount {
         grow: bool,
     ) -> FsResult<()> {
         let end = offset.checked_add(len).ok_or(Errno::EFBIG)?;
-        let now = self.fs().attrs(id, Io::WAIT).map_err(stale)?;
+        let now = self.fs().attrs(id, WAIT).map_err(stale)?;
         if now.kind != FileKind::Regular {
             return Err(Errno::EOPNOTSUPP);
         }
@@ -463,9 +466,9 @@ impl ZfsMount {
         self.fs().copy_range(&by, from, to, range.len).map_err(stale)
     }
 
-    pub(super) fn sync_object(&self, node: u64) -> FsResult<()> {
+    pub(super) fn sync_object(&self, req: &Request, node: u64) -> FsResult<()> {
         match self.own(node) {
-            Some(id) => Ok(self.fs().fsync(id).map_err(stale)?),
+            Some(id) => Ok(self.fs().fsync_for(id, req.pid).map_err(stale)?),
             None => Ok(()),
         }
     }

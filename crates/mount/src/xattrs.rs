@@ -12,14 +12,13 @@
 
 use std::io::Read;
 
-use cenote::Io;
 use cenote::files::{SetAttrs, SetHow};
 use fuse::{BlockingMode, Data, Errno, Request};
 
-use super::io;
 use super::node::NodeTarget;
 use super::write::{caller, stale, writer};
 use super::zfs::{FsResult, ZfsMount};
+use super::{WAIT, io};
 
 /// Flags of `setxattr`.
 const HOW: [(u32, SetHow); 3] = [(0, SetHow::Any), (1, SetHow::Create), (2, SetHow::Replace)];
@@ -107,7 +106,7 @@ impl ZfsMount {
         let by = writer(req, kill_sgid);
         self.fs().set_xattr(&by, id, name, value, how).map_err(stale)?;
         if kill_sgid {
-            let now = self.fs().attrs(id, Io::WAIT).map_err(stale)?;
+            let now = self.fs().attrs(id, WAIT).map_err(stale)?;
             if now.mode & S_ISGID != 0 {
                 let set =
                     SetAttrs { mode: Some(now.mode & !S_ISGID & 0o7777), ..SetAttrs::default() };

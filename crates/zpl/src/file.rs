@@ -111,7 +111,7 @@ impl FileSystem {
     /// As [`FileSystem::read`].
     pub fn open_file(&self, id: ObjectId, io: Io) -> Result<File> {
         let (object, attrs) = self.read_consistent(id, io, || self.regular(id, io))?;
-        let (zfetch, counters) = (self.zfetch.open(), self.counters().cloned());
+        let (zfetch, counters) = (self.zfetch().open(), self.counters().cloned());
         Ok(File { object, size: attrs.size, zfetch, counters })
     }
 
@@ -143,7 +143,7 @@ impl FileSystem {
         // A read that must wait is reported first, so that prefetches overlap with it. A
         // read from memory is made first, because it is repeated with waiting if it fails.
         let waits = io.mode == Mode::MayWait;
-        let advance = || self.zfetch.advance(&object, offset, inside, waits, self.drops_behind());
+        let advance = || self.zfetch().advance(&object, offset, inside, waits, self.drops_behind());
         if waits {
             advance();
         }
