@@ -124,3 +124,124 @@ pub(crate) fn check_context(io: Io) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+
+    use base::rt::Mutex;
+    use base::{Buf, Dva, Psize, Txg};
+    use codec::compress::Compression;
+    use ondisk::ObjType;
+    use ondisk::blkptr::BlkPtr;
+
+    use super::*;
+    use crate::{BlockCache, SpaceSource, Want, Write, WriteProps};
+
+    fn zio() -> Zio {
+        let root = vdev::Spec::new(vdev::VdevKind::Root, 0, base::Guid(1));
+        let tree = vdev::Tree::build(&root, &|_| Err(Error::not_found("no devices"))).unwrap();
+        Zio::new(tree, Arc::new(BlockCache::of(64 << 20).unwrap()))
+    }
+
+    /// Counts calls; the devices return with each.
+    #[derive(Default)]
+    struct CountedWaits {
+        always: AtomicU32,
+        per_failmode: AtomicU32,
+    }
+
+    impl Outage for CountedWaits {
+        fn wait(&self, _: &Error) -> bool {
+            self.always.fetch_add(1, SeqCst);
+            true
+        }
+
+        fn wait_per_failmode(&self, _: &Error) -> bool {
+            self.per_failmode.fetch_add(1, SeqCst);
+            true
+        }
+    }
+
+    #[test]
+    fn the_policy_of_a_read_selects_the_wait() {
+        let (zio, waits) = (zio(), Arc::new(CountedWaits::default()));
+        let gone = Error::new(ErrorKind::Io, "the device is gone");
+        let all = [OutagePolicy::Fail, OutagePolicy::WaitPerFailmode, OutagePolicy::WaitAlways];
+        // A pool without a handler has no outages.
+        assert!(all.iter().all(|policy| !zio.retries(&gone, *policy)));
+        zio.set_outage(Arc::clone(&waits) as _);
+        let seen = || (waits.per_failmode.load(SeqCst), waits.always.load(SeqCst));
+        for (policy, expected) in all.into_iter().zip([(0, 0), (1, 0), (1, 1)]) {
+            assert_eq!(zio.retries(&gone, policy), policy != OutagePolicy::Fail);
+            assert_eq!(seen(), expected, "{policy:?}");
+        }
+        // Damage does not disappear.
+        assert!(all.iter().all(|policy| !zio.retries(&Error::corrupt("bytes"), *policy)));
+        assert_eq!(seen(), (1, 1));
+    }
+
+    #[test]
+    fn a_read_of_the_sync_thread_that_does_not_wait_is_a_bug() {
+        let fails = |io| base::bug::is_met(|| check_context(io));
+        let per_failmode = Io::WAIT.with_outage(OutagePolicy::WaitPerFailmode);
+        assert!(![Io::WAIT, per_failmode, Io::SYNC, Io::MEMORY].into_iter().any(fails));
+        let sync = base::rt::spawn("sync", move || {
+            enter_sync_context();
+            [Io::WAIT, per_failmode, Io::SCAN, Io::SYNC, Io::MEMORY].map(fails)
+        });
+        let [wait, per_failmode, scan, sync, memory] = sync.unwrap().join().unwrap();
+        assert_eq!((sync, memory), (false, false));
+        let checked = cfg!(debug_assertions);
+        assert_eq!((wait, per_failmode, scan), (checked, checked, checked));
+    }
+
+    /// Has no space, and notes the policies of the requests.
+    #[derive(Default)]
+    struct NoSpace(Mutex<Vec<OutagePolicy>>);
+
+    impl SpaceSource for NoSpace {
+        fn allocate(&self, want: &Want) -> Result<Vec<Dva>> {
+            self.0.lock().push(want.outage);
+            Err(Error::new(ErrorKind::NoSpace, "no space"))
+        }
+
+        fn unallocate(&self, _: Txg, _: &[Dva]) {}
+
+        fn limits(&self) -> (u64, u64) {
+            (512, 512)
+        }
+    }
+
+    /// Story: the policy was a property of the sync thread. Its helpers, which place most
+    /// blocks of a large wave, failed to load a metaslab while the devices were absent, and
+    /// the metaslab was not allocated from until the next import.
+    #[test]
+    fn an_allocation_has_the_policy_of_its_write() {
+        let (zio, space) = (zio(), Arc::new(NoSpace::default()));
+        zio.set_space(Arc::clone(&space) as _);
+        let (data, old) = (Buf::copy_of(&[7; 8192]), BlkPtr::default());
+        let props = WriteProps { compression: Compression::Off, ..WriteProps::default() };
+        let write = Write {
+            object_type: ObjType::PLAIN_FILE_CONTENTS,
+            level: 0,
+            data: &data,
+            fill: 1,
+            txg: Txg(7),
+            props: &props,
+            old: &old,
+            in_place: false,
+            gangs: None,
+            hint: 0,
+            cache: true,
+            outage: OutagePolicy::WaitAlways,
+        };
+        let prepared = zio.prepare(&write).unwrap();
+        assert_eq!(prepared.psize(), Psize(8192));
+        assert!(zio.place(prepared).is_err());
+        let policies = space.0.lock().clone();
+        // The block, and parts of a gang.
+        assert!(policies.len() > 1, "{policies:?}");
+        assert!(policies.iter().all(|policy| *policy == OutagePolicy::WaitAlways), "{policies:?}");
+    }
+}
