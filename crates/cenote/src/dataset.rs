@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use base::limits::DATASET_NAME_MAX;
 use base::{Error, ErrorKind, Result};
-use dmu::{Io, Objset};
+use dmu::{Io, Objset, OutagePolicy};
 use dsl::dataset::Bookmark;
 use dsl::props::{self, Attr, PropData, PropValue, Source, Types};
 use dsl::write::{bpobj, deadlist};
@@ -77,6 +77,11 @@ impl Dataset {
     }
 
     pub(crate) fn find(core: &Arc<PoolCore>, name: &str) -> Result<Dataset> {
+        Dataset::find_with(core, name, OutagePolicy::Fail)
+    }
+
+    /// The dataset of this name; reads through it treat absent devices by this policy.
+    fn find_with(core: &Arc<PoolCore>, name: &str, outage: OutagePolicy) -> Result<Dataset> {
         let missing = || Error::not_found("dataset does not exist").in_dataset(name);
         if name.len() > DATASET_NAME_MAX {
             return Err(Error::new(ErrorKind::NameTooLong, "dataset name is too long"));
@@ -84,7 +89,7 @@ impl Dataset {
         let cut = name.find(['@', '#']).unwrap_or(name.len());
         let (fs, rest) = name.split_at(cut);
         let _names = core.names();
-        let head = core.spa.root_dir()?.find(fs)?.head()?.ok_or_else(missing)?;
+        let head = core.spa.root_dir_with(outage)?.find(fs)?.head()?.ok_or_else(missing)?;
         match rest.split_at_checked(1) {
             None => Dataset::of_head(core, head),
             Some(("@", snap)) => {
@@ -128,6 +133,16 @@ impl Dataset {
         self.ds().dir()
     }
 
+    /// How reads through this handle are made.
+    fn io(&self) -> Io {
+        self.dir().mos().io()
+    }
+
+    /// What reads through this handle do when devices are absent.
+    fn outage(&self) -> OutagePolicy {
+        self.io().outage
+    }
+
     /// Full name.
     pub fn name(&self) -> &str {
         match &self.what {
@@ -141,8 +156,18 @@ impl Dataset {
     /// # Errors
     /// `NotFound` when it was destroyed; those of reading the MOS.
     pub fn now(&self) -> Result<Dataset> {
+        self.now_with(self.outage())
+    }
+
+    /// As [`Dataset::now`]. Reads through the result, and through all that is opened with
+    /// it, treat absent devices by this policy. A pool that is imported read-only is never
+    /// suspended, so its reads always fail.
+    ///
+    /// # Errors
+    /// As [`Dataset::now`].
+    pub fn now_with(&self, outage: OutagePolicy) -> Result<Dataset> {
         match self.core.writer {
-            Some(_) => Dataset::find(&self.core, self.name()),
+            Some(_) => Dataset::find_with(&self.core, self.name(), outage),
             None => Ok(self.clone()),
         }
     }
@@ -319,7 +344,7 @@ impl Dataset {
             return Err(Error::invalid(VOLUME_ONLY).in_dataset(self.name()));
         }
         let volume =
-            Volume::open(self.objset()?, Io::WAIT).map_err(|e| e.in_dataset(self.name()))?;
+            Volume::open(self.objset()?, self.io()).map_err(|e| e.in_dataset(self.name()))?;
         Ok(Arc::new(match self.counters() {
             Some(counters) => volume.with_counters(counters),
             None => volume,

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use base::rt::RwLock;
 use base::{Error, Result, Txg};
-use dmu::Tx;
+use dmu::{OutagePolicy, Tx};
 use dsl::stored::Stored;
 use dsl::write::{MosRead, features};
 use spa::engine::{SpaceAccount, Writer, effective, find_dir};
@@ -135,8 +135,8 @@ impl PoolHost {
 }
 
 impl Host for PoolHost {
-    fn begin(&self, bytes: u64, frees: bool) -> Result<Tx> {
-        let began = self.writer.begin_for(Some(&self.account), bytes, frees);
+    fn begin(&self, bytes: u64, frees: bool, outage: OutagePolicy) -> Result<Tx> {
+        let began = self.writer.begin_for(Some(&self.account), bytes, frees, outage);
         began.map_err(|e| e.in_dataset(&self.name))
     }
 
@@ -162,8 +162,8 @@ impl Host for PoolHost {
         Arc::clone(&self.props.read())
     }
 
-    fn space(&self) -> Result<HostSpace> {
-        let (used, available) = self.writer.account_space(&self.account)?;
+    fn space(&self, outage: OutagePolicy) -> Result<HostSpace> {
+        let (used, available) = self.writer.account_space(&self.account, outage)?;
         Ok(HostSpace { used, available })
     }
 }

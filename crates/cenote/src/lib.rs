@@ -50,7 +50,7 @@ pub use ::nvlist;
 pub use arc::{ArcStats, Config as ArcConfig, PolicyKind};
 pub use base::{Buf, Error, ErrorKind, Guid, ObjectId, Result, Txg};
 pub use device::EngineKind;
-pub use dmu::{Access, Caching, Copies, Extent, Io, Mode};
+pub use dmu::{Access, Caching, Copies, Extent, Io, Mode, OutagePolicy};
 pub use dsl::props;
 pub use dsl::props::{PropData, PropValue, Source};
 pub use ondisk::config::PoolState;
@@ -65,13 +65,11 @@ pub use errlog::DataError;
 pub use kstats::{ArcReport, WhatIfPoint, ZfetchStats};
 pub use objects::{NewObject, Objects, WRITE_MAX};
 pub use opening::Opening;
-pub use outage::wait_for_resume;
 pub use pool::{Pool, PoolStatus, ScanState, ScanStatus};
 
 /// Arguments and results of calls of a [`FileSystem`].
 pub mod files {
     pub use ondisk::znode::{ZFS_APPENDONLY, ZFS_IMMUTABLE, ZFS_NODUMP, ZFS_PROJINHERIT};
-    pub use zil::on_behalf_of;
     pub use zpl::{
         Atime, Attrs, Caller, CaseSensitivity, Device, DirEntry, Falloc, FileType, Groups, New,
         Rename, SetAttrs, SetHow, SetTime, Time, Whence, WritePosition,

@@ -15,7 +15,7 @@
 use std::sync::Arc;
 
 use base::{Buf, Error, ErrorKind, ObjectId, Result, Txg};
-use dmu::{Io, Object, ObjectSpec, Objset, Tx, Zap};
+use dmu::{Io, Object, ObjectSpec, Objset, OutagePolicy, Tx, Zap};
 use dsl::stored::Stored;
 use dsl::write::features;
 use ondisk::ObjType;
@@ -135,7 +135,8 @@ impl Objects {
     }
 
     fn begin(&self, bytes: u64, frees: bool) -> Result<Tx> {
-        let began = self.writer.begin_for(Some(&self.account), bytes + OVERHEAD, frees);
+        let (account, fail) = (Some(&self.account), OutagePolicy::Fail);
+        let began = self.writer.begin_for(account, bytes + OVERHEAD, frees, fail);
         began.map_err(|e| e.in_dataset(&self.name))
     }
 

@@ -94,13 +94,6 @@ impl Engine {
     }
 }
 
-/// From now on this thread waits for the resumption of suspended pools as `failmode` says,
-/// wherever it meets the outage. Other threads get an error from reads that need missing
-/// devices.
-pub fn wait_for_resume() {
-    zio::wait_for_resume();
-}
-
 impl Dataset {
     /// Whether its pool is suspended.
     pub fn is_suspended(&self) -> bool {

@@ -12,7 +12,7 @@ use spa::engine::Writer;
 use spa::space::PoolSpace;
 use spa::status::{ImportReason, VdevClass, VdevState, VdevStatus};
 use spa::{ImportOptions, Spa};
-use zpl::FileSystem;
+use zpl::WeakFileSystem;
 
 use crate::dataset::Dataset;
 use crate::engine::reason_of_status;
@@ -45,7 +45,7 @@ pub(crate) struct PoolCore {
     pub(crate) hosts: Mutex<Vec<Weak<PoolHost>>>,
     /// File systems that are open for writing, by the object id of their heads. Its
     /// lock is held while one is opened.
-    pub(crate) files: Mutex<BTreeMap<u64, Weak<FileSystem>>>,
+    pub(crate) files: Mutex<BTreeMap<u64, WeakFileSystem>>,
     /// Counters of open datasets, by object id.
     pub(crate) counters: Mutex<BTreeMap<u64, Weak<kstat::IoCounters>>>,
 }

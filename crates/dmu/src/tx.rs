@@ -4,6 +4,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 use base::Txg;
+use zio::{Io, OutagePolicy};
 
 /// Is informed of the dirty memory of each txg (the write throttle's measure).
 pub trait DirtyMeter: Send + Sync {
@@ -26,18 +27,34 @@ pub struct Tx {
     txg: Txg,
     syncing: bool,
     dirt: Option<Arc<dyn DirtyMeter>>,
+    outage: OutagePolicy,
     _hold: Option<Box<dyn Any + Send>>,
 }
 
 impl Tx {
-    /// A writer's transaction in `txg`; `hold` keeps the group open until the drop.
+    /// A writer's transaction in `txg`; `hold` keeps the group open until the drop. Its
+    /// reads fail when devices are absent, unless [`Tx::with_outage`] says otherwise.
     pub fn open(txg: Txg, dirt: Arc<dyn DirtyMeter>, hold: impl Any + Send) -> Tx {
-        Tx { txg, syncing: false, dirt: Some(dirt), _hold: Some(Box::new(hold)) }
+        let (dirt, hold) = (Some(dirt), Box::new(hold));
+        Tx { txg, syncing: false, dirt, outage: OutagePolicy::Fail, _hold: Some(hold) }
     }
 
-    /// The sync thread's own transaction in the txg that it writes.
+    /// The sync thread's own transaction in the txg that it writes. Its reads wait for
+    /// devices.
     pub fn syncing(txg: Txg) -> Tx {
-        Tx { txg, syncing: true, dirt: None, _hold: None }
+        Tx { txg, syncing: true, dirt: None, outage: OutagePolicy::WaitAlways, _hold: None }
+    }
+
+    /// The same transaction, whose reads have this policy for absent devices.
+    #[must_use]
+    pub fn with_outage(self, outage: OutagePolicy) -> Tx {
+        Tx { outage, ..self }
+    }
+
+    /// How the transaction's own reads are made: those of blocks that it changes in part,
+    /// and of dnodes.
+    pub fn io(&self) -> Io {
+        Io::WAIT.with_outage(self.outage)
     }
 
     /// Its txg.

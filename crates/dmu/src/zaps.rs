@@ -9,7 +9,6 @@ use std::sync::Arc;
 use base::{Buf, Error, ObjectId, Result};
 use ondisk::ObjType;
 use ondisk::zap::ZapValue;
-use zio::Io;
 
 use crate::live::ObjectSpec;
 use crate::objset::Objset;
@@ -36,7 +35,8 @@ impl ZapStore for ObjectStore<'_> {
     }
 
     fn read(&self, blkid: u64) -> Result<Buf> {
-        self.os.any_object(self.id, Io::WAIT)?.read_little(blkid, Io::WAIT)
+        let io = self.tx.io();
+        self.os.any_object(self.id, io)?.read_little(blkid, io)
     }
 
     fn edit(&self, blkid: u64, f: &mut dyn FnMut(&mut [u8]) -> Result<()>) -> Result<()> {

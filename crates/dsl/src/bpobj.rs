@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 
 use base::{Error, ObjectId, Result};
-use dmu::Io;
 use ondisk::BlkPtr;
 use ondisk::blkptr::BLKPTR_SIZE;
 use ondisk::bpobj::{BpobjEntry, BpobjPhys, subobj_nth};
@@ -63,7 +62,7 @@ fn for_each_at(
     let mut left = phys.num_blkptrs;
     let mut blkid = 0;
     while left > 0 {
-        let (block, endian) = list.read_written(blkid, Io::WAIT)?;
+        let (block, endian) = list.read_written(blkid, mos.io())?;
         let here = left.min(per_block);
         for i in 0..here as usize {
             f(&BpobjEntry::parse_nth(&block, i, endian).map_err(|e| e.in_object(list.id()))?)?;
@@ -79,7 +78,7 @@ fn for_each_at(
     let per_block = subs.block_size() / 8;
     for index in 0..phys.num_subobjs {
         let blkid = index / per_block;
-        let (block, endian) = subs.read_written(blkid, Io::WAIT)?;
+        let (block, endian) = subs.read_written(blkid, mos.io())?;
         let sub = subobj_nth(&block, (index % per_block) as usize, endian)?;
         for_each_at(mos, sub, seen, depth + 1, f)?;
     }
@@ -113,8 +112,8 @@ pub fn bptree_roots(mos: &Mos, object: u64) -> Result<Vec<(BlkPtr, base::Txg)>> 
         let at = BptreePhys::entry_offset(index)
             .ok_or_else(|| Error::corrupt("bptree entry out of range"))?;
         let mut bytes = [0; BPTREE_ENTRY_SIZE];
-        handle.read_into(at, &mut bytes, Io::WAIT)?;
-        let endian = handle.block_endian(at / handle.block_size(), Io::WAIT)?;
+        handle.read_into(at, &mut bytes, mos.io())?;
+        let endian = handle.block_endian(at / handle.block_size(), mos.io())?;
         let entry = BptreeEntry::parse(&bytes, endian)?;
         out.push((entry.bp, entry.birth_txg));
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use base::{Error, Result};
-use dmu::{Io, Objset};
+use dmu::Objset;
 use ondisk::dslphys::{BookmarkPhys, DeadlistPhys, DslDatasetPhys};
 use ondisk::objtype::ObjType;
 
@@ -149,8 +149,9 @@ impl DslDataset {
         if self.phys.bp.is_hole() {
             return Ok(None);
         }
-        let zio = Arc::clone(self.dir.mos().objset().zio());
-        Objset::open(zio, self.object, self.phys.bp, Io::WAIT)
+        let mos = self.dir.mos();
+        let zio = Arc::clone(mos.objset().zio());
+        Objset::open(zio, self.object, self.phys.bp, mos.io())
             .map(Some)
             .map_err(|e| e.in_dataset(&self.name))
     }

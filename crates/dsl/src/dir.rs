@@ -244,6 +244,6 @@ pub(crate) fn zap_attribute(mos: &Mos, object: u64, key: &str) -> Result<Option<
     if handle.object_type() != ObjType::OTN_ZAP_METADATA {
         return Ok(None);
     }
-    let zap = dmu::Zap::open(handle, dmu::Io::WAIT)?;
+    let zap = dmu::Zap::open(handle, mos.io())?;
     Ok(zap.lookup(key.as_bytes())?.and_then(|v| v.u64s()))
 }

@@ -3,21 +3,23 @@
 use std::sync::Arc;
 
 use base::{Error, ObjectId, Result};
-use dmu::{Io, Object, Objset, Zap, ZapEntry};
+use dmu::{Io, Object, Objset, OutagePolicy, Zap, ZapEntry};
 use nvlist::NvList;
 use ondisk::objtype::ObjType;
 
 /// The object directory's id.
 const DIRECTORY_OBJECT: ObjectId = ObjectId(1);
 
-/// An open MOS.
+/// A handle of an open MOS, with the policy of its reads for absent devices.
 #[derive(Clone)]
 pub struct Mos {
     objset: Arc<Objset>,
+    io: Io,
 }
 
 impl Mos {
-    /// Wraps the pool's meta object set.
+    /// Wraps the pool's meta object set. Reads through the handle, and through all that is
+    /// opened with it, fail when devices are absent.
     ///
     /// # Errors
     /// `Corrupt` when it is not one.
@@ -25,7 +27,24 @@ impl Mos {
         if objset.kind() != ondisk::objset::ObjsetType::Meta {
             return Err(Error::corrupt("the root block is not a meta object set"));
         }
-        Ok(Mos { objset })
+        Ok(Mos { objset, io: Io::WAIT })
+    }
+
+    /// A handle of the same MOS, whose reads have this policy for absent devices.
+    #[must_use]
+    pub fn with_outage(&self, outage: OutagePolicy) -> Mos {
+        Mos { objset: Arc::clone(&self.objset), io: Io::WAIT.with_outage(outage) }
+    }
+
+    /// The handle for the sync thread: its reads wait for absent devices.
+    #[must_use]
+    pub fn for_sync(&self) -> Mos {
+        self.with_outage(OutagePolicy::WaitAlways)
+    }
+
+    /// How this handle reads.
+    pub fn io(&self) -> Io {
+        self.io
     }
 
     /// The object set.
@@ -38,7 +57,7 @@ impl Mos {
     /// # Errors
     /// Those of reading the dnode; `NotFound` when there is none.
     pub fn object(&self, id: u64) -> Result<Object> {
-        self.objset.object(ObjectId(id), Io::WAIT)
+        self.objset.object(ObjectId(id), self.io)
     }
 
     /// Opens a ZAP of the MOS.
@@ -46,7 +65,7 @@ impl Mos {
     /// # Errors
     /// As [`Mos::object`]; `Corrupt` when it is no ZAP.
     pub fn zap(&self, id: u64) -> Result<Zap> {
-        Zap::open(self.object(id)?, Io::WAIT)
+        Zap::open(self.object(id)?, self.io)
     }
 
     /// Every entry of a ZAP of the MOS; none for object 0.
@@ -100,7 +119,7 @@ impl Mos {
             .filter(|&n| n <= (dnode.max_blkid + 1).saturating_mul(object.block_size()))
             .ok_or_else(|| Error::corrupt("packed nvlist of impossible size"))?;
         let mut bytes = vec![0; size as usize];
-        object.read_into(0, &mut bytes, Io::WAIT)?;
+        object.read_into(0, &mut bytes, self.io)?;
         NvList::unpack(&bytes).map_err(|e| e.in_object(object.id()))
     }
 
@@ -118,8 +137,8 @@ impl Mos {
         let per_block = object.block_size() / 8;
         let mut blkid = 0;
         while (out.len() as u64) < count {
-            let block = object.read_block(blkid, Io::WAIT)?;
-            let endian = object.block_endian(blkid, Io::WAIT)?;
+            let block = object.read_block(blkid, self.io)?;
+            let endian = object.block_endian(blkid, self.io)?;
             let take = per_block.min(count - out.len() as u64);
             out.extend((0..take as usize).filter_map(|i| endian.u64(&block, i * 8)));
             blkid += 1;

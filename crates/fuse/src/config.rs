@@ -75,8 +75,6 @@ pub struct Config {
     pub time_gran: u32,
     /// Counts requests to keep idle cores from halting while they are dense.
     pub latency_qos: Option<Arc<CpuLatencyQos>>,
-    /// What a thread does before it serves a request: threads serve several mounts.
-    pub on_request: fn(),
 }
 
 impl Default for Config {
@@ -101,7 +99,6 @@ impl Default for Config {
             invalidation: DataInvalidation::Explicit,
             time_gran: 1,
             latency_qos: None,
-            on_request: || {},
         }
     }
 }

@@ -76,7 +76,6 @@ struct SessionCore {
     proto: Proto,
     inflight: Inflight,
     latency_qos: Option<Arc<CpuLatencyQos>>,
-    on_request: fn(),
     /// The device until it is gone, requests and waits for locks being served, and
     /// threads of queues.
     users: AtomicUsize,
@@ -436,7 +435,6 @@ impl SessionCore {
             proto: Proto { setxattr_ext: negotiated.flags & consts::SETXATTR_EXT != 0 },
             inflight: Inflight::default(),
             latency_qos: config.latency_qos.clone(),
-            on_request: config.on_request,
             users: AtomicUsize::new(1),
             exempt: AtomicUsize::new(0),
             waiters: AtomicUsize::new(0),
@@ -523,7 +521,6 @@ impl SessionCore {
         inbox: BufMut,
         len: usize,
     ) -> BufMut {
-        (self.on_request)();
         let msg = inbox.get(INBOX_AT..INBOX_AT + len).unwrap_or_default();
         let (header, opcode, body) = match request::parse(msg, self.proto) {
             Ok(parsed) => parsed,
@@ -623,7 +620,6 @@ impl SessionCore {
         let core = Arc::clone(self);
         let started = base::rt::spawn("fuse-lock", move || {
             let user = User { core: &core, exempt: true };
-            (core.on_request)();
             let (opcode, body) = (Opcode::Setlkw, RequestBody::Setlkw(arg));
             let call = Call { header, opcode, body, payload: None };
             core.serve_blocking(unanswered.if_dropped(Errno::EIO), call);

@@ -114,7 +114,8 @@ impl ZfsMount {
             return Err(Errno::EPERM);
         }
         let privileged = self.kernel_checks_flags() || req.uid == 0;
-        let by = Caller { uid: req.uid, gid: req.gid, privileged, ..Caller::default() };
+        let (uid, gid, thread) = (req.uid, req.gid, req.pid);
+        let by = Caller { uid, gid, privileged, thread, ..Caller::default() };
         let set = SetAttrs { flags: Some(flags), project, ..SetAttrs::default() };
         self.fs().set_attrs(&by, id, &set).map_err(stale)?;
         self.attrs_changed(node);

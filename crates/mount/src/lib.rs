@@ -34,7 +34,7 @@ use std::time::Duration;
 
 use base::rt::Mutex;
 use base::{Error, ErrorKind, Result};
-use cenote::{Dataset, Io};
+use cenote::{Dataset, Io, OutagePolicy};
 use fuse::{
     Config, CpuLatencyQos, DevTransport, Filesystem, Kept, Session, Transport, UnmountOptions,
     UringTransport,
@@ -43,11 +43,17 @@ use rustix::process::geteuid;
 
 pub use mounted::{MountOptions, MountedFs, UnmountOutcome};
 
+/// What requests do when devices are absent: every call on a suspended pool waits, if its
+/// `failmode` says so.
+const OUTAGE: OutagePolicy = OutagePolicy::WaitPerFailmode;
+/// The read of a request that may wait.
+const WAIT: Io = Io::WAIT.with_outage(OUTAGE);
+
 /// The engine's I/O mode for a FUSE operation's mode.
 fn io(mode: fuse::BlockingMode) -> Io {
     match mode {
         fuse::BlockingMode::NonBlocking => Io::MEMORY,
-        fuse::BlockingMode::Blocking => Io::WAIT,
+        fuse::BlockingMode::Blocking => WAIT,
     }
 }
 
@@ -112,8 +118,6 @@ impl FuseMounter {
             // The umask does not apply below a default ACL.
             dont_mask: fs.writable,
             latency_qos: options.keep_awake.then(|| self.latency_qos()).transpose()?,
-            // Every call on a suspended pool waits.
-            on_request: cenote::wait_for_resume,
             ..Config::default()
         };
         let transport: &dyn Transport = match options.io_uring {

@@ -246,7 +246,6 @@ impl Filesystem for ZfsMount {
     }
 
     fn write(&self, req: &Request, args: &WriteArgs, data: Buf) -> FsResult<u32> {
-        cenote::files::on_behalf_of(req.pid);
         let done = self.write_file(req, args, &data);
         if !args.from_cache {
             self.wrote(args, data.len());
@@ -270,9 +269,8 @@ impl Filesystem for ZfsMount {
     }
 
     fn fsync(&self, req: &Request, node: u64, _: u64, _: bool) -> FsResult<()> {
-        cenote::files::on_behalf_of(req.pid);
         match self.own(node) {
-            Some(id) => self.fs().fsync(id).map_err(stale),
+            Some(id) => self.fs().fsync_for(id, req.pid).map_err(stale),
             None => Ok(()),
         }
     }
@@ -453,7 +451,7 @@ impl ZfsMount {
         let done = done.map_err(stale)?;
         // The kernel sends an `fsync` by itself only if it writes through its pages.
         if args.flags & O_DSYNC != 0 && (args.handle == DIRECT || self.is_direct()) {
-            fs.fsync(id).map_err(stale)?;
+            fs.fsync_for(id, req.pid).map_err(stale)?;
         }
         Ok(u32::try_from(done.bytes).unwrap_or(u32::MAX))
     }

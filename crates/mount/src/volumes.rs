@@ -300,8 +300,7 @@ impl Volumes {
             .map_err(|e| base::Error::io("cannot make the directory of volumes", e))?;
         let options = super::shown_options("cenote-volumes");
         let fs = VolumeFs(Arc::clone(&self.tree));
-        let config = Config { on_request: cenote::wait_for_resume, ..Config::default() };
-        *session = Some(Session::mount(Arc::new(fs), &self.dir, &options, &config)?);
+        *session = Some(Session::mount(Arc::new(fs), &self.dir, &options, &Config::default())?);
         Ok(())
     }
 

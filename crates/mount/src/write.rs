@@ -21,10 +21,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use base::{ErrorKind, ObjectId};
-use cenote::Io;
+use cenote::OutagePolicy;
 use cenote::files::{Caller, Device, FileType, Groups, New, SetAttrs, SetTime, Time};
 use fuse::{Errno, LookupEntry, Opened, Request, Timestamp};
 
+use super::WAIT;
 use super::node::NodeTarget;
 use super::xattrs::status_of;
 use super::zfs::{FsResult, ZfsMount, attr};
@@ -71,7 +72,8 @@ pub(super) fn caller(req: &Request, umask: u32) -> Caller {
         0 => Groups::Known(Vec::new()),
         _ => Groups::Lookup(Arc::new(move || groups_of(pid))),
     };
-    Caller { uid: req.uid, gid: req.gid, groups, umask, privileged: req.uid == 0 }
+    let (privileged, thread) = (req.uid == 0, req.pid);
+    Caller { uid: req.uid, gid: req.gid, groups, umask, privileged, thread }
 }
 
 /// As [`caller`]; removes set-id bits if the kernel says so.
@@ -108,7 +110,8 @@ impl ZfsMount {
         if !self.writable {
             return;
         }
-        let fs = Arc::clone(self.fs());
+        // A background thread must not wait for the pool's resumption.
+        let fs = self.fs().with_outage(OutagePolicy::Fail);
         let work = move || match fs.empty_delete_queue() {
             Ok(_) => {}
             // They stay for the next mount.
@@ -146,7 +149,7 @@ impl ZfsMount {
         if flags & O_ACCMODE == 0 {
             return Ok(());
         }
-        let pflags = self.fs().attrs(id, Io::WAIT).map_err(stale)?.pflags;
+        let pflags = self.fs().attrs(id, WAIT).map_err(stale)?.pflags;
         let whole = pflags & ZFS_APPENDONLY != 0 && flags & O_APPEND == 0;
         if pflags & ZFS_IMMUTABLE != 0 || whole { Err(Errno::EPERM) } else { Ok(()) }
     }
@@ -171,10 +174,10 @@ impl ZfsMount {
         name: &[u8],
         remove: impl FnOnce() -> base::Result<T>,
     ) -> base::Result<T> {
-        let found = self.fs().lookup(parent, name, Io::WAIT).ok();
+        let found = self.fs().lookup(parent, name, WAIT).ok();
         let dir = found.filter(|f| f.kind == FileType::Dir);
         let node = dir.as_ref().and_then(|f| NodeTarget::Object(0, f.id).id(self.fs().root()));
-        let attrs = dir.and_then(|f| self.fs().attrs(f.id, Io::WAIT).ok());
+        let attrs = dir.and_then(|f| self.fs().attrs(f.id, WAIT).ok());
         if let (Some(node), Some(attrs)) = (node, attrs) {
             self.gone.put(node, attr(&attrs));
             return remove().inspect_err(|_| self.gone.take(node));
@@ -184,7 +187,7 @@ impl ZfsMount {
 
     /// Removes a file's capabilities when a caller without the right to keep them changes it.
     pub(super) fn drop_capability(&self, req: &Request, id: ObjectId) -> FsResult<()> {
-        let attrs = self.fs().attrs(id, Io::WAIT).map_err(stale)?;
+        let attrs = self.fs().attrs(id, WAIT).map_err(stale)?;
         if !attrs.may_have_xattrs {
             return Ok(());
         }
@@ -198,7 +201,7 @@ impl ZfsMount {
             return Ok(());
         }
         self.drop_capability(req, id)?;
-        let attrs = self.fs().attrs(id, Io::WAIT).map_err(stale)?;
+        let attrs = self.fs().attrs(id, WAIT).map_err(stale)?;
         let keeps_group = attrs.mode & S_IXGRP == 0 && caller(req, 0).in_group(attrs.gid);
         let drop = S_ISUID | if keeps_group { 0 } else { S_ISGID };
         if attrs.kind != FileType::Regular || attrs.mode & drop == 0 {
@@ -220,7 +223,7 @@ impl ZfsMount {
         grow: bool,
     ) -> FsResult<()> {
         let end = offset.checked_add(len).ok_or(Errno::EFBIG)?;
-        let now = self.fs().attrs(id, Io::WAIT).map_err(stale)?;
+        let now = self.fs().attrs(id, WAIT).map_err(stale)?;
         if now.kind != FileType::Regular {
             return Err(Errno::EOPNOTSUPP);
         }

@@ -13,10 +13,10 @@
 use std::io::Read;
 
 use base::ObjectId;
-use cenote::Io;
 use cenote::files::{Caller, SetAttrs};
 use fuse::{Errno, Request};
 
+use super::WAIT;
 use super::write::stale;
 use super::zfs::{FsResult, ZfsMount};
 
@@ -76,7 +76,7 @@ impl ZfsMount {
 
     /// Removes a file's set-group-id bit.
     pub(super) fn drop_sgid(&self, by: &Caller, id: ObjectId) -> FsResult<()> {
-        let now = self.fs().attrs(id, Io::WAIT).map_err(stale)?;
+        let now = self.fs().attrs(id, WAIT).map_err(stale)?;
         if now.mode & S_ISGID != 0 {
             let mode = Some(now.mode & !S_ISGID & 0o7777);
             let set = SetAttrs { mode, ..SetAttrs::default() };

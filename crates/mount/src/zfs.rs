@@ -58,10 +58,10 @@ use fuse::{
     WriteArgs,
 };
 
-use super::io;
 use super::node::{CTL_INO, NodeTarget, SHARES_INO, SNAPDIR_INO, SNAPROOT_INO, SPACES_MAX};
 use super::pages::Pages;
 use super::removed_dirs::RemovedDirs;
+use super::{OUTAGE, io};
 use crate::MountOptions;
 
 const CTL_NAME: &[u8] = b".zfs";
@@ -103,6 +103,7 @@ impl Access {
 /// A mounted dataset.
 pub(super) struct ZfsMount {
     dataset: Dataset,
+    /// The handle for requests.
     fs: Arc<FileSystem>,
     spaces: RwLock<Spaces>,
     /// Cached until they change; with the number of changes.
@@ -221,14 +222,15 @@ impl ZfsMount {
         let exact = props.case == CaseSensitivity::Sensitive && props.normalization == 0;
         // The kernel's page cache keeps what was read, unless files bypass it.
         fs.set_drop_behind(!options.direct_io);
+        let waiting = fs.with_outage(OUTAGE);
         Ok(ZfsMount {
             dataset: dataset.clone(),
             totals: totals(dataset, &fs)?,
             spaces: RwLock::new(Spaces {
-                list: vec![Some((Arc::clone(&fs), dataset.object()))],
+                list: vec![Some((Arc::clone(&waiting), dataset.object()))],
                 by_name: HashMap::new(),
             }),
-            fs,
+            fs: waiting,
             writable,
             exact,
             read_only: AtomicBool::new(options.read_only),
@@ -454,7 +456,7 @@ impl ZfsMount {
             return Err(Errno::WOULD_BLOCK);
         }
         let mut list = Vec::new();
-        for snapshot in self.dataset.now()?.snapshots()? {
+        for snapshot in self.dataset.now_with(OUTAGE)?.snapshots()? {
             let Some((_, name)) = snapshot.name().split_once('@') else { continue };
             let sec = number(&snapshot, "creation").unwrap_or(0);
             let time = Timestamp { sec: i64::try_from(sec).unwrap_or(0), nsec: 0 };
@@ -479,7 +481,8 @@ impl ZfsMount {
             return Err(Errno::WOULD_BLOCK);
         }
         let text = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
-        let snapshot = self.dataset.now()?.snapshot(text).map_err(absent)?.ok_or(Errno::ENOENT)?;
+        let snapshot =
+            self.dataset.now_with(OUTAGE)?.snapshot(text).map_err(absent)?.ok_or(Errno::ENOENT)?;
         let fs = snapshot.open_fs()?;
         fs.set_drop_behind(!self.direct_io);
         let mut spaces = self.spaces.write();

@@ -331,7 +331,7 @@ impl Driver {
             let new = NewDataset { name: &name, case_insensitive: false, origin: origin_object };
             let made = create::dataset(cx.cx, parent, &new)?;
             if origin_object.is_none() {
-                let props = objset_props(&cx.writer.flags()?, &|_| Ok(None))?;
+                let props = objset_props(&cx.flags()?, &|_| Ok(None))?;
                 let zio = Arc::clone(cx.writer.zio());
                 cx.add_head(made.head, Objset::create(zio, made.head, ObjsetType::Zfs, props));
             }

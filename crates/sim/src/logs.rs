@@ -30,7 +30,7 @@ use base::rt::sim::{Options, Rng, run_with};
 use base::rt::{Mutex, fan_out, plain};
 use base::{ObjectId, Result, Txg};
 use device::sim::{Action, Image, SimDisks};
-use dmu::{Io, Tx};
+use dmu::{Io, OutagePolicy, Tx};
 use ondisk::zil::{LogPtr, Record};
 use spa::audit::log::{LogVisitor, log_header, walk_log};
 use spa::engine::Writer;
@@ -84,8 +84,8 @@ struct LogHost {
 }
 
 impl Host for LogHost {
-    fn begin(&self, bytes: u64, frees: bool) -> Result<Tx> {
-        self.writer.begin_wait(bytes, frees)
+    fn begin(&self, bytes: u64, frees: bool, outage: OutagePolicy) -> Result<Tx> {
+        Ok(self.writer.begin_wait(bytes, frees)?.with_outage(outage))
     }
     fn synced(&self, txg: Txg) -> Result<()> {
         synced(&self.writer, txg)
@@ -99,7 +99,7 @@ impl Host for LogHost {
     fn props(&self) -> Arc<RwProps> {
         Arc::new(RwProps { record_size: 16 << 10, xattr: self.xattr, ..RwProps::default() })
     }
-    fn space(&self) -> Result<HostSpace> {
+    fn space(&self, _: OutagePolicy) -> Result<HostSpace> {
         Ok(space(&self.writer))
     }
 }

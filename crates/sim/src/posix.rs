@@ -30,7 +30,7 @@ use base::rt::sim::{Options, Rng, run_with};
 use base::rt::{Mutex, plain};
 use base::{Result, Txg};
 use device::sim::{Image, SimDisks};
-use dmu::{Io, Tx};
+use dmu::{Io, OutagePolicy, Tx};
 use spa::engine::Writer;
 use spa::{ImportOptions, Spa};
 use zio::BlockCache;
@@ -67,8 +67,8 @@ struct SimHost {
 }
 
 impl Host for SimHost {
-    fn begin(&self, bytes: u64, frees: bool) -> Result<Tx> {
-        let tx = self.writer.begin_wait(bytes, frees)?;
+    fn begin(&self, bytes: u64, frees: bool, outage: OutagePolicy) -> Result<Tx> {
+        let tx = self.writer.begin_wait(bytes, frees)?.with_outage(outage);
         let txg = tx.txg();
         BEGUN_TXGS.with(|g| g.set(Some((g.get().map_or(txg, |(first, _)| first), txg))));
         Ok(tx)
@@ -86,7 +86,7 @@ impl Host for SimHost {
         Arc::clone(&self.props)
     }
 
-    fn space(&self) -> Result<HostSpace> {
+    fn space(&self, _: OutagePolicy) -> Result<HostSpace> {
         Ok(space(&self.writer))
     }
 }

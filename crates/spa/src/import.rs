@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use base::rt::Mutex;
 use base::{Error, ErrorKind, Guid, Result, Txg};
 use device::Engine;
-use dmu::{Io, Objset, ObjsetProps};
+use dmu::{Io, Objset, ObjsetProps, OutagePolicy};
 use dsl::write::features::Obstacle;
 use dsl::{DslDir, FeatureState, Mos};
 use ondisk::config::{PoolConfig, PoolState, VdevConfig};
@@ -600,6 +600,14 @@ impl Spa {
     /// Those of reading the MOS.
     pub fn root_dir(&self) -> Result<DslDir> {
         DslDir::root(&self.mos, &self.name)
+    }
+
+    /// The root of the dataset tree; reads through it treat absent devices by this policy.
+    ///
+    /// # Errors
+    /// Those of reading the MOS.
+    pub fn root_dir_with(&self, outage: OutagePolicy) -> Result<DslDir> {
+        DslDir::root(&self.mos.with_outage(outage), &self.name)
     }
 
     /// The devices as `zpool status` shows them.

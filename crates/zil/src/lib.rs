@@ -129,7 +129,7 @@ pub use chain::Moved;
 pub use forms::{IMMEDIATE_WRITE, immediate_write, set_immediate_write};
 pub use log::{Bundle, Log, Mode};
 pub use size::{BLOCK_MAX, BLOCK_MIN, Plan, Sizes};
-pub use stats::{Blocks, Stats, on_behalf_of, totals};
+pub use stats::{Blocks, Stats, totals};
 
 /// Keeps a txg open until it is dropped.
 pub struct Hold {

@@ -15,7 +15,7 @@ use crate::fill::{Fill, fill};
 use crate::forms::{Forms, HeldTxg, ReadyRecords, immediate_write, make_ready};
 use crate::pending::{CommitScope, Gathered, Indirect, Itx, ItxPayload, PendingRecords};
 use crate::size::{Plan, ROOM_MAX, Sizes};
-use crate::stats::{Stats, bump, caller};
+use crate::stats::{Stats, bump};
 use crate::{LogWrite, Source, Store};
 
 /// Record type.
@@ -378,27 +378,29 @@ impl Log {
     // ------------------------------------------------------------------ commits
 
     /// Returns when all records of names, and those of `object` (`None`: of all
-    /// objects), are durable. The caller must hold no lock of a file, and no txg.
+    /// objects), are durable. The caller must hold no lock of a file, and no txg. `thread`
+    /// is the id of the thread that requests the commit, 0 if unknown; only for
+    /// [`Stats::shared`].
     ///
     /// # Errors
     /// The error of a suspension; nothing is guaranteed to be durable then.
-    pub fn commit(&self, source: &dyn Source, object: Option<ObjectId>) -> Result<()> {
+    pub fn commit(&self, source: &dyn Source, object: Option<ObjectId>, thread: u32) -> Result<()> {
         self.stats.both(|s| bump(&s.commits, 1));
         if self.mode() == Mode::Disabled {
             return Ok(());
         }
         let start = base::rt::now();
-        let done = self.join_batch(source, object);
+        let done = self.join_batch(source, object, thread);
         let time = start.elapsed();
         self.stats.both(|s| s.took(time));
         done
     }
 
     /// Joins the next batch, and becomes its leader if there is none.
-    fn join_batch(&self, source: &dyn Source, object: Option<ObjectId>) -> Result<()> {
+    fn join_batch(&self, source: &dyn Source, object: Option<ObjectId>, thread: u32) -> Result<()> {
         let mut leader = self.leader.lock();
         leader.scope.add(object);
-        leader.callers.push(caller());
+        leader.callers.push(thread);
         let batch = Arc::clone(&leader.batch);
         while leader.writing {
             self.ended.wait(&mut leader);
@@ -411,7 +413,7 @@ impl Log {
                 Some(BatchOutcome::Abandoned) => {
                     // Records that are not durable by now have a barrier.
                     drop(leader);
-                    return self.join_batch(source, object);
+                    return self.join_batch(source, object, thread);
                 }
             }
         }

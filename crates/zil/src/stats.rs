@@ -19,20 +19,6 @@ const CALLER_SETS_MAX: usize = 256;
 /// Most threads of such a set that are recorded.
 const CALLERS_MAX: usize = 16;
 
-thread_local! {
-    static CALLER: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
-}
-
-/// Sets the thread for which this thread works from now on: the id of the thread that
-/// made the call, or 0 if unknown. Only for [`Stats::shared`].
-pub fn on_behalf_of(thread: u32) {
-    CALLER.set(thread);
-}
-
-pub(crate) fn caller() -> u32 {
-    CALLER.get()
-}
-
 /// Blocks on vdevs of one kind.
 #[derive(Debug, Default)]
 pub struct Blocks {
@@ -78,7 +64,7 @@ pub struct Stats {
     pub latency: [AtomicU64; POWERS],
     /// Batches by log2 of the number of their commits, rounded up.
     pub company: [AtomicU64; SHARING_BUCKETS],
-    /// Batches by the threads whose commits they served ([`on_behalf_of`]).
+    /// Batches by the threads whose commits they served.
     by_callers: Mutex<BTreeMap<Vec<u32>, u64>>,
 }
 

@@ -403,7 +403,7 @@ impl LogFixture {
             }
             LogOp::Commit(object) => {
                 let files = Files(Arc::clone(&self.pool));
-                self.log.commit(&files, object.map(ObjectId)).unwrap();
+                self.log.commit(&files, object.map(ObjectId), 0).unwrap();
                 let mut sizes = self.sizes.clone();
                 sizes.retain(|o, _| object.is_none_or(|w| w == *o));
                 let at = self.pool.state.lock().unwrap().events.len();
@@ -719,7 +719,7 @@ fn committers_share_blocks() {
     let log = Log::new(OBJSET, true, Arc::new(StoreHandle(Arc::clone(&pool))));
     pool.log.set(Arc::downgrade(&log)).unwrap();
     log.name(Txg(11), 5, &RecordBody::Remove { directory: ObjectId(1), name: b"x" }, None);
-    log.commit(&FixedContent, None).unwrap();
+    log.commit(&FixedContent, None, 0).unwrap();
     let before = log.stats().batches.load(SeqCst);
     std::thread::scope(|scope| {
         for thread in 0..8 {
@@ -727,7 +727,7 @@ fn committers_share_blocks() {
             scope.spawn(move || {
                 for i in 0..20 {
                     log.write(Txg(12), ObjectId(thread), i * 100, &[1; 100]);
-                    log.commit(&FixedContent, Some(ObjectId(thread))).unwrap();
+                    log.commit(&FixedContent, Some(ObjectId(thread)), 0).unwrap();
                 }
             });
         }
@@ -736,7 +736,7 @@ fn committers_share_blocks() {
     assert!((20..=80).contains(&batches), "{batches} batches for 160 commits");
     log.set_mode(Mode::Disabled);
     log.write(Txg(12), ObjectId(1), 0, &[1; 100]);
-    log.commit(&FixedContent, None).unwrap();
+    log.commit(&FixedContent, None, 0).unwrap();
     assert_eq!(log.stats().batches.load(SeqCst) - before, batches);
 }
 
@@ -769,7 +769,7 @@ fn a_committer_that_panics_fails_no_other() {
     for object in 1..=4 {
         log.write(txg, ObjectId(object), 0, &[1; 20_000]);
     }
-    let commit = move |object| log.commit(trap, Some(ObjectId(object)));
+    let commit = move |object| log.commit(trap, Some(ObjectId(object)), 0);
     let ends: Vec<bool> = std::thread::scope(|scope| {
         let first = scope.spawn(move || commit(1));
         while trap.reads.load(SeqCst) == 0 {

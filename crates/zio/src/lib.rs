@@ -54,9 +54,7 @@ use codec::checksum::SaltTemplate;
 pub use errlog::{ERRORS_MAX, ErrorEntry, ErrorLog};
 pub use heal::{HealCounts, InUse, Origin, Pin};
 pub use hints::{Hints, ObjectBlock};
-pub use outage::{
-    Outage, WaitForDevices, thread_waits_for_devices, wait_for_devices, wait_for_resume,
-};
+pub use outage::{Outage, OutagePolicy, enter_sync_context};
 pub use prefetch::Prefetch;
 pub use read::BlockFault;
 pub use scrub::CopyCheck;
@@ -116,17 +114,22 @@ pub struct Io {
     pub copies: Copies,
     /// How the caller obtained the pointer; determines whether the read may heal.
     pub origin: Origin,
+    /// What to do when devices are absent.
+    pub outage: OutagePolicy,
 }
 
 impl Io {
-    /// The ordinary blocking read.
+    /// The ordinary blocking read. It fails when devices are absent.
     pub const WAIT: Io = Io {
         mode: Mode::MayWait,
         caching: Caching::Keep,
         access: Access::Demand,
         copies: Copies::No,
         origin: Origin::Unknown,
+        outage: OutagePolicy::Fail,
     };
+    /// A blocking read of the sync thread: it waits for absent devices.
+    pub const SYNC: Io = Io { outage: OutagePolicy::WaitAlways, ..Io::WAIT };
     /// Answer from memory or `WouldBlock`.
     pub const MEMORY: Io = Io { mode: Mode::MemoryOnly, ..Io::WAIT };
     /// A blocking read that bypasses the cache.
@@ -140,6 +143,12 @@ impl Io {
     #[must_use]
     pub fn by(self, origin: Origin) -> Io {
         Io { origin, ..self }
+    }
+
+    /// The same read, with this policy for absent devices.
+    #[must_use]
+    pub const fn with_outage(self, outage: OutagePolicy) -> Io {
+        Io { outage, ..self }
     }
 
     /// The same read, from memory only.

@@ -108,9 +108,10 @@ impl Zio {
         range: Range<usize>,
         io: Io,
     ) -> Result<(Buf, Option<SlotRef>)> {
+        crate::outage::check_context(io)?;
         loop {
             match self.try_part(block, range.clone(), io) {
-                Err(e) if self.retries(&e) => {}
+                Err(e) if self.retries(&e, io.outage) => {}
                 other => return other,
             }
         }

@@ -14,7 +14,8 @@ use ondisk::blkptr::BlkPtr;
 use ondisk::{Endian, ObjType};
 use vdev::{LABEL_START, Spec, Tree, VdevKind};
 use zio::{
-    BlockCache, Io, Placed, SpaceSource, Want, Write, WriteProps, Writes, Zio, chunks_in_order,
+    BlockCache, Io, OutagePolicy, Placed, SpaceSource, Want, Write, WriteProps, Writes, Zio,
+    chunks_in_order,
 };
 
 const DISK: u64 = 80 << 20;
@@ -114,6 +115,7 @@ impl TreeFixture {
                 gangs: None,
                 hint: 1,
                 cache: i.is_multiple_of(2),
+                outage: OutagePolicy::Fail,
             })
         };
         let place = |_, p| {

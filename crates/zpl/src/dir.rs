@@ -206,33 +206,33 @@ impl FileSystem {
 
     /// Prefetches after a page: its entries' dnodes, and the next leaves.
     fn page_listed(&self, zap: &Zap, cookie: u64, page: &DirPage, next: Option<Cursor>) {
-        if !self.zfetch.metadata() {
+        if !self.zfetch().metadata() {
             return;
         }
         let dir = zap.object().id();
-        if self.walks.page(clock(), dir.0, cookie) {
+        if self.walks().page(clock(), dir.0, cookie) {
             self.objset().prefetch_dnodes(page.entries.iter().map(|e| e.id));
         }
         if let Some(next) = next {
-            prefetch_leaves(&self.walks, zap, next.hash);
+            prefetch_leaves(self.walks(), zap, next.hash);
         }
     }
 
     /// Prefetches for look-ups that follow the order of a listing.
     fn name_found(&self, zap: &Zap, entry: &ZapEntry) -> Result<()> {
         let dir = zap.object().id().0;
-        if !self.zfetch.metadata()
-            || !self.walks.looked_up(clock(), dir, entry.hash, zap.leaf_span()?)
+        if !self.zfetch().metadata()
+            || !self.walks().looked_up(clock(), dir, entry.hash, zap.leaf_span()?)
         {
             return Ok(());
         }
         let here = Cursor { hash: entry.hash, cd: entry.cd };
         let (batch, next) = zap.list_from(here, AHEAD_OF_LOOKUPS)?;
-        self.walks.warmed(clock(), dir, next.map_or(u64::MAX, |n| n.hash));
+        self.walks().warmed(clock(), dir, next.map_or(u64::MAX, |n| n.hash));
         let ids = batch.iter().filter_map(|e| found(e).ok()).map(|f| f.id);
         self.objset().prefetch_dnodes(ids);
         if let Some(next) = next {
-            prefetch_leaves(&self.walks, zap, next.hash);
+            prefetch_leaves(self.walks(), zap, next.hash);
         }
         Ok(())
     }

@@ -150,7 +150,7 @@ impl FileSystem {
     /// As [`FileSystem::read`].
     pub fn open_file(self: &Arc<Self>, id: ObjectId, io: Io) -> Result<File> {
         let (object, attrs) = self.read_consistent(id, io, || self.regular(id, io))?;
-        let (fs, zfetch) = (Arc::clone(self), self.zfetch.open());
+        let (fs, zfetch) = (Arc::clone(self), self.zfetch().open());
         Ok(File { fs, object, size: attrs.size, zfetch })
     }
 
@@ -205,7 +205,7 @@ impl FileSystem {
             };
             let inside = (len as u64).min(size.saturating_sub(offset));
             let report = |waits| match reader {
-                Reader::Id(_) => self.zfetch.advance(&object, offset, inside, waits, drop_behind),
+                Reader::Id(_) => self.zfetch().advance(&object, offset, inside, waits, drop_behind),
                 Reader::Open(file) => file.zfetch.advance(&object, offset, inside, waits, false),
             };
             let mut reported = io.caching == Caching::Bypass;

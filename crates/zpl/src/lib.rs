@@ -37,7 +37,7 @@ pub use attrs::{Attrs, Device};
 pub use create::NewFs;
 pub use dir::{DirEntry, DirPage, LookupResult};
 pub use file::{File, Whence};
-pub use fs::FileSystem;
+pub use fs::{FileSystem, WeakFileSystem};
 pub use master::{CaseSensitivity, Props, QuotaObjects, ZPL_VERSION};
 pub use ondisk::znode::{FileType, Time};
 pub use rw::{

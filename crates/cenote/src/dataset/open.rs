@@ -1,10 +1,9 @@
 //! Opening file systems: for writing where that is possible, shared by all callers.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use base::{Error, ErrorKind, Result};
-use dmu::Io;
-use zpl::FileSystem;
+use zpl::{FileSystem, WeakFileSystem};
 
 use super::{Dataset, DatasetKind};
 
@@ -63,7 +62,7 @@ impl Dataset {
         // All records are checked first.
         writer.for_each_record(&os, &mut |record| zpl::rw::can_replay(record)).map_err(refused)?;
         let host = self.core.host(self.name(), self.object(), Some(Arc::clone(&log)))?;
-        let fs = FileSystem::open_rw(Arc::clone(&os), host, Io::WAIT).map_err(refused)?;
+        let fs = FileSystem::open_rw(Arc::clone(&os), host, self.io()).map_err(refused)?;
         self.set_up(&fs)?;
         let done = writer.for_each_record(&os, &mut |record| {
             log.replaying(record.header.seq);
@@ -96,7 +95,7 @@ impl Dataset {
     /// The file system, open only for reading.
     pub(crate) fn read_fs(&self) -> Result<Arc<FileSystem>> {
         let fs =
-            FileSystem::open(self.objset()?, Io::WAIT).map_err(|e| e.in_dataset(self.name()))?;
+            FileSystem::open(self.objset()?, self.io()).map_err(|e| e.in_dataset(self.name()))?;
         self.set_up(&fs)?;
         Ok(fs)
     }
@@ -105,16 +104,16 @@ impl Dataset {
     fn open_to_write(&self) -> Result<Arc<FileSystem>> {
         let head = self.object();
         let mut open = self.core.files.lock();
-        if let Some(fs) = open.get(&head).and_then(Weak::upgrade) {
-            return Ok(fs);
+        if let Some(fs) = open.get(&head).and_then(WeakFileSystem::upgrade) {
+            return Ok(fs.with_outage(self.outage()));
         }
-        open.retain(|_, fs| fs.strong_count() > 0);
+        open.retain(|_, fs| fs.is_open());
         let os = self.core.writer()?.open_dataset(self.name())?;
         let log = self.core.writer()?.log(&os)?;
         let host = self.core.host(self.name(), head, log)?;
-        let fs = FileSystem::open_rw(os, host, Io::WAIT).map_err(|e| e.in_dataset(self.name()))?;
+        let fs = FileSystem::open_rw(os, host, self.io()).map_err(|e| e.in_dataset(self.name()))?;
         self.set_up(&fs)?;
-        open.insert(head, Arc::downgrade(&fs));
+        open.insert(head, fs.downgrade());
         Ok(fs)
     }
 

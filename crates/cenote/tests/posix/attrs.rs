@@ -14,7 +14,7 @@ fn root() -> Caller {
 
 fn user(uid: u32) -> Caller {
     let groups = Groups::Known(vec![500, 501]);
-    Caller { uid, gid: 100, groups, umask: 0o022, privileged: false }
+    Caller { uid, gid: 100, groups, umask: 0o022, ..Caller::default() }
 }
 
 const NONE: SetAttrs = SetAttrs {

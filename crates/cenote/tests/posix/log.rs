@@ -260,8 +260,8 @@ struct Steps {
 }
 
 impl Host for Steps {
-    fn begin(&self, bytes: u64, frees: bool) -> base::Result<dmu::Tx> {
-        self.writer.begin_wait(bytes, frees)
+    fn begin(&self, bytes: u64, frees: bool, outage: dmu::OutagePolicy) -> base::Result<dmu::Tx> {
+        Ok(self.writer.begin_wait(bytes, frees)?.with_outage(outage))
     }
     fn synced(&self, txg: Txg) -> base::Result<()> {
         self.writer.txgs().wait_synced(txg)
@@ -275,7 +275,7 @@ impl Host for Steps {
     fn props(&self) -> Arc<RwProps> {
         Arc::default()
     }
-    fn space(&self) -> base::Result<HostSpace> {
+    fn space(&self, _: dmu::OutagePolicy) -> base::Result<HostSpace> {
         Ok(HostSpace::default())
     }
 }

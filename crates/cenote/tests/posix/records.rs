@@ -36,7 +36,7 @@ pub(super) fn plant(rig: &PosixFixture, records: &[(u8, RecordBody<'_>)]) {
         log.name(tx.txg(), *kind, body, None);
     }
     drop(tx);
-    log.commit(&*rig.fs, None).unwrap();
+    log.commit(&*rig.fs, None, 0).unwrap();
     assert_eq!(synced(&rig.pool), before, "the records waited for a txg");
 }
 

@@ -56,7 +56,7 @@ fn owner(
             Some(bytes) => Ok(owner_in_sa(bytes)),
             None => {
                 let Some(bp) = &dn.spill else { return Ok(None) };
-                let buf = os.zio().read(bp, zio::Io::WAIT).map_err(|e| e.in_object(id))?;
+                let buf = os.zio().read(bp, zio::Io::SYNC).map_err(|e| e.in_object(id))?;
                 Ok(owner_in_sa(&buf))
             }
         },

@@ -115,7 +115,7 @@ impl Objset {
         let head = spec.head()?;
         let live = self.live()?;
         let mut cursor = live.cursor.lock();
-        self.start(&mut cursor);
+        self.start(&mut cursor, tx.io());
         loop {
             let slots = u64::from(head.slots);
             let (blkid, at) = (cursor.next / DNODES_PER_BLOCK, cursor.next % DNODES_PER_BLOCK);
@@ -124,7 +124,7 @@ impl Objset {
             }
             let taken = match cursor.block {
                 Some((b, taken)) if b == blkid => taken,
-                _ => self.taken(blkid)?,
+                _ => self.taken(blkid, tx.io())?,
             };
             cursor.block = Some((blkid, taken));
             let free = (at..=DNODES_PER_BLOCK.saturating_sub(slots))
@@ -157,7 +157,7 @@ impl Objset {
             if at + u64::from(head.slots) > DNODES_PER_BLOCK {
                 return Err(Error::invalid("a dnode must not cross its block").in_object(id));
             }
-            if self.taken(blkid)? & mask(at, head.slots) != 0 {
+            if self.taken(blkid, tx.io())? & mask(at, head.slots) != 0 {
                 return Err(Error::new(ErrorKind::Exists, "the object exists").in_object(id));
             }
             if let Some((b, taken)) = &mut cursor.block
@@ -225,7 +225,7 @@ impl Objset {
     /// Sets where the search begins. The ids of a small object set are not reused while its
     /// meta-dnode has one block (§4.3). A large one is searched for free ids only after
     /// objects were freed.
-    fn start(self: &Arc<Self>, cursor: &mut Cursor) {
+    fn start(self: &Arc<Self>, cursor: &mut Cursor, io: Io) {
         let mos = self.kind() == ObjsetType::Meta;
         let last = self.on_disk().meta.max_blkid;
         let rescan = cursor.freed >= if mos { RESCAN_MOS } else { RESCAN };
@@ -239,14 +239,14 @@ impl Objset {
         }
         if !mos
             && last == 0
-            && let Ok(taken) = self.taken(0)
+            && let Ok(taken) = self.taken(0, io)
         {
             cursor.next = u64::from(32 - taken.leading_zeros()).max(1);
         }
     }
 
     /// Slots of a dnode block that are taken, on disk or by objects not yet on disk.
-    fn taken(self: &Arc<Self>, blkid: u64) -> Result<u32> {
+    fn taken(self: &Arc<Self>, blkid: u64, io: Io) -> Result<u32> {
         let first = blkid * DNODES_PER_BLOCK;
         // Id 0 is the meta-dnode.
         let mut taken = u32::from(blkid == 0);
@@ -263,7 +263,7 @@ impl Objset {
         }
         let meta = self.meta_object();
         if blkid <= meta.dnode().max_blkid {
-            let block = meta.read_block(blkid, Io::WAIT)?;
+            let block = meta.read_block(blkid, io)?;
             let mut slot = 0;
             while slot < DNODES_PER_BLOCK {
                 let bytes = block.get(slot as usize * DNODE_SIZE..).unwrap_or_default();

@@ -43,7 +43,7 @@ use std::sync::Arc;
 use base::{Buf, Lsize, ObjectId, Result, Txg, VdevId};
 use ondisk::blkptr::{Head as BpHead, Hole};
 use ondisk::{BlkPtr, ObjType};
-use zio::{Outcome, Write, WriteProps, Writes};
+use zio::{OutagePolicy, Outcome, Write, WriteProps, Writes};
 
 use super::handle::slot_of;
 use super::policy::BlockKind;
@@ -55,6 +55,7 @@ pub struct Early {
     os: Arc<Objset>,
     txg: Txg,
     writes: Writes,
+    outage: OutagePolicy,
     placed: Vec<(ObjectId, u64, BlkPtr)>,
     vdevs: BTreeSet<VdevId>,
     kept: bool,
@@ -69,11 +70,12 @@ struct Snapshot {
 }
 
 impl Objset {
-    /// Begins to write blocks of `txg`, on which the caller has a hold.
-    pub fn early(self: &Arc<Self>, txg: Txg) -> Early {
+    /// Begins to write blocks of `txg`, on which the caller has a hold. `outage` says what
+    /// to do if a space map must be read and its devices are absent.
+    pub fn early(self: &Arc<Self>, txg: Txg, outage: OutagePolicy) -> Early {
         let writes = Writes::fail_fast(self.zio());
         let (os, placed, vdevs) = (Arc::clone(self), Vec::new(), BTreeSet::new());
-        Early { os, txg, writes, placed, vdevs, kept: false }
+        Early { os, txg, writes, outage, placed, vdevs, kept: false }
     }
 }
 
@@ -108,6 +110,7 @@ impl Early {
             gangs: None,
             hint: hint(self.os.id(), id.0, 0, blkid),
             cache: self.os.props()?.cache_data,
+            outage: self.outage,
         };
         let zio = Arc::clone(self.os.zio());
         let Ok(placed) = zio.place(zio.prepare(&write)?) else { return Ok(None) };

@@ -246,18 +246,19 @@ impl Objset {
         }
     }
 
-    /// Finds or makes the handle of an object and calls `f` with it, in `txg`.
+    /// Finds or makes the handle of an object and calls `f` with it, in the transaction's
+    /// txg.
     fn with<R>(
         self: &Arc<Self>,
-        txg: Txg,
+        tx: &Tx,
         id: ObjectId,
         f: impl FnOnce(&mut HandleState) -> Result<R>,
     ) -> Result<R> {
-        let live = self.live()?;
+        let (live, txg) = (self.live()?, tx.txg());
         loop {
             let handle = match live.find(id) {
                 Some(handle) => handle,
-                None => self.new_handle(live, id)?,
+                None => self.new_handle(live, id, tx.io())?,
             };
             let mut inner = handle.state.lock();
             live.check_there()?;
@@ -287,7 +288,7 @@ impl Objset {
         id: ObjectId,
         f: impl FnOnce(&mut HandleState) -> Result<Delta>,
     ) -> Result<()> {
-        self.with(tx.txg(), id, |inner| {
+        self.with(tx, id, |inner| {
             let delta = f(inner)?;
             self.count(inner, tx, &delta);
             Ok(())
@@ -337,10 +338,15 @@ impl Objset {
         }
     }
 
-    fn new_handle(self: &Arc<Self>, live: &LiveObjset, id: ObjectId) -> Result<Arc<ObjectHandle>> {
+    fn new_handle(
+        self: &Arc<Self>,
+        live: &LiveObjset,
+        id: ObjectId,
+        io: Io,
+    ) -> Result<Arc<ObjectHandle>> {
         loop {
             let published = live.published.load(SeqCst);
-            let disk = self.disk_dnode(id, Io::WAIT)?;
+            let disk = self.disk_dnode(id, io)?;
             let mut stripe = live.stripe(id.0).lock();
             live.check_there()?;
             if let Some(handle) = stripe.get(&id.0) {
@@ -374,7 +380,7 @@ impl Objset {
             disk.clone_from(&inner.disk);
         }
         if disk.is_none() {
-            disk = self.disk_dnode(id, Io::WAIT)?;
+            disk = self.disk_dnode(id, tx.io())?;
         }
         let dn = disk.ok_or_else(destroyed)?;
         Ok(f(&DnodeHead::of(&dn).map_err(|e| e.in_object(id))?))
@@ -409,7 +415,7 @@ impl Objset {
     /// `NotFound`; `Invalid` when it does not fit the dnode, beside the spill block's
     /// pointer if there is one.
     pub fn set_bonus(self: &Arc<Self>, tx: &Tx, id: ObjectId, bonus: &[u8]) -> Result<()> {
-        self.with(tx.txg(), id, |inner| {
+        self.with(tx, id, |inner| {
             inner.slot(tx.txg())?;
             for slot in inner.from(tx.txg()) {
                 slot.head.check_bonus(bonus.len(), inner.has_spill(slot.txg))?;
@@ -443,7 +449,7 @@ impl Objset {
         id: ObjectId,
         change: impl FnMut(&mut DnodeHead),
     ) -> Result<()> {
-        let changed = self.with(tx.txg(), id, |inner| inner.change(tx.txg(), change));
+        let changed = self.with(tx, id, |inner| inner.change(tx.txg(), change));
         changed.map_err(|e| e.in_object(id))
     }
 
@@ -483,7 +489,7 @@ impl Objset {
             return Err(Error::invalid("a spill block of zeros").in_object(id));
         }
         let spill = content.map_or(Spill::Remove, |c| Spill::Set(Buf::copy_of(c)));
-        self.with(tx.txg(), id, |inner| {
+        self.with(tx, id, |inner| {
             inner.slot(tx.txg())?;
             for TxgSlot { head, .. } in inner.from(tx.txg()) {
                 head.check_bonus(head.bonus.len(), content.is_some())?;

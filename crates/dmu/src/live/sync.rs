@@ -18,7 +18,7 @@ use base::{Buf, BufMut, Error, ObjectId, Result, Txg};
 use ondisk::dnode::{DNODE_BLOCK_SIZE, DNODE_SIZE, DNODES_PER_BLOCK, Dnode, dnodes_in_block};
 use ondisk::objset::{FLAG_USER_ACCOUNTED, ObjsetType, ZIL_HEADER_SIZE};
 use ondisk::{BlkPtr, Endian, ObjType, ObjsetPhys};
-use zio::{Io, Write, Writes, Zio};
+use zio::{Io, OutagePolicy, Write, Writes, Zio};
 
 use super::account;
 use super::handle::{DnodeHead, slot_of};
@@ -293,8 +293,8 @@ impl Objset {
         if blkid > meta.dnode().max_blkid {
             return Ok(BufMut::zeroed(DNODE_BLOCK_SIZE));
         }
-        let bp = meta.block_pointer(0, blkid, Io::WAIT)?;
-        let old = self.zio().read(&bp, Io::WAIT)?;
+        let bp = meta.block_pointer(0, blkid, Io::SYNC)?;
+        let old = self.zio().read(&bp, Io::SYNC)?;
         if bp.is_hole() {
             return Ok(BufMut::zeroed(DNODE_BLOCK_SIZE));
         }
@@ -340,6 +340,7 @@ impl Objset {
             gangs: ctx.gangs,
             hint: ctx.objset,
             cache: true,
+            outage: OutagePolicy::WaitAlways,
         };
         let placed = ctx.zio.place(ctx.zio.prepare(&write)?)?;
         let (bp, outcome) = (placed.bp, placed.outcome);

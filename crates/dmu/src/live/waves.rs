@@ -9,7 +9,7 @@
 use base::rt::{Mutex, fan_out};
 use base::{Buf, Error, Result, Txg};
 use ondisk::{BlkPtr, ObjType};
-use zio::{Io, Outcome, Write};
+use zio::{Io, OutagePolicy, Outcome, Write};
 
 use super::handle::Spill;
 use super::policy::{BlockKind, ObjsetProps};
@@ -89,15 +89,13 @@ fn descend(ctx: &SyncCtx<'_>, works: &mut [Work]) -> Result<()> {
         for (i, work) in works.iter_mut().enumerate() {
             wanted.extend(work.wanted(level)?.into_iter().map(|w| (i, w)));
         }
-        let read = |w: &NeededBlock| Ok(little(&ctx.zio.read(&w.bp, Io::WAIT)?, w.bp.endian()));
+        let read = |w: &NeededBlock| Ok(little(&ctx.zio.read(&w.bp, Io::SYNC)?, w.bp.endian()));
         let results = Mutex::new(Vec::with_capacity(wanted.len()));
         if wanted.len() <= READS_INLINE {
             results.lock().extend(wanted.iter().enumerate().map(|(i, (_, w))| (i, read(w))));
         } else {
             let next = base::rt::atomic::AtomicUsize::new(0);
-            let insisting = zio::thread_waits_for_devices();
             fan_out(READERS.min(wanted.len()), |_| {
-                let _waits = zio::wait_for_devices(insisting);
                 loop {
                     let i = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                     let Some((_, w)) = wanted.get(i) else { return };
@@ -247,6 +245,7 @@ fn wave(
             gangs: ctx.gangs,
             hint: hint(ctx.objset, works[job.work].id.0, job.level, job.blkid),
             cache: props.cache_data || job.level > 0 || job.object_type.is_metadata(),
+            outage: OutagePolicy::WaitAlways,
         }
     };
     let bytes: u64 = jobs.iter().map(|job| job.data.len() as u64).sum();

@@ -186,7 +186,7 @@ impl Work {
 
     /// An indirect block's bytes, little endian.
     fn read_node(&self, zio: &Zio, bp: &BlkPtr) -> Result<BufMut> {
-        let buf = zio.read(bp, Io::WAIT).map_err(|e| e.in_object(self.id))?;
+        let buf = zio.read(bp, Io::SYNC).map_err(|e| e.in_object(self.id))?;
         Ok(little(&buf, bp.endian()))
     }
 

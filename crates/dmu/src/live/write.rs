@@ -60,7 +60,7 @@ impl Objset {
     fn planted(&self, tx: &Tx) -> Result<Option<Tx>> {
         let plant = &self.live()?.plant_wrong_txg;
         let planted = plant.load(Relaxed) && !tx.is_syncing() && plant.take(SeqCst);
-        Ok(planted.then(|| Tx::syncing(tx.txg().next())))
+        Ok(planted.then(|| Tx::syncing(tx.txg().next()).with_outage(tx.io().outage)))
     }
 
     /// Changes the newest content of a data block in place. `edit` may be called more than
@@ -102,7 +102,7 @@ impl Objset {
     ) -> Result<()> {
         let mut base: Option<(Option<Arc<Dnode>>, Result<Buf>)> = None;
         loop {
-            let missing = self.with(tx.txg(), id, |inner| {
+            let missing = self.with(tx, id, |inner| {
                 // The content of another tree than the present one is useless.
                 let of = base.take().filter(|(of, _)| same(of, &inner.disk));
                 let base = of.map(|(_, base)| base).transpose()?;
@@ -116,7 +116,7 @@ impl Objset {
             })?;
             let Some(disk) = missing else { return Ok(()) };
             // Reading may wait, so no lock is held meanwhile.
-            let content = self.base_block(id, disk.as_ref(), blkid);
+            let content = self.base_block(id, disk.as_ref(), blkid, tx.io());
             base = Some((disk, content));
         }
     }
@@ -127,14 +127,15 @@ impl Objset {
         id: ObjectId,
         disk: Option<&Arc<Dnode>>,
         blkid: u64,
+        io: Io,
     ) -> Result<Buf> {
         let Some(dn) = disk.filter(|dn| blkid <= dn.max_blkid) else { return Ok(Buf::zeros(0)) };
         let object = self.disk_object(id, Arc::clone(dn));
-        let bp = object.disk_pointer(dn, 0, blkid, Io::WAIT)?;
+        let bp = object.disk_pointer(dn, 0, blkid, io)?;
         if bp.is_hole() {
             return Ok(Buf::zeros(0));
         }
-        let buf = self.zio().read(&bp, Io::WAIT)?;
+        let buf = self.zio().read(&bp, io)?;
         to_little(dn.object_type, buf, bp.endian())
     }
 

@@ -13,7 +13,6 @@
 //! * Reads see every edit made before.
 
 use base::{Buf, Error, ObjectId, Result};
-use dmu::Io;
 use ondisk::dslphys::{DslDatasetPhys, DslDirPhys};
 use ondisk::zap::ZapValue;
 use ondisk::{Endian, ObjType};
@@ -192,7 +191,7 @@ impl MosRead for Mos {
     }
 
     fn read_block(&self, id: u64, blkid: u64) -> Result<(Buf, Endian)> {
-        self.object(id)?.read_written(blkid, Io::WAIT)
+        self.object(id)?.read_written(blkid, self.io())
     }
 
     fn zap_lookup(&self, id: u64, name: &[u8]) -> Result<Option<ZapValue>> {

@@ -16,8 +16,8 @@
 use std::sync::Arc;
 
 use base::{Buf, Error, Result, Txg};
-use dmu::Io;
 use dmu::traverse::SPILL_BLKID;
+use dmu::{Io, OutagePolicy};
 use ondisk::dnode::{DNODES_PER_BLOCK, Dnode, dnodes_in_block};
 use ondisk::dslphys::BookmarkPlace;
 use ondisk::{BlkPtr, ObjType, ObjsetPhys};
@@ -27,6 +27,8 @@ use super::birth;
 
 /// `objset` of positions in a destroyed object set.
 const DESTROYED: u64 = u64::MAX;
+/// The sync thread walks; no other reader needs the blocks.
+const WALK_IO: Io = Io::SCAN.with_outage(OutagePolicy::WaitAlways);
 /// Level of the object set's own block.
 const ROOT_LEVEL: i64 = -1;
 
@@ -55,7 +57,7 @@ pub trait Trees {
     ) -> Walked;
 }
 
-/// The trees of a pool.
+/// The trees of a pool, for the sync thread.
 impl Trees for Arc<Zio> {
     fn walk(
         &self,
@@ -65,7 +67,7 @@ impl Trees for Arc<Zio> {
         f: &mut dyn FnMut(&BlkPtr, BookmarkPlace) -> bool,
     ) -> Walked {
         let read = |bp: &BlkPtr, dnodes: bool| {
-            if dnodes { self.read_dnodes(bp, Io::SCAN) } else { Zio::read(self, bp, Io::SCAN) }
+            if dnodes { self.read_dnodes(bp, WALK_IO) } else { Zio::read(self, bp, WALK_IO) }
         };
         walk_with(&read, root, min, after, f)
     }

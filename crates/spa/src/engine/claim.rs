@@ -31,9 +31,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use base::{Error, ErrorKind, Result, Txg};
-use dmu::{Io, Objset};
+use dmu::{Io, Objset, OutagePolicy};
 use dsl::DslDir;
-use dsl::write::MosRead;
 use metaslab::MsKey;
 use ondisk::BlkPtr;
 use ondisk::blkptr::{Block, Protection};
@@ -41,8 +40,8 @@ use ondisk::objset::ZIL_HEADER_SIZE;
 use ondisk::zil::{CLAIM_LR_SEQ_VALID, LogPtr, REPLAY_NEEDED, Record, ZilHeader};
 use zio::Zio;
 
-use super::Writer;
 use super::unclone::Uncloned;
+use super::{TaskCx, Writer};
 use crate::audit::log::{Kept, LogVisitor, log_header, walk_log};
 
 const CLAIM_TXG_AT: usize = 0;
@@ -247,12 +246,12 @@ impl Writer {
         for block in claims.heads.iter().flat_map(|(_, seen)| &seen.unborn) {
             for dva in self.zio.dvas_to_free(block)? {
                 while let Some(MsKey { vdev, ms }) = self.space.claim(first, dva)? {
-                    self.space_io.load(MsKey { vdev, ms })?;
+                    self.space_io.load(MsKey { vdev, ms }, OutagePolicy::Fail)?;
                 }
             }
         }
         for (head, seen) in claims.heads {
-            let os = self.live_head(head, self.props_of(head)?)?;
+            let os = self.live_head(&self.mos, head, self.props_of(&self.mos, head)?)?;
             if seen.clones > 0 {
                 let Uncloned { header, old } = self.unclone(&os, &seen)?;
                 old.iter().try_for_each(|bp| self.free(first, bp))?;
@@ -273,30 +272,32 @@ impl Writer {
                 continue;
             }
             blocks.iter().try_for_each(|bp| self.free(first, bp))?;
-            let os = self.live_head(head, self.props_of(head)?)?;
+            let os = self.live_head(&self.mos, head, self.props_of(&self.mos, head)?)?;
             os.set_zil_header([0; ZIL_HEADER_SIZE])?;
         }
         Ok(())
     }
+}
 
+impl TaskCx<'_> {
     /// Refuses an operation that must wait for the replay of a head's log.
     ///
     /// # Errors
     /// `ReadOnly` if it has records; those of reading it.
     pub(super) fn check_replayed(&self, head: u64) -> Result<()> {
-        if self.has_log(head) || self.idle_logs.contains(head) {
+        let writer = self.writer;
+        if writer.has_log(head) || writer.idle_logs.contains(head) {
             return Ok(());
         }
-        let live = self.heads.lock().get(&head).cloned();
+        let live = writer.heads.lock().get(&head).cloned();
         let os = match live {
             Some(os) => os,
             None => {
-                let mos: &dyn MosRead = &self.mos;
-                let bp = mos.dataset(head)?.bp;
+                let bp = self.read().dataset(head)?.bp;
                 if bp.is_hole() {
                     return Ok(());
                 }
-                Objset::open(Arc::clone(&self.zio), head, bp, Io::WAIT)?
+                Objset::open(Arc::clone(&writer.zio), head, bp, Io::SYNC)?
             }
         };
         if holds_records(&os)? { Err(must_replay()) } else { Ok(()) }

@@ -24,7 +24,7 @@ use ondisk::uberblock::VERSION_FEATURES;
 use vdev::{LeafSpec, Tree};
 use zio::{BlockCache, Zio};
 
-use super::{Flags, Parts, Writer, WriterOptions, assemble, objset_props};
+use super::{Parts, Writer, WriterOptions, assemble, objset_props};
 use crate::specs::{self, Extra};
 use crate::write::config::{PoolFacts, initial as initial_labels};
 use crate::write::labels;
@@ -226,7 +226,7 @@ impl Writer {
                 let change = Change::Set(value.clone());
                 props::change(cx.cx, Target::Dir(made.root_dir), name, &change)?;
             }
-            let flags = Flags::load(&cx.writer.mos)?;
+            let flags = cx.flags()?;
             let known: BTreeMap<&str, u64> = root_props
                 .iter()
                 .filter_map(|(name, value)| match value {

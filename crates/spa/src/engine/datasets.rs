@@ -22,16 +22,17 @@ use std::sync::Arc;
 use base::limits::{DATASET_DEPTH_MAX, DATASET_NAME_MAX};
 use base::{Error, ErrorKind, Result, Txg};
 use dmu::{Io, Objset, ObjsetProps, Tx};
-use dsl::DslDir;
 use dsl::stored::Stored;
 use dsl::write::props::{self, Change, Target};
 use dsl::write::{MosRead, create, destroy, features, snapshot};
+use dsl::{DslDir, Mos};
 use ondisk::BlkPtr;
 use ondisk::objset::ObjsetType;
 use ondisk::zil::{LogPtr, Record};
 
 use super::claim::CLONE_RANGE;
 use super::effective::{effective_number, find_dir, missing};
+use super::sync::Flags;
 use super::tasks::{Command, TaskCx};
 use super::{Writer, objset_props};
 use crate::audit::log::{LogVisitor, log_header, walk_log};
@@ -197,7 +198,7 @@ impl TaskCx<'_> {
             return Ok(os.kind());
         }
         let bp = self.read().dataset(head)?.bp;
-        Ok(Objset::open(Arc::clone(&self.writer.zio), head, bp, Io::WAIT)?.kind())
+        Ok(Objset::open(Arc::clone(&self.writer.zio), head, bp, Io::SYNC)?.kind())
     }
 
     /// Whether `dir` may get one more file system or snapshot, in addition to those that
@@ -220,7 +221,7 @@ impl TaskCx<'_> {
                 && max != u64::MAX
                 && now.saturating_add(*wanted) > max
             {
-                let name = DslDir::name_of(&self.writer.mos, at, self.writer.name())?;
+                let name = DslDir::name_of(self.mos(), at, self.writer.name())?;
                 let (word, name) = (what.word, name.unwrap_or_default());
                 let text = format!("{word} limit of '{name}' is reached ({max})");
                 return Err(Error::new(ErrorKind::NoSpace, text));
@@ -274,7 +275,7 @@ impl TaskCx<'_> {
             return Ok(());
         }
         let zio = &self.writer.zio;
-        let os = Objset::open(Arc::clone(zio), head, bp, Io::WAIT)?;
+        let os = Objset::open(Arc::clone(zio), head, bp, Io::SYNC)?;
         let header = log_header(&os.phys())?;
         if header.log.is_end() {
             return Ok(());
@@ -560,7 +561,7 @@ impl Writer {
                     Err(e) if e.kind() == ErrorKind::Exists => return Err(exists(&name)),
                     other => other.map_err(|e| e.in_dataset(name.as_str()))?,
                 }
-                cx.writer.check_replayed(head).map_err(|e| e.in_dataset(name.as_str()))?;
+                cx.check_replayed(head).map_err(|e| e.in_dataset(name.as_str()))?;
                 let dir = cx.read().dataset(head)?.dir_obj;
                 let limited = cx.check_limit(dir, &SNAPSHOTS, &mut more);
                 limited.map_err(|e| e.in_dataset(name.as_str()))?;
@@ -706,7 +707,7 @@ impl Writer {
     /// `NotFound`; as [`Writer::live_head`].
     pub fn read_dataset(&self, name: &str) -> Result<Arc<Objset>> {
         let (head, props) = self.head_of(name)?;
-        self.live_head(head, props).map_err(|e| e.in_dataset(name))
+        self.live_head(&self.mos, head, props).map_err(|e| e.in_dataset(name))
     }
 
     fn head_of(&self, name: &str) -> Result<(u64, ObjsetProps)> {
@@ -725,9 +726,9 @@ impl Writer {
     ///
     /// # Errors
     /// Those of reading the MOS.
-    pub(super) fn props_of(&self, head: u64) -> Result<ObjsetProps> {
-        let mos: &dyn MosRead = &self.mos;
-        let dir = mos.dataset(head)?.dir_obj;
-        objset_props(&self.flags()?, &|prop| effective_number(mos, dir, prop))
+    pub(super) fn props_of(&self, mos: &Mos, head: u64) -> Result<ObjsetProps> {
+        let read: &dyn MosRead = mos;
+        let dir = read.dataset(head)?.dir_obj;
+        objset_props(&Flags::load(mos)?, &|prop| effective_number(read, dir, prop))
     }
 }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use base::{Error, Result};
 use codec::checksum::Checksum;
 use codec::compress::Compression;
-use dmu::{Events, Io, Objset, ObjsetProps, RedundantMetadata};
+use dmu::{Events, Objset, ObjsetProps, RedundantMetadata};
+use dsl::Mos;
 use dsl::write::{Delta, Killed, MosRead, features};
 use ondisk::BlkPtr;
 use zio::Zio;
@@ -83,7 +84,7 @@ impl Writer {
     /// `ReadOnly` for a snapshot and for a dataset whose intent log has records, those of
     /// reading it.
     pub fn open_head(&self, object: u64, props: ObjsetProps) -> Result<Arc<Objset>> {
-        let os = self.live_head(object, props)?;
+        let os = self.live_head(&self.mos, object, props)?;
         // A later replay would undo new writes.
         let known = self.has_log(object) || self.idle_logs.contains(object);
         if !known && claim::holds_records(&os)? {
@@ -92,16 +93,22 @@ impl Writer {
         Ok(os)
     }
 
-    /// The same for reading: later writes are visible through it.
+    /// The same for reading, with the caller's handle of the MOS: later writes are visible
+    /// through it.
     ///
     /// # Errors
     /// `ReadOnly` for a snapshot, those of reading it.
-    pub(crate) fn live_head(&self, object: u64, props: ObjsetProps) -> Result<Arc<Objset>> {
+    pub(crate) fn live_head(
+        &self,
+        mos: &Mos,
+        object: u64,
+        props: ObjsetProps,
+    ) -> Result<Arc<Objset>> {
         if let Some(os) = self.heads.lock().get(&object) {
             return Ok(Arc::clone(os));
         }
-        let mos: &dyn MosRead = &self.mos;
-        let phys = mos.dataset(object)?;
+        let read: &dyn MosRead = mos;
+        let phys = read.dataset(object)?;
         if phys.is_snapshot() {
             return Err(Error::new(base::ErrorKind::ReadOnly, "a snapshot does not change"));
         }
@@ -110,9 +117,9 @@ impl Writer {
         if let Some(os) = heads.get(&object) {
             return Ok(Arc::clone(os));
         }
-        let phys = mos.dataset(object)?;
-        let props = self.flags()?.limit(props);
-        let os = Objset::open_live(zio, object, phys.bp, props, Io::WAIT)?;
+        let phys = read.dataset(object)?;
+        let props = Flags::load(mos)?.limit(props);
+        let os = Objset::open_live(zio, object, phys.bp, props, mos.io())?;
         heads.insert(object, Arc::clone(&os));
         Ok(os)
     }

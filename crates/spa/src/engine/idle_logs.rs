@@ -68,7 +68,8 @@ impl TaskCx<'_> {
     pub(super) fn end_idle_logs(&self, heads: impl IntoIterator<Item = u64>) -> Result<()> {
         let idle = self.writer.idle_logs.heads();
         for head in heads.into_iter().filter(|head| idle.contains(head)) {
-            let os = self.writer.live_head(head, self.writer.props_of(head)?)?;
+            let (writer, mos) = (self.writer, self.mos());
+            let os = writer.live_head(mos, head, writer.props_of(mos, head)?)?;
             os.set_zil_header([0; ZIL_HEADER_SIZE])?;
         }
         Ok(())

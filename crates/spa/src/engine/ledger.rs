@@ -48,7 +48,7 @@ use base::limits::DATASET_DEPTH_MAX;
 use base::planted::TestValue;
 use base::rt::Mutex;
 use base::{Error, ErrorKind, Psize, Result, Txg, VdevId};
-use dmu::{DirtyMeter, Tx};
+use dmu::{DirtyMeter, OutagePolicy, Tx};
 use dsl::write::{MosRead, props};
 use metaslab::{Space, SpaceClass};
 use txg::{SpaceReservation, Txgs};
@@ -252,19 +252,19 @@ impl SpaceAccount {
     }
 
     /// The limits as of the last synced txg.
-    fn bounds(&self, writer: &Writer) -> Result<Arc<Bounds>> {
+    fn bounds(&self, writer: &Writer, outage: OutagePolicy) -> Result<Arc<Bounds>> {
         let mut bounds = self.bounds.lock();
         let synced = writer.txgs.synced_txg();
         if let Some(known) = bounds.as_ref().filter(|known| known.txg == synced) {
             return Ok(Arc::clone(known));
         }
-        let read = Arc::new(self.read_bounds(writer, synced)?);
+        let read = Arc::new(self.read_bounds(writer, synced, outage)?);
         *bounds = Some(Arc::clone(&read));
         Ok(read)
     }
 
-    fn read_bounds(&self, writer: &Writer, txg: Txg) -> Result<Bounds> {
-        let mos: &dyn MosRead = &writer.mos;
+    fn read_bounds(&self, writer: &Writer, txg: Txg, outage: OutagePolicy) -> Result<Bounds> {
+        let mos: &dyn MosRead = &writer.mos.with_outage(outage);
         let _names = writer.names();
         let head = mos.dataset(self.head)?;
         let dir = head.dir_obj;
@@ -525,6 +525,7 @@ impl Writer {
         account: Option<&SpaceAccount>,
         logical: u64,
         frees: bool,
+        outage: OutagePolicy,
     ) -> std::result::Result<Tx, Refusal> {
         let account = account.filter(|_| !frees && logical > 0);
         loop {
@@ -534,7 +535,7 @@ impl Writer {
                 self.txgs.throttle_space(limit);
             }
             // Reading the bounds may wait for a device, so it precedes the hold.
-            let bounds = account.map(|account| account.bounds(self)).transpose()?;
+            let bounds = account.map(|account| account.bounds(self, outage)).transpose()?;
             let hold = self.txgs.hold()?;
             let txg = hold.txg();
             let charges = match bounds.as_ref().map(|bounds| bounds.reserve(txg, logical)) {
@@ -553,14 +554,15 @@ impl Writer {
             let ledger = Arc::clone(&self.ledger);
             let dirtied = AtomicI64::new(0);
             let meter = Meter { ledger, txg, capacity, charges, dirtied };
-            return Ok(Tx::open(txg, Arc::new(meter), hold));
+            return Ok(Tx::open(txg, Arc::new(meter), hold).with_outage(outage));
         }
     }
 
     /// Begins a transaction in the open txg that changes the dataset of `account`. Waits
     /// while too much is dirty, while space is only reserved, and for the txgs that make
     /// freed space available. `logical` is the bytes that the transaction may write at most;
-    /// `frees`: its purpose is to free space, so that quotas do not matter.
+    /// `frees`: its purpose is to free space, so that quotas do not matter. `outage` is the
+    /// policy for absent devices, of the transaction's reads and of those of the limits.
     ///
     /// # Errors
     /// `Quota`; `NoSpace`; that of the suspension, with `failmode=continue`; those of reading
@@ -570,10 +572,11 @@ impl Writer {
         account: Option<&SpaceAccount>,
         logical: u64,
         frees: bool,
+        outage: OutagePolicy,
     ) -> Result<Tx> {
         let mut drained = 0;
         loop {
-            match self.try_begin(account, logical, frees) {
+            match self.try_begin(account, logical, frees, outage) {
                 Ok(tx) => {
                     if let Some(account) = account.filter(|_| frees) {
                         account.freed.fetch_max(tx.txg().0, Relaxed);
@@ -606,21 +609,25 @@ impl Writer {
     }
 
     /// [`Writer::begin_for`] for a transaction of no dataset in particular: only the pool's
-    /// capacity limits it.
+    /// capacity limits it. Its reads fail when devices are absent.
     ///
     /// # Errors
     /// As [`Writer::begin_for`].
     pub fn begin_wait(&self, logical: u64, frees: bool) -> Result<Tx> {
-        self.begin_for(None, logical, frees)
+        self.begin_for(None, logical, frees, OutagePolicy::Fail)
     }
 
     /// Bytes that the dataset of `account` refers to, and bytes that it may still use, as of
-    /// the last synced txg (`statfs`).
+    /// the last synced txg (`statfs`). `outage` is the policy of the reads for absent devices.
     ///
     /// # Errors
     /// Those of reading the MOS.
-    pub fn account_space(&self, account: &SpaceAccount) -> Result<(u64, u64)> {
-        let bounds = account.bounds(self)?;
+    pub fn account_space(
+        &self,
+        account: &SpaceAccount,
+        outage: OutagePolicy,
+    ) -> Result<(u64, u64)> {
+        let bounds = account.bounds(self, outage)?;
         Ok((bounds.referenced, bounds.room().min(self.allocatable(false))))
     }
 

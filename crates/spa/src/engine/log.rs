@@ -34,7 +34,7 @@ use ondisk::zil::Record;
 use txg::Txgs;
 use vdev::{Node, Tree, VdevKind, WriteCallback, WritePriority, WriteReport, WriteReq};
 use zil::{Hold, Log, LogWrite, Store};
-use zio::{Class, SpaceSource, Want, Zio};
+use zio::{Class, OutagePolicy, SpaceSource, Want, Zio};
 
 use super::Writer;
 use super::claim;
@@ -88,7 +88,9 @@ impl Store for PoolStore {
 
     fn allocate(&self, txg: Txg, size: u64) -> Result<Dva> {
         let (psize, class, hint) = (size, self.class(), self.head);
-        let want = Want { psize, copies: 1, class, txg, hint, gang_child: false };
+        // A commit that gave up would wait for its txg anyway.
+        let outage = OutagePolicy::WaitPerFailmode;
+        let want = Want { psize, copies: 1, class, txg, hint, gang_child: false, outage };
         let dvas = self.space.allocate(&want)?;
         let Some(dva) = dvas.first().copied() else {
             return Err(base::bug!("an allocation without an address"));

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 use base::{ObjectId, Result, Txg, VdevId};
-use dmu::{Io, ObjectSpec};
+use dmu::{ObjectSpec, OutagePolicy};
 use dsl::write::{MosRead, features};
 use metaslab::{FlushLimits, LogFact, MapFacts, MapWrite, MsKey};
 use ondisk::ObjType;
@@ -18,8 +18,8 @@ use ondisk::spacemap::log_key;
 use ondisk::spacemap::{Encoder, HEADER_SIZE, HEADER_V0_SIZE, HISTOGRAM_SIZE, Header, Params};
 use ondisk::zap::ZapValue;
 
-use super::Writer;
 use super::sync::SyncPass;
+use super::{TaskCx, Writer};
 
 pub(crate) const LOGS_DIRECTORY: &str = "com.delphix:log_spacemap_zap";
 pub(super) const UNFLUSHED: &str = "com.delphix:ms_unflushed_phys_txgs";
@@ -129,7 +129,7 @@ impl Writer {
         let limits = FlushLimits::default();
         let keys = self.space.choose_flushes(sync.txg, &known, &limits, all);
         for key in keys {
-            self.space_io.load(key).or_else(|e| match e.kind() {
+            self.space_io.load(key, OutagePolicy::WaitAlways).or_else(|e| match e.kind() {
                 base::ErrorKind::Bug => Err(e),
                 _ => Ok(()),
             })?;
@@ -302,28 +302,6 @@ impl Writer {
         Ok(object)
     }
 
-    /// The space maps and arrays of a vdev that has txgs on disk.
-    pub(super) fn objects_of(&self, mos: &dyn MosRead, space: &Top) -> Result<VdevObjects> {
-        let mut found = VdevObjects::default();
-        if space.metaslab_array != 0 {
-            found.arrays.push(space.metaslab_array);
-            let array = self.mos.object(space.metaslab_array)?;
-            let count = space.asize.checked_shr(space.metaslab_shift).unwrap_or(0);
-            let size = array.block_size().max(8);
-            for blkid in 0..(count * 8).div_ceil(size) {
-                let block = array.read_little(blkid, Io::WAIT)?;
-                let words = block.chunks_exact(8).filter_map(|w| w.first_chunk::<8>());
-                let left = usize::try_from(count - blkid * size / 8).unwrap_or(usize::MAX);
-                let maps = words.take(left).map(|w| u64::from_le_bytes(*w));
-                found.maps.extend(maps.filter(|map| *map != 0));
-            }
-        }
-        if let Some(zap) = space.zap {
-            found.arrays.extend(mos.number(zap.0, UNFLUSHED)?);
-        }
-        Ok(found)
-    }
-
     /// Frees the objects of a vdev that is removed from the pool while empty; its metaslabs
     /// have no changes to write.
     pub(super) fn forget_maps(
@@ -377,6 +355,30 @@ impl Writer {
             }
         };
         set_word(sync, array, ms, txg.0)
+    }
+}
+
+impl TaskCx<'_> {
+    /// The space maps and arrays of a vdev that has txgs on disk.
+    pub(super) fn objects_of(&self, space: &Top) -> Result<VdevObjects> {
+        let mut found = VdevObjects::default();
+        if space.metaslab_array != 0 {
+            found.arrays.push(space.metaslab_array);
+            let array = self.mos().object(space.metaslab_array)?;
+            let count = space.asize.checked_shr(space.metaslab_shift).unwrap_or(0);
+            let size = array.block_size().max(8);
+            for blkid in 0..(count * 8).div_ceil(size) {
+                let block = array.read_little(blkid, self.mos().io())?;
+                let words = block.chunks_exact(8).filter_map(|w| w.first_chunk::<8>());
+                let left = usize::try_from(count - blkid * size / 8).unwrap_or(usize::MAX);
+                let maps = words.take(left).map(|w| u64::from_le_bytes(*w));
+                found.maps.extend(maps.filter(|map| *map != 0));
+            }
+        }
+        if let Some(zap) = space.zap {
+            found.arrays.extend(self.read().number(zap.0, UNFLUSHED)?);
+        }
+        Ok(found)
     }
 }
 

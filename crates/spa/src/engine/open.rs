@@ -225,7 +225,7 @@ pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
     });
     let places = super::heal::WriterInUse(Arc::downgrade(&writer));
     writer.zio.set_healing(Arc::new(places));
-    writer.note_unfreed()?;
+    writer.note_unfreed(&writer.mos)?;
     Ok(writer)
 }
 
@@ -257,7 +257,7 @@ impl Writer {
         let thread = spawn("txg_sync", move || {
             // An error only means that a commit beside a stream of writes waits longer.
             let _as_before = raise_niceness(NICE);
-            let _waits = zio::wait_for_devices(true);
+            zio::enter_sync_context();
             while let Some(txg) = txgs.next_to_sync() {
                 let Some(writer) = weak.upgrade() else { return };
                 writer.sync_one(txg);

@@ -44,7 +44,7 @@ use ondisk::label::LABEL_SIZE;
 use ondisk::uberblock::Uberblock;
 use txg::{FailMode, Txgs};
 use vdev::{Aux, LeafSpec, Node, State as VdevState, Tree, Verdict};
-use zio::{Outage, Zio};
+use zio::{Io, Outage, OutagePolicy, Zio};
 
 use super::Writer;
 use super::config::is_concrete;
@@ -183,7 +183,8 @@ impl Writer {
 
     fn read_back_once(&self, txg: Txg, root: Option<&BlkPtr>) -> Result<()> {
         let min_txg = Txg(txg.0.saturating_sub(1));
-        let options = traverse::Options { min_txg, ..traverse::Options::default() };
+        let io = Io::SCAN.with_outage(OutagePolicy::WaitAlways);
+        let options = traverse::Options { min_txg, io, ..traverse::Options::default() };
         let visitor = ReadsBack(&self.zio);
         let heads: Vec<(u64, BlkPtr)> =
             self.heads.lock().iter().map(|(&id, os)| (id, os.root_bp())).collect();

@@ -79,11 +79,11 @@ impl TaskCx<'_> {
         if devices.is_empty() {
             return Ok(());
         }
-        let os = self.writer.mos.objset();
+        let os = self.mos().objset();
         let known = self.read().directory(key)?;
         let mut all: Vec<NvList> = match known {
             Some(object) => {
-                let list = self.writer.mos.packed_nvlist(object)?;
+                let list = self.mos().packed_nvlist(object)?;
                 list.lists(key).map(<[NvList]>::to_vec).unwrap_or_default()
             }
             None => Vec::new(),
@@ -116,7 +116,7 @@ impl TaskCx<'_> {
 
     /// Writes a list of spares or cache devices.
     pub(super) fn write_aux(&mut self, object: ObjectId, list: &NvList) -> Result<()> {
-        let os = self.writer.mos.objset();
+        let os = self.mos().objset();
         let packed = list.pack_xdr();
         os.write(self.tx, object, 0, &packed)?;
         os.set_bonus(self.tx, object, &(packed.len() as u64).to_le_bytes())

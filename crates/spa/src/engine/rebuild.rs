@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 
 use base::{ObjectId, Result, Txg};
-use dmu::Io;
 use dsl::write::features;
 use dsl::write::store::DIRECTORY;
 use ondisk::ObjType;
@@ -86,7 +85,7 @@ impl Writer {
 fn long_maps(sync: &SyncPass<'_>, drop: &BTreeSet<u64>) -> Result<u64> {
     let os = sync.mos.objset();
     let (mut count, mut at) = (0, ObjectId(0));
-    while let Some(id) = os.next_object(at, Io::WAIT)? {
+    while let Some(id) = os.next_object(at, sync.mos.io())? {
         at = id;
         if drop.contains(&id.0) {
             continue;

@@ -69,7 +69,7 @@ impl TaskCx<'_> {
         if let Some(map) = map {
             self.cx.mos.zap_remove(map, format!("{:x}", zap.0).as_bytes())?;
         }
-        self.writer.mos.objset().free_object(self.tx, zap)
+        self.mos().objset().free_object(self.tx, zap)
     }
 
     /// Frees all objects of a vdev in the MOS.
@@ -123,7 +123,7 @@ impl TaskCx<'_> {
     fn listed(&self, guid: Guid) -> Result<Listed> {
         for key in ["l2cache", "spares"] {
             let Some(object) = self.read().directory(key)? else { continue };
-            let list = self.writer.mos.packed_nvlist(object)?;
+            let list = self.mos().packed_nvlist(object)?;
             let all = list.lists(key).unwrap_or_default();
             let (missing, left): (Vec<NvList>, Vec<NvList>) =
                 all.iter().cloned().partition(|device| device.u64("guid") == Some(guid.0));
@@ -139,7 +139,7 @@ impl TaskCx<'_> {
         let Listed { key, object, left, path } = listed;
         if left.is_empty() {
             self.cx.mos.zap_remove(DIRECTORY, key.as_bytes())?;
-            self.writer.mos.objset().free_object(self.tx, object)?;
+            self.mos().objset().free_object(self.tx, object)?;
         } else {
             let mut list = NvList::new();
             list.add_lists(key, left);
@@ -214,7 +214,7 @@ impl Writer {
         let check = move |cx: &mut TaskCx<'_>| {
             let totals = cx.writer.space.vdev_totals(id)?;
             match totals.allocated + totals.deferred + totals.reserved {
-                0 => cx.writer.objects_of(cx.read(), &space),
+                0 => cx.objects_of(&space),
                 _ => Err(in_use()),
             }
         };

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use base::rt::{Mutex, RwLock};
 use base::{Dva, Error, ErrorKind, ObjectId, Psize, Result, Txg, VdevId};
-use dmu::{Io, Objset};
+use dmu::{Io, Objset, OutagePolicy};
 use dsl::Mos;
 use metaslab::{Denied, MsKey, Space};
 use ondisk::spacemap::{Entries, Params, Range};
@@ -66,13 +66,15 @@ impl SpaceIo {
         self.zio.upgrade().ok_or_else(|| Error::bug("the pool is closed"))
     }
 
-    /// Loads a metaslab; one that contradicts itself is not allocated from any more.
-    pub(crate) fn load(&self, key: MsKey) -> Result<()> {
+    /// Loads a metaslab; one that contradicts itself, or that cannot be read, is not
+    /// allocated from any more.
+    pub(crate) fn load(&self, key: MsKey, outage: OutagePolicy) -> Result<()> {
         let _one = self.loading.lock();
         for _ in 0..LOADS_MAX {
             let Some(plan) = self.space.load_plan(key)? else { return Ok(()) };
             let params = Params::metaslab(plan.seg.start, plan.seg.len, plan.shift);
-            let entries = self.entries(plan.object, plan.length, params);
+            let entries =
+                self.entries(plan.object, plan.length, params, Io::WAIT.with_outage(outage));
             let loaded = entries.and_then(|e| self.space.load(&plan, e.into_iter().map(Ok)));
             match loaded {
                 Err(e) if e.kind() == ErrorKind::Busy => {}
@@ -87,17 +89,17 @@ impl SpaceIo {
     }
 
     /// The first `length` bytes of a space map.
-    fn entries(&self, object: u64, length: u64, params: Params) -> Result<Vec<Range>> {
+    fn entries(&self, object: u64, length: u64, params: Params, io: Io) -> Result<Vec<Range>> {
         let mut out = Vec::new();
         if object == 0 {
             return Ok(out);
         }
         let mos = self.mos.get().and_then(Weak::upgrade);
         let mos = mos.ok_or_else(|| base::bug!("space maps without the MOS"))?;
-        let map = mos.object(ObjectId(object), Io::WAIT)?;
+        let map = mos.object(ObjectId(object), io)?;
         let (mut left, mut blkid) = (length, 0);
         while left > 0 {
-            let (block, endian) = map.read_written(blkid, Io::WAIT)?;
+            let (block, endian) = map.read_written(blkid, io)?;
             let here = left.min(block.len() as u64);
             let bytes = block.get(..here as usize).unwrap_or_default();
             for range in Entries::new(bytes, endian, params).ranges() {
@@ -130,7 +132,7 @@ impl SpaceSource for SpaceIo {
                 Ok(dvas) => return Ok(dvas),
                 Err(Denied::NoSpace) => return Err(no_space()),
                 // A metaslab that cannot be loaded is not used from then on.
-                Err(Denied::Load(vdev, ms)) => match self.load(MsKey { vdev, ms }) {
+                Err(Denied::Load(vdev, ms)) => match self.load(MsKey { vdev, ms }, want.outage) {
                     Err(e) if e.kind() == ErrorKind::Bug => return Err(e),
                     _ => {}
                 },

@@ -154,6 +154,7 @@ pub(super) struct SyncPass<'a> {
     pub(super) pass: u32,
     pub(super) tx: &'a Tx,
     pub(super) cx: &'a SyncCx<'a>,
+    /// The sync thread's handle of the MOS.
     pub(super) mos: &'a Mos,
     pub(super) flags: Flags,
     /// ZAPs of the top-level vdevs.
@@ -259,12 +260,12 @@ impl Writer {
 
     fn sync_txg(&self, state: &mut SyncState, txg: Txg) -> Result<()> {
         state.dirty |= self.outages.relabel.swap(false, Relaxed);
-        let read: &dyn MosRead = &self.mos;
-        let waiting = bpobj::deferred(read)?.filter(|(_, list)| list.num_blkptrs > 0);
+        let mos = self.mos.for_sync();
+        let waiting = bpobj::deferred(&mos)?.filter(|(_, list)| list.num_blkptrs > 0);
         let deferred = waiting.map(|(list, _)| list);
         if self.has_work(state, txg, deferred.is_some()) {
             self.write_txg(state, txg, deferred)?;
-            self.note_unfreed()?;
+            self.note_unfreed(&mos)?;
         }
         let room = self.ledger.allocatable_now(false) > 0;
         if !room {
@@ -279,16 +280,16 @@ impl Writer {
     }
 
     /// Notes the current size of the list of deferred frees.
-    pub(super) fn note_unfreed(&self) -> Result<()> {
-        let read: &dyn MosRead = &self.mos;
-        let bytes = bpobj::deferred(read)?.map_or(0, |(_, list)| list.bytes);
+    pub(super) fn note_unfreed(&self, mos: &Mos) -> Result<()> {
+        let bytes = bpobj::deferred(mos)?.map_or(0, |(_, list)| list.bytes);
         self.ledger.set_unfreed(bytes);
         Ok(())
     }
 
     fn write_txg(&self, state: &mut SyncState, txg: Txg, deferred: Option<u64>) -> Result<()> {
         let tx = Tx::syncing(txg);
-        let store = Store { mos: &self.mos, tx: &tx };
+        let sync_mos = self.mos.for_sync();
+        let store = Store { mos: &sync_mos, tx: &tx };
         let now = base::rt::wall_clock();
         let random = || base::rt::random_u64().unwrap_or(1);
         let ratios = state.ratios.clone();
@@ -313,8 +314,8 @@ impl Writer {
                 pass,
                 tx: &tx,
                 cx: &cx,
-                mos: &self.mos,
-                flags: Flags::load(&self.mos)?,
+                mos: &sync_mos,
+                flags: Flags::load(&sync_mos)?,
                 zaps: super::config::top_zaps(&state.config),
             };
             let writes = Writes::new(&self.zio).with_priority(WritePriority::SyncWrite);
@@ -322,7 +323,7 @@ impl Writer {
             if pass == 1 {
                 self.pass_one(state, &sync, deferred, &data, &mut heads)?;
                 // Tasks may have enabled features.
-                sync.flags = Flags::load(&self.mos)?;
+                sync.flags = Flags::load(&sync_mos)?;
                 let metadata = if sync.flags.lz4 { Compression::ON } else { Compression::Lzjb };
                 let props = ObjsetProps { metadata_compression: metadata, ..ObjsetProps::mos() };
                 self.mos.objset().set_props(ObjsetProps {

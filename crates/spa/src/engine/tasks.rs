@@ -5,6 +5,7 @@ use std::sync::Arc;
 use base::rt::{Sender, oneshot};
 use base::{Error, Result, Txg};
 use dmu::{Objset, Pending};
+use dsl::Mos;
 use dsl::write::{MosRead, SyncCx, features, history};
 use nvlist::NvList;
 use zio::Writes;
@@ -121,9 +122,14 @@ impl TaskCx<'_> {
         features::activate(self.cx, head, guid)
     }
 
-    /// The MOS, for reading.
+    /// The MOS with the changes of this txg, for reading.
     pub fn read(&self) -> &dyn MosRead {
         self.cx.read()
+    }
+
+    /// The sync thread's handle of the MOS.
+    pub fn mos(&self) -> &Mos {
+        self.sync.mos
     }
 
     /// The current feature states.

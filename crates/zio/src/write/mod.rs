@@ -47,7 +47,7 @@ use codec::compress::Compression;
 use ondisk::ObjType;
 use ondisk::blkptr::{BlkPtr, Block};
 
-use crate::Zio;
+use crate::{OutagePolicy, Zio};
 
 pub use gang::Gangs;
 pub(crate) use submit::Sink;
@@ -83,6 +83,8 @@ pub struct Want {
     /// A gang header or a member of a gang: no extent was large enough for the whole
     /// block.
     pub gang_child: bool,
+    /// What to do when devices with a space map are absent.
+    pub outage: OutagePolicy,
 }
 
 /// Allocates and releases space; implemented by the pool's metaslabs.
@@ -166,6 +168,8 @@ pub struct Write<'a> {
     pub hint: u64,
     /// Keep the content in the cache.
     pub cache: bool,
+    /// [`Want::outage`].
+    pub outage: OutagePolicy,
 }
 
 /// What kind of write a block became.
@@ -208,6 +212,7 @@ struct ReadyBlock {
     header_copies: u8,
     class: Class,
     hint: u64,
+    outage: OutagePolicy,
     content: BlockContent,
 }
 

@@ -31,6 +31,7 @@ impl Zio {
             txg: ready.block.head.birth,
             hint: ready.hint,
             gang_child: false,
+            outage: ready.outage,
         };
         match self.allocate(&*space, &want) {
             Ok(dvas) => {

@@ -2,7 +2,6 @@
 //! (chapter 06 §10.4).
 
 use base::{Error, ErrorKind, ObjectId, Result};
-use dmu::Io;
 use ondisk::acl::{PosixAce, PosixTag, parse_posix_acl};
 use ondisk::znode::FileType;
 
@@ -96,7 +95,7 @@ pub(crate) fn inherit(
 impl FileSystem {
     /// A stored ACL; `None` if there is none.
     pub(crate) fn posix_acl(&self, id: ObjectId, name: &[u8]) -> Result<Option<Vec<PosixAce>>> {
-        match self.get_xattr(id, name, Io::WAIT)? {
+        match self.get_xattr(id, name, self.io())? {
             Some(bytes) => parse_posix_acl(&bytes)
                 .map(Some)
                 .map_err(|e| e.with_kind(ErrorKind::Corrupt).in_object(id)),

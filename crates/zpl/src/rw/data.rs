@@ -12,7 +12,7 @@
 use std::ops::Range;
 
 use base::{Error, ErrorKind, ObjectId, Result};
-use dmu::{Io, Object, Tx};
+use dmu::{Object, Tx};
 use ondisk::sa::ZplAttr;
 use ondisk::znode::{
     FileType, Time, ZFS_APPENDONLY, ZFS_IMMUTABLE, ZFS_READONLY, ZFS_SPARSE, ZFS_XATTR,
@@ -106,7 +106,7 @@ impl FileSystem {
         data: &[u8],
     ) -> Result<WriteSummary> {
         let done = self.write_at(by, id, at, data, None)?;
-        self.commit_if_sync_always(id)?;
+        self.commit_if_sync_always(by, id)?;
         Ok(done)
     }
 
@@ -125,7 +125,7 @@ impl FileSystem {
         drop_xattr: &[u8],
     ) -> Result<WriteSummary> {
         let done = self.write_at(by, id, WritePosition::Offset(offset), data, Some(drop_xattr))?;
-        self.commit_if_sync_always(id)?;
+        self.commit_if_sync_always(by, id)?;
         Ok(done)
     }
 
@@ -184,7 +184,7 @@ impl FileSystem {
         let rw = self.rw_always()?;
         let grows = |object: &Object, size| grown(object, size, end, record, true).is_some();
         // The decision is provisional, because nothing is locked yet.
-        let object = self.object(id, Io::WAIT)?;
+        let object = self.object(id, self.io())?;
         if !grows(&object, 0) {
             let block = object.block_size();
             let past = range.end.div_ceil(block).saturating_mul(block);
@@ -256,7 +256,7 @@ impl FileSystem {
         let blocks = blocks_cost(to.div_ceil(block) - from / block, block);
         let now = rw.host.now();
         let last = tail.as_ref().map_or(0, |_| block);
-        let tx = rw.host.begin(blocks + last + DNODE_BLOCK, false)?;
+        let tx = self.begin_tx(blocks + last + DNODE_BLOCK, false)?;
         self.clear_tail(&tx, id, tail)?;
         if let Some(block) = grows {
             let _turn = rw.seqlock.write(id);
@@ -280,7 +280,7 @@ impl FileSystem {
             return Ok(None);
         }
         let part = (size % block) as usize..(size % block + (end - size)) as usize;
-        let bytes = node.object.read_part(size / block, part, Io::WAIT)?;
+        let bytes = node.object.read_part(size / block, part, self.io())?;
         Ok(bytes.iter().any(|b| *b != 0).then_some(size..end))
     }
 
@@ -314,7 +314,7 @@ impl FileSystem {
         patch.push(ZplAttr::Size, AttrOp::Set(to));
         let tail = self.dirty_tail(node, to)?;
         let bytes = grows.map_or(block, u64::from) + DNODE_BLOCK + cost;
-        let tx = rw.host.begin(bytes, shrinks)?;
+        let tx = self.begin_tx(bytes, shrinks)?;
         self.clear_tail(&tx, id, tail)?;
         if let Some(block) = grows {
             let _turn = rw.seqlock.write(id);
@@ -350,7 +350,7 @@ impl FileSystem {
         len: u64,
     ) -> Result<()> {
         self.allocate_in(by, id, what, offset, len)?;
-        self.commit_if_sync_always(id)
+        self.commit_if_sync_always(by, id)
     }
 
     fn allocate_in(
@@ -392,7 +392,7 @@ impl FileSystem {
             };
             return self.resize(&node, end, &props, patch, also, 0);
         }
-        let tx = rw.host.begin(DNODE_BLOCK, true)?;
+        let tx = self.begin_tx(DNODE_BLOCK, true)?;
         self.patch(&tx, &node, &patch)?;
         if let Some(record) = stripped(by, &node, now) {
             self.log_attrs(&tx, &node, record);
@@ -414,11 +414,10 @@ impl FileSystem {
         if range.is_empty() {
             return Ok(());
         }
-        let rw = self.rw_always()?;
         let block = node.object.block_size();
         let (first, past) = (range.start.div_ceil(block), range.end / block);
         self.free_most(node.id, first, past)?;
-        let tx = rw.host.begin(2 * block + DNODE_BLOCK, true)?;
+        let tx = self.begin_tx(2 * block + DNODE_BLOCK, true)?;
         self.os().free_range(&tx, node.id, range.start, range.end - range.start)?;
         self.touch(&tx, node.id);
         let txg = tx.txg();
@@ -440,7 +439,7 @@ impl FileSystem {
         len: u64,
     ) -> Result<u64> {
         self.rw()?;
-        let (_, source) = self.regular(from.0, Io::WAIT)?;
+        let (_, source) = self.regular(from.0, self.io())?;
         let len = len.min(source.size.saturating_sub(from.1));
         if from.0 == to.0 && from.1 < to.1.saturating_add(len) && to.1 < from.1.saturating_add(len)
         {
@@ -465,7 +464,7 @@ impl FileSystem {
         (to, offset): (ObjectId, u64),
         len: u64,
     ) -> Result<u64> {
-        let Some(extent) = self.extent(from, at, Io::WAIT)? else { return Ok(0) };
+        let Some(extent) = self.extent(from, at, self.io())? else { return Ok(0) };
         let len = len.min(extent.len);
         if !extent.data {
             self.allocate(by, to, Falloc::ZeroRange { keep_size: false }, offset, len)?;
@@ -473,7 +472,7 @@ impl FileSystem {
         }
         // Up to a boundary of blocks.
         let step = COPY_MAX - offset % COPY_MAX;
-        let pieces = self.read(from, at, len.min(step) as usize, Io::WAIT)?;
+        let pieces = self.read(from, at, len.min(step) as usize, self.io())?;
         let data: Vec<u8> = pieces.iter().flat_map(|b| b.iter().copied()).collect();
         if data.is_empty() {
             return Ok(0);

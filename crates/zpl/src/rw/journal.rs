@@ -11,7 +11,7 @@
 //! * A change that no record describes completely is a barrier ([`zil::Log::barrier`]).
 
 use base::{ObjectId, Result, Txg, VdevId};
-use dmu::{Early, Io, Tx};
+use dmu::{Early, Tx};
 use ondisk::BlkPtr;
 use ondisk::zil::{
     Create, Names, RENAME_EXCHANGE, RENAME_WHITEOUT, RecordBody, SetAttr, Whiteout, Write,
@@ -21,7 +21,7 @@ use ondisk::znode::{self, FileType, Time};
 use zil::{Bundle, Log};
 
 use super::node::FileNode;
-use super::types::{Rename, SetAttrs, SetTime};
+use super::types::{Caller, Rename, SetAttrs, SetTime};
 use crate::fs::FileSystem;
 
 const TX_CREATE: u8 = 1;
@@ -266,10 +266,10 @@ impl FileSystem {
 
     /// With `sync=always`, waits until the changes of the object are durable. The caller
     /// holds no lock.
-    pub(crate) fn commit_if_sync_always(&self, id: ObjectId) -> Result<()> {
+    pub(crate) fn commit_if_sync_always(&self, by: &Caller, id: ObjectId) -> Result<()> {
         match self.log() {
             Some(log) if log.mode() == zil::Mode::Always && !log.is_replaying() => {
-                log.commit(self, Some(id))
+                log.commit(self, Some(id), by.thread)
             }
             _ => Ok(()),
         }
@@ -433,7 +433,7 @@ impl zil::Source for FileSystem {
     fn read(&self, object: ObjectId, offset: u64, len: u64) -> Result<Option<Vec<u8>>> {
         let rw = self.rw_always()?;
         let _lock = rw.locks.range(object, offset..offset.saturating_add(len));
-        let size = match self.attrs(object, Io::WAIT) {
+        let size = match self.attrs(object, self.io()) {
             Ok(attrs) => attrs.size,
             Err(e) if e.kind() == base::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(e),
@@ -442,18 +442,18 @@ impl zil::Source for FileSystem {
         if len == 0 {
             return Ok(Some(Vec::new()));
         }
-        let pieces = FileSystem::read(self, object, offset, len as usize, Io::WAIT)?;
+        let pieces = FileSystem::read(self, object, offset, len as usize, self.io())?;
         let mut out = Vec::with_capacity(len as usize);
         pieces.iter().for_each(|piece| out.extend_from_slice(piece));
         Ok(Some(out))
     }
 
     fn block_size(&self, object: ObjectId) -> Option<u64> {
-        self.object(object, Io::WAIT).ok().map(|o| o.block_size())
+        self.object(object, self.io()).ok().map(|o| o.block_size())
     }
 
     fn early_blocks(&self, txg: Txg) -> Option<Box<dyn zil::EarlyBlocks>> {
-        Some(Box::new(EarlyWrites(self.os().early(txg))))
+        Some(Box::new(EarlyWrites(self.os().early(txg, self.outage()))))
     }
 }
 

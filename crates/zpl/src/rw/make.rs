@@ -1,7 +1,7 @@
 //! New files: their attributes, their objects, their first name.
 
 use base::{Error, ErrorKind, ObjectId, Result, Txg};
-use dmu::{Io, Object, ObjectSpec, Tx, zaps};
+use dmu::{Object, ObjectSpec, Tx, zaps};
 use ondisk::ObjType;
 use ondisk::acl::{encode_aces, trivial_acl};
 use ondisk::normalize::TOUPPER;
@@ -400,8 +400,8 @@ impl FileSystem {
             self.check_new_quota(&prepared.owner())?;
             Ok(prepared)
         })?;
-        self.commit_if_sync_always(id)?;
-        attrs.map_or_else(|| self.attrs(id, Io::WAIT), Ok)
+        self.commit_if_sync_always(by, id)?;
+        attrs.map_or_else(|| self.attrs(id, self.io()), Ok)
     }
 
     /// Creates the object that `prepare_new` prepares, and gives it a name. Also returns its
@@ -428,7 +428,7 @@ impl FileSystem {
         let now = prepared.now;
         let cost = prepared.cost() + entry_cost(&parent.object) + DNODE_BLOCK;
         let mut record = prepared.record(dir);
-        let tx = rw.host.begin(cost, false)?;
+        let tx = self.begin_tx(cost, false)?;
         let attrs = prepared.attrs(tx.txg(), dir);
         let id = self.create_object(&tx, prepared, dir, if is_dir { 2 } else { 1 })?;
         if let Err(e) = self.add_entry(&tx, dir, name, id, kind) {
@@ -458,7 +458,7 @@ impl FileSystem {
         self.check_new_quota(&prepared.owner())?;
         let _queue = rw.queue.lock();
         let cost = prepared.cost() + self.queue_cost()?;
-        let tx = rw.host.begin(cost, false)?;
+        let tx = self.begin_tx(cost, false)?;
         let id = self.create_object(&tx, prepared, dir, 0)?;
         if let Err(e) = self.enqueue(&tx, id) {
             self.os().free_object(&tx, id)?;
@@ -466,7 +466,7 @@ impl FileSystem {
         }
         rw.holds.lock().orphans.insert(id.0, true);
         drop(tx);
-        self.attrs(id, Io::WAIT)
+        self.attrs(id, self.io())
     }
 
     /// A directory in which entries may be added and removed.
@@ -475,7 +475,7 @@ impl FileSystem {
     /// `NotDir`; `NotFound` when it was removed; `NotPermitted` by its flags; `Invalid` for
     /// one with extended attributes.
     pub(crate) fn parent(&self, dir: ObjectId) -> Result<FileNode> {
-        self.directory(dir, Io::WAIT)?;
+        self.directory(dir, self.io())?;
         let node = self.node(dir)?;
         if node.attrs.kind != FileType::Dir {
             return Err(Error::new(ErrorKind::NotDir, "not a directory").in_object(dir));

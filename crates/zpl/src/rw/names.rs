@@ -2,7 +2,7 @@
 
 use base::{Error, ErrorKind, ObjectId, Result};
 use dmu::zaps::ObjectStore;
-use dmu::{Io, Tx, Zap, ZapLimits, ZapMut};
+use dmu::{Tx, Zap, ZapLimits, ZapMut};
 use ondisk::sa::ZplAttr;
 use ondisk::zap::Cursor;
 use ondisk::znode::{
@@ -32,8 +32,8 @@ pub(crate) struct NameEntry {
 impl FileSystem {
     /// The entry that a name matches.
     pub(crate) fn entry(&self, dir: ObjectId, name: &[u8]) -> Result<Option<NameEntry>> {
-        let entry = self.read_consistent(dir, Io::WAIT, || {
-            self.entry_in(self.directory(dir, Io::WAIT)?, name, Io::WAIT)
+        let entry = self.read_consistent(dir, self.io(), || {
+            self.entry_in(self.directory(dir, self.io())?, name, self.io())
         })?;
         let Some(entry) = entry else { return Ok(None) };
         let id = found(&entry).map_err(|e| e.in_object(dir))?.id;
@@ -112,7 +112,7 @@ impl FileSystem {
 
     /// Whether a directory has entries.
     pub(crate) fn is_empty(&self, dir: &FileNode) -> Result<bool> {
-        let zap = Zap::open(dir.object.clone(), Io::WAIT)?;
+        let zap = Zap::open(dir.object.clone(), self.io())?;
         if let Some(header) = zap.fat_header()? {
             return Ok(header.num_entries == 0);
         }
@@ -164,7 +164,7 @@ impl FileSystem {
     /// # Errors
     /// As [`FileSystem::make`]; `NotPermitted` for directories and by flags; `NotFound` for
     /// a file that was removed; `TooManyLinks`; `CrossDevice` into another project.
-    pub fn link(&self, _by: &Caller, id: ObjectId, dir: ObjectId, name: &[u8]) -> Result<Attrs> {
+    pub fn link(&self, by: &Caller, id: ObjectId, dir: ObjectId, name: &[u8]) -> Result<Attrs> {
         let (rw, _) = self.rw()?;
         self.check_name(name)?;
         let _locks = rw.locks.all(&[id, dir]);
@@ -190,7 +190,7 @@ impl FileSystem {
         let _queue = unnamed.then(|| rw.queue.lock());
         let now = rw.host.now();
         let queue = if unnamed { self.queue_cost()? } else { 0 };
-        let tx = rw.host.begin(entry_cost(&parent.object) + 2 * DNODE_BLOCK + queue, false)?;
+        let tx = self.begin_tx(entry_cost(&parent.object) + 2 * DNODE_BLOCK + queue, false)?;
         self.add_entry(&tx, dir, name, id, node.attrs.kind)?;
         if unnamed {
             self.dequeue(&tx, id)?;
@@ -207,8 +207,8 @@ impl FileSystem {
         drop(tx);
         drop(_queue);
         drop(_locks);
-        self.commit_if_sync_always(id)?;
-        self.attrs(id, Io::WAIT)
+        self.commit_if_sync_always(by, id)?;
+        self.attrs(id, self.io())
     }
 
     /// Removes a name of anything but a directory. If it was the last name and the file is
@@ -217,19 +217,19 @@ impl FileSystem {
     /// # Errors
     /// `NotFound`; `NotDir`; `IsDir`; `NotPermitted` by flags; `ReadOnly`; those of
     /// reading. Space is not needed.
-    pub fn unlink(&self, _by: &Caller, dir: ObjectId, name: &[u8]) -> Result<ObjectId> {
-        self.remove(dir, name, false)
+    pub fn unlink(&self, by: &Caller, dir: ObjectId, name: &[u8]) -> Result<ObjectId> {
+        self.remove(by, dir, name, false)
     }
 
     /// Removes an empty directory; returns its object.
     ///
     /// # Errors
     /// As [`FileSystem::unlink`], `NotDir` for anything but a directory, `NotEmpty`.
-    pub fn rmdir(&self, _by: &Caller, dir: ObjectId, name: &[u8]) -> Result<ObjectId> {
-        self.remove(dir, name, true)
+    pub fn rmdir(&self, by: &Caller, dir: ObjectId, name: &[u8]) -> Result<ObjectId> {
+        self.remove(by, dir, name, true)
     }
 
-    fn remove(&self, dir: ObjectId, name: &[u8], want_dir: bool) -> Result<ObjectId> {
+    fn remove(&self, by: &Caller, dir: ObjectId, name: &[u8], want_dir: bool) -> Result<ObjectId> {
         let (rw, _) = self.rw()?;
         self.check_name(name)?;
         loop {
@@ -241,7 +241,7 @@ impl FileSystem {
             let queued = self.remove_entry_of(dir, &entry, want_dir)?;
             drop(locks);
             self.finish_unlink(entry.id, queued)?;
-            self.commit_if_sync_always(dir)?;
+            self.commit_if_sync_always(by, dir)?;
             return Ok(entry.id);
         }
     }
@@ -256,7 +256,7 @@ impl FileSystem {
         let unlink_outcome = self.unlink_outcome(&node)?;
         let now = rw.host.now();
         let cost = entry_cost(&parent.object) + DNODE_BLOCK + self.unlink_cost(&unlink_outcome)?;
-        let tx = rw.host.begin(cost, true)?;
+        let tx = self.begin_tx(cost, true)?;
         self.remove_entry(&tx, dir, &entry.name)?;
         let mut patch = Patch::new().modified(now).and(ZplAttr::Size, AttrOp::Add(-1));
         if want_dir {

@@ -11,7 +11,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use base::{Error, ObjectId, Result};
-use dmu::{Io, Object, Objset, Tx, Zap, zaps};
+use dmu::{Object, Objset, Tx, Zap, zaps};
 use ondisk::acl::{encode_aces, parse_aces};
 use ondisk::sa::{Sa, SaBuffer, SaTables, SwapClass, ZplAttr, encode_buffer, place};
 use ondisk::zap::ZapValue;
@@ -338,8 +338,8 @@ impl FileSystem {
     /// # Errors
     /// As [`FileSystem::attrs`]; `Corrupt` for attributes in an unknown order.
     pub(crate) fn node(&self, id: ObjectId) -> Result<FileNode> {
-        let object = self.object(id, Io::WAIT)?;
-        let (attrs, in_bonus) = self.attrs_in(&object, Io::WAIT)?;
+        let object = self.object(id, self.io())?;
+        let (attrs, in_bonus) = self.attrs_in(&object, self.io())?;
         let legacy = object.dnode().bonus_type != ObjType::SA;
         let absent = |attr: &&ZplAttr| in_bonus & 1 << **attr as u32 == 0;
         if !legacy && let Some(attr) = IN_PLACE.iter().find(absent) {
@@ -382,7 +382,7 @@ impl FileSystem {
     /// `Corrupt`, those of reading the spill block.
     pub(crate) fn attr_list(&self, object: &Object) -> Result<AttrList> {
         let tables = self.tables();
-        let spill = object.spill(Io::WAIT)?.map(|(buf, _)| buf);
+        let spill = object.spill(self.io())?.map(|(buf, _)| buf);
         let sa = Sa::parse(&object.dnode().bonus, spill.as_deref(), &tables)?;
         let mut list = AttrList::default();
         for item in sa.iter() {
@@ -432,7 +432,7 @@ impl FileSystem {
                 os.set_spill(tx, id, Some(&spill))
             }
             None => {
-                if os.object(id, Io::WAIT)?.has_spill(Io::WAIT)? {
+                if os.object(id, self.io())?.has_spill(self.io())? {
                     os.set_spill(tx, id, None)?;
                 }
                 os.set_bonus(tx, id, &bonus)
@@ -453,7 +453,7 @@ impl FileSystem {
     fn table(&self, name: &str) -> Result<ObjectId> {
         let none = || Error::corrupt("there are no tables of system attributes");
         let master = self.props().sa_attrs.ok_or_else(none)?;
-        let zap = Zap::open(self.object(master, Io::WAIT)?, Io::WAIT)?;
+        let zap = Zap::open(self.object(master, self.io())?, self.io())?;
         zap.lookup_u64(name)?.map(ObjectId).ok_or_else(none)
     }
 
@@ -477,7 +477,7 @@ impl FileSystem {
         more.add_layout(number, numbers).map_err(|e| e.with_kind(base::ErrorKind::Limit))?;
         let value = ZapValue::from_u16s(numbers).ok_or_else(full)?;
         let table = self.table("LAYOUTS")?;
-        let tx = rw.host.begin(REGISTER, false)?;
+        let tx = self.begin_tx(REGISTER, false)?;
         zaps::add(self.os(), &tx, table, number.to_string().as_bytes(), &value)?;
         self.set_tables(more);
         Ok(())
@@ -500,7 +500,7 @@ impl FileSystem {
         }
         let added = tables.add_known(attr)?;
         let table = self.table("REGISTRY")?;
-        let tx = rw.host.begin(REGISTER, false)?;
+        let tx = self.begin_tx(REGISTER, false)?;
         let value = ZapValue::from_u64(added.encode());
         zaps::add(self.os(), &tx, table, &added.name, &value)?;
         self.set_tables(tables);

@@ -2,7 +2,7 @@
 //! (chapter 06 §13).
 
 use base::{Error, ErrorKind, ObjectId, Result, Txg};
-use dmu::{Io, Object, Tx, Zap, ZapEntry, zaps};
+use dmu::{Object, Tx, Zap, ZapEntry, zaps};
 use ondisk::ObjType;
 use ondisk::sa::ZplAttr;
 use ondisk::zap::{Cursor, ZapValue};
@@ -69,7 +69,7 @@ impl FileSystem {
 
     /// Bytes that a change of the queue makes dirty.
     pub(crate) fn queue_cost(&self) -> Result<u64> {
-        Ok(entry_cost(&self.object(self.queue_id()?, Io::WAIT)?) + DNODE_BLOCK)
+        Ok(entry_cost(&self.object(self.queue_id()?, self.io())?) + DNODE_BLOCK)
     }
 
     /// Puts an object on the queue; the caller holds its lock and the queue's.
@@ -162,7 +162,7 @@ impl FileSystem {
         // Only the object of an ACL is freed, not an arbitrary one that a damaged structure
         // refers to.
         if let Some(acl) = acl
-            && let Ok(object) = self.object(acl, Io::WAIT)
+            && let Ok(object) = self.object(acl, self.io())
             && matches!(object.object_type(), ObjType(18 | 33))
         {
             self.os().free_object(tx, acl)?;
@@ -180,10 +180,10 @@ impl FileSystem {
         }
         let dir = match crate::attrs::legacy(&node.object)? {
             Some(znode) => znode.xattr,
-            None => self.u64_attr(&node.object, ZplAttr::Xattr, Io::WAIT)?.filter(|x| *x != 0),
+            None => self.u64_attr(&node.object, ZplAttr::Xattr, self.io())?.filter(|x| *x != 0),
         };
         let Some(dir) = dir.map(ObjectId) else { return Ok(None) };
-        let attrs = self.attrs_of(&self.directory(dir, Io::WAIT)?, Io::WAIT)?;
+        let attrs = self.attrs_of(&self.directory(dir, self.io())?, self.io())?;
         if attrs.pflags & ZFS_XATTR == 0 || attrs.parent != node.id {
             let text = "the hidden directory belongs to another file";
             return Err(Error::corrupt(text).in_object(node.id));
@@ -213,22 +213,21 @@ impl FileSystem {
     /// # Errors
     /// Those of reading indirect blocks, of beginning transactions, and of waiting.
     pub(crate) fn free_most(&self, id: ObjectId, first: u64, past: u64) -> Result<()> {
-        let rw = self.rw_always()?;
         let mut at = first;
         loop {
-            let object = self.object(id, Io::WAIT)?;
+            let object = self.object(id, self.io())?;
             let past = past.min(object.dnode().max_blkid.saturating_add(1));
             if at >= past || past - at <= FREE_BLOCKS {
                 return Ok(());
             }
-            let Some(data) = object.next_data_block(at, Io::WAIT)?.filter(|b| *b < past) else {
+            let Some(data) = object.next_data_block(at, self.io())?.filter(|b| *b < past) else {
                 return Ok(());
             };
             let upto = data.saturating_add(FREE_BLOCKS);
             if upto >= past {
                 return Ok(());
             }
-            let tx = rw.host.begin(2 * DNODE_BLOCK, true)?;
+            let tx = self.begin_tx(2 * DNODE_BLOCK, true)?;
             self.os().free_blocks(&tx, id, data, upto, false)?;
             self.touch(&tx, id);
             let txg = tx.txg();
@@ -266,7 +265,7 @@ impl FileSystem {
             let inner = self.hidden_dir(&node).ok().flatten();
             let inner = inner.map(|dir| self.node(dir)).transpose()?;
             let _queue = rw.queue.lock();
-            let tx = rw.host.begin(4 * DNODE_BLOCK + 2 * self.queue_cost()?, true)?;
+            let tx = self.begin_tx(4 * DNODE_BLOCK + 2 * self.queue_cost()?, true)?;
             if let Some(inner) = inner {
                 self.enqueue(&tx, inner.id)?;
                 self.patch(&tx, &inner, &Patch::new().and(ZplAttr::Links, AttrOp::Set(0)))?;
@@ -290,7 +289,7 @@ impl FileSystem {
     fn forget(&self, id: ObjectId) -> Result<()> {
         let rw = self.rw_always()?;
         let _queue = rw.queue.lock();
-        let tx = rw.host.begin(self.queue_cost()?, true)?;
+        let tx = self.begin_tx(self.queue_cost()?, true)?;
         rw.holds.lock().orphans.remove(&id.0);
         self.dequeue(&tx, id)
     }
@@ -305,8 +304,8 @@ impl FileSystem {
     ) -> Result<()> {
         let rw = self.rw_always()?;
         loop {
-            let object = self.object(dir.id, Io::WAIT)?;
-            let batch = first_entries(&Zap::open(object.clone(), Io::WAIT)?)?;
+            let object = self.object(dir.id, self.io())?;
+            let batch = first_entries(&Zap::open(object.clone(), self.io())?)?;
             if batch.is_empty() {
                 return Ok(());
             }
@@ -321,7 +320,7 @@ impl FileSystem {
                 let file = file.filter(own);
                 let _queue = rw.queue.lock();
                 let cost = 2 * DNODE_BLOCK + entry_cost(&object) + self.queue_cost()?;
-                let tx = rw.host.begin(cost, true)?;
+                let tx = self.begin_tx(cost, true)?;
                 self.remove_entry(&tx, dir.id, &entry.name)?;
                 let Some(file) = file else { continue };
                 if is_small(&file.object) {
@@ -349,7 +348,7 @@ impl FileSystem {
             }
             *holds.count.entry(id.0).or_default() += 1;
         }
-        let there = self.object(id, Io::WAIT);
+        let there = self.object(id, self.io());
         if there.is_err() {
             unhold(rw, id);
         }
@@ -388,8 +387,8 @@ impl FileSystem {
         let (mut cursor, mut freed, mut first) = (Some(Cursor::default()), 0, None);
         let mut empty = 0;
         while let Some(at) = cursor {
-            let (batch, next) = self.read_consistent(queue, Io::WAIT, || {
-                Zap::open(self.object(queue, Io::WAIT)?, Io::WAIT)?.list_from(at, 256)
+            let (batch, next) = self.read_consistent(queue, self.io(), || {
+                Zap::open(self.object(queue, self.io())?, self.io())?.list_from(at, 256)
             })?;
             empty = if batch.is_empty() { empty + 1 } else { 0 };
             if empty > EMPTY_STEPS {

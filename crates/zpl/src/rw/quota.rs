@@ -5,7 +5,7 @@
 //! that cannot be read is not a reason to refuse a change.
 
 use base::{Error, ErrorKind, Result};
-use dmu::{Io, Zap, zaps};
+use dmu::{Zap, zaps};
 use ondisk::ObjType;
 use ondisk::zap::ZapValue;
 
@@ -64,12 +64,12 @@ impl FileSystem {
             return false;
         }
         let number = |object: Result<dmu::Object>, key: &str| -> Option<u64> {
-            Zap::open(object.ok()?, Io::WAIT).ok()?.lookup_u64(key).ok()?
+            Zap::open(object.ok()?, self.io()).ok()?.lookup_u64(key).ok()?
         };
         let key = format!("{id:x}");
         let own = table.and_then(|t| {
-            let look = || Ok(number(self.object(t, Io::WAIT), &key));
-            self.read_consistent(t, Io::WAIT, look).ok().flatten()
+            let look = || Ok(number(self.object(t, self.io()), &key));
+            self.read_consistent(t, self.io(), look).ok().flatten()
         });
         let limit = own.filter(|n| *n != 0).unwrap_or(default);
         if limit == 0 {
@@ -158,8 +158,8 @@ impl FileSystem {
             return Ok(());
         }
         *held = limit;
-        let cost = entry_cost(&self.object(MASTER_NODE, Io::WAIT)?);
-        let tx = rw.host.begin(cost + 2 * DNODE_BLOCK, limit == 0)?;
+        let cost = entry_cost(&self.object(MASTER_NODE, self.io())?);
+        let tx = self.begin_tx(cost + 2 * DNODE_BLOCK, limit == 0)?;
         let key = format!("default{}{}quota", WHO[of as usize], if objects { "obj" } else { "" });
         {
             let _turn = rw.seqlock.write(MASTER_NODE);
@@ -194,10 +194,10 @@ impl FileSystem {
             return Ok(());
         }
         let cost = match *table {
-            Some(id) => entry_cost(&self.object(id, Io::WAIT)?),
+            Some(id) => entry_cost(&self.object(id, self.io())?),
             None => NEW_TABLE,
         };
-        let tx = rw.host.begin(cost + 2 * DNODE_BLOCK, limit == 0)?;
+        let tx = self.begin_tx(cost + 2 * DNODE_BLOCK, limit == 0)?;
         let os = self.os();
         let table = match *table {
             Some(id) => id,

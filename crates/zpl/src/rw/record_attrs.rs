@@ -17,7 +17,7 @@
 //!   OpenZFS logs both by APPENDONLY's (§17).
 
 use base::{Error, ObjectId, Result};
-use dmu::{Io, ObjectSpec, zaps};
+use dmu::{ObjectSpec, zaps};
 use ondisk::ObjType;
 use ondisk::acl::{ACE_DIR_INHERIT, ACE_FILE_INHERIT, Ace, is_trivial, mode_of_acl, trivial_acl};
 use ondisk::zap::ZapValue;
@@ -205,7 +205,7 @@ impl FileSystem {
         }
         let rw = self.rw_always()?;
         let _tables = rw.layouts.lock();
-        let mut table = self.fuid_domains(Io::WAIT)?;
+        let mut table = self.fuid_domains(self.io())?;
         if let Some(index) = table.index_of(domain) {
             return Ok(index);
         }
@@ -213,9 +213,9 @@ impl FileSystem {
         let packed = table.pack()?;
         let size = words(&[packed.len() as u64]);
         let cost = packed.len() as u64 + u64::from(FUID_BLOCK) + 3 * DNODE_BLOCK;
-        let cost = cost + entry_cost(&self.object(MASTER_NODE, Io::WAIT)?);
+        let cost = cost + entry_cost(&self.object(MASTER_NODE, self.io())?);
         let os = self.os();
-        let tx = rw.host.begin(cost, false)?;
+        let tx = self.begin_tx(cost, false)?;
         let id = match self.fuid_table() {
             Some(id) => {
                 os.set_bonus(&tx, id, &size)?;

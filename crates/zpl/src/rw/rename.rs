@@ -10,7 +10,7 @@
 use std::collections::HashSet;
 
 use base::{Error, ObjectId, Result};
-use dmu::{Io, Tx};
+use dmu::Tx;
 use ondisk::sa::ZplAttr;
 use ondisk::zil::Whiteout;
 use ondisk::znode::{FileType, Time, ZFS_ARCHIVE, ZFS_AV_MODIFIED, ZFS_PROJINHERIT};
@@ -96,7 +96,7 @@ impl FileSystem {
             drop(locks);
             drop(_renames);
             replaced.map_or(Ok(()), |id| self.finish_unlink(id, true))?;
-            return self.commit_if_sync_always(to.0);
+            return self.commit_if_sync_always(by, to.0);
         }
     }
 
@@ -178,7 +178,7 @@ impl FileSystem {
             }
             at = parent;
             if at != dir && at != self.root() {
-                parent = self.attrs_of(&self.directory(at, Io::WAIT)?, Io::WAIT)?.parent;
+                parent = self.attrs_of(&self.directory(at, self.io())?, self.io())?.parent;
             }
         }
         Err(Error::invalid("a directory cannot be below itself").in_object(dir))
@@ -201,7 +201,7 @@ impl FileSystem {
         let now = rw.host.now();
         let to = mv.to();
         let cost = entry_cost(&mv.from.object) + entry_cost(&to.object) + 4 * DNODE_BLOCK;
-        let tx = rw.host.begin(cost, false)?;
+        let tx = self.begin_tx(cost, false)?;
         let (moved, kind) = (&mv.moved, mv.moved.attrs.kind);
         self.set_entry(&tx, to.id, &target.name, moved.id, kind)?;
         self.set_entry(&tx, mv.from.id, &mv.source.name, other.id, other.attrs.kind)?;
@@ -243,7 +243,7 @@ impl FileSystem {
         cost += 3 * DNODE_BLOCK + whiteout.as_ref().map_or(0, PreparedFile::cost);
         cost += unlink_outcome.as_ref().map_or(Ok(0), |f| self.unlink_cost(f))?;
         let now = rw.host.now();
-        let tx = rw.host.begin(cost, false)?;
+        let tx = self.begin_tx(cost, false)?;
         let stays = whiteout.is_some();
         let whiteout = whiteout
             .map(|prepared| self.create_object(&tx, prepared, mv.from.id, 1))

@@ -33,7 +33,6 @@
 use std::sync::atomic::Ordering::SeqCst;
 
 use base::{Error, ErrorKind, ObjectId, Result};
-use dmu::Io;
 use ondisk::BlkPtr;
 use ondisk::sa::ZplAttr;
 use ondisk::zil::{
@@ -245,7 +244,7 @@ impl FileSystem {
                 noted = false;
                 continue;
             }
-            let block = self.os().zio().read(&bp, Io::WAIT)?;
+            let block = self.os().zio().read(&bp, self.io())?;
             let short = || Error::corrupt("a cloned block is too short").in_object(id);
             let data = usize::try_from(len).ok().and_then(|n| block.get(..n)).ok_or_else(short)?;
             let mut done = 0;
@@ -268,7 +267,7 @@ impl FileSystem {
         let node = self.content(id, true)?;
         let now = rw.host.now();
         let tail = self.dirty_tail(&node, end)?;
-        let tx = rw.host.begin(node.object.block_size() + DNODE_BLOCK, true)?;
+        let tx = self.begin_tx(node.object.block_size() + DNODE_BLOCK, true)?;
         self.clear_tail(&tx, id, tail)?;
         let patch = Patch::new().modified(now).and(ZplAttr::Size, AttrOp::Max(end));
         self.patch(&tx, &node, &patch)?;
@@ -332,7 +331,7 @@ impl FileSystem {
         if len == 0 {
             return Ok(());
         }
-        let data = self.os().zio().read(bp, Io::WAIT)?;
+        let data = self.os().zio().read(bp, self.io())?;
         let base = write.offset / len * len;
         let end = write.offset + write.length;
         let _lock = rw.locks.exclusive(write.object);
@@ -343,7 +342,7 @@ impl FileSystem {
         let now = rw.host.now();
         let block = grows.map_or(node.object.block_size(), u64::from);
         let blocks = blocks_cost(data.len() as u64 / block + 2, block);
-        let tx = rw.host.begin(blocks.max(data.len() as u64 * 2) + DNODE_BLOCK, false)?;
+        let tx = self.begin_tx(blocks.max(data.len() as u64 * 2) + DNODE_BLOCK, false)?;
         if let Some(block) = grows {
             let _turn = rw.seqlock.write(write.object);
             self.os().set_block_size(&tx, write.object, block, 0)?;
@@ -359,7 +358,7 @@ impl FileSystem {
         let rw = self.rw_always()?;
         let _lock = rw.locks.exclusive(id);
         let node = self.content(id, true)?;
-        let tx = rw.host.begin(DNODE_BLOCK, true)?;
+        let tx = self.begin_tx(DNODE_BLOCK, true)?;
         self.patch(&tx, &node, &Patch::new().and(ZplAttr::Size, AttrOp::Max(end)))?;
         self.log_nothing(&tx);
         Ok(())

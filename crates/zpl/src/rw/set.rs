@@ -1,7 +1,7 @@
 //! Changing attributes: `setattr` (chapter 06 §5, §11.5, §15).
 
 use base::{Error, ErrorKind, ObjectId, Result};
-use dmu::{Io, Tx};
+use dmu::Tx;
 use ondisk::acl::Ace;
 use ondisk::sa::ZplAttr;
 use ondisk::znode::{FileType, Time, ZFS_APPENDONLY, ZFS_IMMUTABLE, ZFS_PROJID};
@@ -40,8 +40,8 @@ impl FileSystem {
     /// `NoSpace`; `ReadOnly`.
     pub fn set_attrs(&self, by: &Caller, id: ObjectId, set: &SetAttrs) -> Result<Attrs> {
         self.set_attrs_of(by, id, set, &RecordAttrs::default())?;
-        self.commit_if_sync_always(id)?;
-        self.attrs(id, Io::WAIT)
+        self.commit_if_sync_always(by, id)?;
+        self.attrs(id, self.io())
     }
 
     /// The same, with the data that only a log record has.

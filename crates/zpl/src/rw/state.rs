@@ -222,6 +222,11 @@ impl FileSystem {
         self.rw_part().ok_or_else(read_only)
     }
 
+    /// Begins a transaction ([`Host::begin`]).
+    pub(crate) fn begin_tx(&self, bytes: u64, frees: bool) -> Result<Tx> {
+        self.rw_always()?.host.begin(bytes, frees, self.outage())
+    }
+
     /// Notes for fsync that `tx` changed an object.
     pub(crate) fn touch(&self, tx: &Tx, id: ObjectId) {
         if let Some(rw) = self.rw_part() {

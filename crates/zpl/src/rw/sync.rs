@@ -1,7 +1,6 @@
 //! Times of access, fsync, statfs.
 
 use base::{ObjectId, Result};
-use dmu::Io;
 use ondisk::sa::ZplAttr;
 
 use super::make::DNODE_BLOCK;
@@ -38,7 +37,7 @@ impl FileSystem {
         let fresh = match rule.unwrap_or(props.atime) {
             Atime::Off => false,
             Atime::On => true,
-            Atime::Relatime => match self.attrs(id, Io::WAIT) {
+            Atime::Relatime => match self.attrs(id, self.io()) {
                 Ok(a) => {
                     let at = |t: ondisk::znode::Time| (t.seconds, t.nanoseconds);
                     at(a.atime) <= at(a.mtime)
@@ -73,7 +72,7 @@ impl FileSystem {
                 continue;
             }
             // A full pool must not prevent a sync: no new blocks are needed in the end.
-            let tx = rw.host.begin(nodes.len() as u64 * DNODE_BLOCK, true)?;
+            let tx = self.begin_tx(nodes.len() as u64 * DNODE_BLOCK, true)?;
             for node in nodes {
                 if let Some(time) = rw.times.take(node.id) {
                     let patch = Patch::new().and(ZplAttr::Atime, AttrOp::Time(time));
@@ -90,10 +89,19 @@ impl FileSystem {
     /// # Errors
     /// That of a suspension.
     pub fn fsync(&self, id: ObjectId) -> Result<()> {
+        self.fsync_for(id, 0)
+    }
+
+    /// As [`FileSystem::fsync`]; `thread` is the id of the thread that makes the call, 0 if
+    /// unknown, for the intent log's statistics.
+    ///
+    /// # Errors
+    /// As [`FileSystem::fsync`].
+    pub fn fsync_for(&self, id: ObjectId, thread: u32) -> Result<()> {
         let Some(rw) = self.rw_part() else { return Ok(()) };
         let Some(txg) = rw.touched.of(id) else { return Ok(()) };
         if let Some(log) = &rw.log {
-            return log.commit(self, Some(id));
+            return log.commit(self, Some(id), thread);
         }
         rw.host.synced(txg)?;
         rw.touched.synced(id, txg);
@@ -120,7 +128,7 @@ impl FileSystem {
     /// Those of [`super::Host::space`].
     pub fn space(&self) -> Result<FsSpace> {
         let rw = self.rw_always()?;
-        let space = rw.host.space()?;
+        let space = rw.host.space(self.outage())?;
         Ok(FsSpace {
             total: space.used.saturating_add(space.available),
             available: space.available,

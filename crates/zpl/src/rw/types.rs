@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use base::{Error, ErrorKind, ObjectId, Result, Txg};
-use dmu::Tx;
+use dmu::{OutagePolicy, Tx};
 use ondisk::znode::{FileType, Time};
 
 use crate::attrs::Device;
@@ -14,11 +14,13 @@ pub const FILE_SIZE_MAX: u64 = i64::MAX as u64;
 /// The interface to the pool below a file system.
 pub trait Host: Send + Sync {
     /// Begins a transaction that makes at most `bytes` of blocks dirty. `frees`: it frees
-    /// space, and may use the part reserved for that. Waits at the write throttle.
+    /// space, and may use the part reserved for that. Waits at the write throttle. `outage`
+    /// is the policy of the transaction's reads for absent devices, and of those of the
+    /// dataset's state.
     ///
     /// # Errors
     /// `NoSpace`, `Quota`, `ReadOnly`, that of a suspension.
-    fn begin(&self, bytes: u64, frees: bool) -> Result<Tx>;
+    fn begin(&self, bytes: u64, frees: bool, outage: OutagePolicy) -> Result<Tx>;
 
     /// Requests that `txg` be written soon, and waits until it is on disk.
     ///
@@ -38,11 +40,11 @@ pub trait Host: Send + Sync {
     fn props(&self) -> Arc<RwProps>;
 
     /// Space for `statfs`: what the file system uses, and what it may still use, which is
-    /// the least that pool, quota and refquota allow.
+    /// the least that pool, quota and refquota allow. `outage` is the policy of the reads.
     ///
     /// # Errors
     /// Those of reading the dataset's state.
-    fn space(&self) -> Result<HostSpace>;
+    fn space(&self, outage: OutagePolicy) -> Result<HostSpace>;
 }
 
 /// The result of [`Host::space`], in bytes.
@@ -146,6 +148,8 @@ pub struct Caller {
     pub umask: u32,
     /// Has root's capabilities: keeps set-id bits, is not bound by quotas.
     pub privileged: bool,
+    /// The thread that makes the call, 0 if unknown; for the intent log's statistics.
+    pub thread: u32,
 }
 
 impl Caller {

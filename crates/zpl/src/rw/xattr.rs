@@ -8,7 +8,7 @@
 //! the old value or the new one.
 
 use base::{Error, ErrorKind, ObjectId, Result};
-use dmu::{Io, ObjectSpec, Tx, Zap};
+use dmu::{ObjectSpec, Tx, Zap};
 use nvlist::{NvList, Value};
 use ondisk::ObjType;
 use ondisk::acl::{Ace, encode_aces};
@@ -231,7 +231,7 @@ impl Edit {
     fn follow(&mut self, fs: &FileSystem, patch: impl Fn(&Attrs) -> Option<Patch>) -> Result<()> {
         let Some(dir) = self.hidden else { return Ok(()) };
         let mut ids = vec![dir];
-        Zap::open(fs.directory(dir, Io::WAIT)?, Io::WAIT)?.for_each(|e| {
+        Zap::open(fs.directory(dir, fs.io())?, fs.io())?.for_each(|e| {
             if ids.len() > FILES_MAX {
                 return Err(Error::limit("too many extended attributes").in_object(dir));
             }
@@ -351,7 +351,7 @@ impl Edit {
     pub(crate) fn commit(self, fs: &FileSystem, props: &RwProps) -> Result<()> {
         let frees = !self.grows;
         let ready = self.prepare(fs, props)?;
-        let tx = fs.rw_always()?.host.begin(ready.cost(fs)?, frees)?;
+        let tx = fs.begin_tx(ready.cost(fs)?, frees)?;
         ready.apply(fs, &tx, ready.patch())
     }
 }
@@ -371,7 +371,7 @@ impl ReadyEdit {
         let large = edit.list.is_some() || edit.legacy_acl.is_some();
         let spill = if large { 128 << 10 } else { 0 };
         let dir = match edit.hidden {
-            Some(dir) if !edit.ops.is_empty() => entry_cost(&fs.object(dir, Io::WAIT)?),
+            Some(dir) if !edit.ops.is_empty() => entry_cost(&fs.object(dir, fs.io())?),
             _ => DNODE_BLOCK,
         };
         let op = |op: &DirOp| match op {
@@ -662,7 +662,7 @@ impl FileSystem {
             return Err(Error::new(ErrorKind::TooLarge, text).in_object(id));
         }
         self.change_xattr(by, id, name, Some(value), how)?;
-        self.commit_if_sync_always(id)
+        self.commit_if_sync_always(by, id)
     }
 
     /// Removes an extended attribute.
@@ -671,7 +671,7 @@ impl FileSystem {
     /// `NoAttribute`; otherwise as [`FileSystem::set_xattr`].
     pub fn remove_xattr(&self, by: &Caller, id: ObjectId, name: &[u8]) -> Result<()> {
         self.change_xattr(by, id, name, None, SetHow::Replace)?;
-        self.commit_if_sync_always(id)
+        self.commit_if_sync_always(by, id)
     }
 
     fn change_xattr(
@@ -695,7 +695,7 @@ impl FileSystem {
         if node.attrs.pflags & (ZFS_IMMUTABLE | ZFS_APPENDONLY) != 0 {
             return Err(denied("the file's flags forbid it").in_object(id));
         }
-        let there = self.get_xattr(id, name, Io::WAIT)?.is_some();
+        let there = self.get_xattr(id, name, self.io())?.is_some();
         let is_acl = name == acl::ACCESS || name == acl::DEFAULT;
         match (how, there) {
             (SetHow::Create, true) => {

@@ -15,7 +15,7 @@ use ondisk::blkptr::{BlkPtr, Block};
 use vdev::{LABEL_START, Spec, Tree, VdevKind};
 
 use crate::write::submit::{DvaWrite, Sink, WriteDone};
-use crate::{BlockCache, SpaceSource, Want, Write, WriteProps, Writes, Zio};
+use crate::{BlockCache, OutagePolicy, SpaceSource, Want, Write, WriteProps, Writes, Zio};
 
 pub(super) const DISK: usize = 80 << 20;
 pub(super) const T: Txg = Txg(77);
@@ -276,6 +276,7 @@ pub(super) fn file<'a>(data: &'a Buf, props: &'a WriteProps) -> Write<'a> {
         gangs: None,
         hint: 0,
         cache: true,
+        outage: OutagePolicy::Fail,
     }
 }
 
