@@ -142,7 +142,7 @@ pub(super) struct Ledger {
 }
 
 /// Why a transaction does not begin now.
-enum Refusal {
+enum BeginRefusal {
     /// Reserved space may turn out to be free in the next txg.
     NextTxg,
     /// Reserved space may turn out to be free once all open txgs are on disk.
@@ -483,7 +483,7 @@ impl Ledger {
         txg: Txg,
         logical: u64,
         limit: u64,
-    ) -> std::result::Result<u64, Refusal> {
+    ) -> std::result::Result<u64, BeginRefusal> {
         if logical == 0 {
             return Ok(0);
         }
@@ -512,9 +512,9 @@ impl Ledger {
         // would fit without them.
         let fits_light = is_light && here.saturating_add(apart()) <= limit.saturating_add(over);
         if space.inflight() > 0 && (most <= limit || fits_light) {
-            return Err(Refusal::NextTxg);
+            return Err(BeginRefusal::NextTxg);
         }
-        Err(Refusal::Failed(Error::new(ErrorKind::NoSpace, "no space left in the pool")))
+        Err(BeginRefusal::Failed(Error::new(ErrorKind::NoSpace, "no space left in the pool")))
     }
 }
 
@@ -526,7 +526,7 @@ impl Writer {
         logical: u64,
         frees: bool,
         outage: OutagePolicy,
-    ) -> std::result::Result<Tx, Refusal> {
+    ) -> std::result::Result<Tx, BeginRefusal> {
         let account = account.filter(|_| !frees && logical > 0);
         loop {
             self.txgs.throttle()?;
@@ -543,8 +543,8 @@ impl Writer {
                 Some(Ok(charges)) => Some(charges),
                 Some(Err(level)) => {
                     let uncertain = level.reserved_now.inflight() > 0;
-                    let refused = || Refusal::Failed(refused_by(level.refusal));
-                    return Err(if uncertain { Refusal::OnDisk } else { refused() });
+                    let refused = || BeginRefusal::Failed(refused_by(level.refusal));
+                    return Err(if uncertain { BeginRefusal::OnDisk } else { refused() });
                 }
             };
             if bounds.is_some_and(|bounds| bounds.txg != self.txgs.synced_txg()) {
@@ -583,14 +583,14 @@ impl Writer {
                     }
                     return Ok(tx);
                 }
-                Err(Refusal::NextTxg) => {
+                Err(BeginRefusal::NextTxg) => {
                     let open = self.txgs.open_txg();
                     self.txgs.kick(open);
                     self.txgs.wait_open(open.next())?;
                     self.txgs.wait_room(Txg(open.0.saturating_sub(1)))?;
                 }
-                Err(Refusal::OnDisk) => drop(self.sync()?),
-                Err(Refusal::Failed(e)) => {
+                Err(BeginRefusal::OnDisk) => drop(self.sync()?),
+                Err(BeginRefusal::Failed(e)) => {
                     let deferred = || self.ledger.normal().deferred > 0;
                     let freeing = || !frees && account.is_some_and(|a| a.is_freeing(&self.txgs));
                     let may_fit = match e.kind() {
@@ -646,9 +646,9 @@ impl Writer {
     }
 }
 
-impl From<Error> for Refusal {
-    fn from(error: Error) -> Refusal {
-        Refusal::Failed(error)
+impl From<Error> for BeginRefusal {
+    fn from(error: Error) -> BeginRefusal {
+        BeginRefusal::Failed(error)
     }
 }
 

@@ -8,7 +8,7 @@ const HEAD: usize = 0;
 
 /// A level of limits, with the naive account of it: what is used on disk, and what each
 /// transaction holds.
-struct Level {
+struct NaiveLevel {
     limit: u64,
     used: u64,
     reservation: u64,
@@ -99,9 +99,14 @@ fn the_ledger_against_sums() {
                 (limit, used, reservation)
             })
             .collect();
-        let mut naive: Vec<Level> = sizes
+        let mut naive: Vec<NaiveLevel> = sizes
             .iter()
-            .map(|&(limit, used, reservation)| Level { limit, used, reservation, held: vec![] })
+            .map(|&(limit, used, reservation)| NaiveLevel {
+                limit,
+                used,
+                reservation,
+                held: vec![],
+            })
             .collect();
         let shared: Vec<Arc<SpaceReservation>> = (0..4).map(|_| Arc::default()).collect();
         let paths = [[HEAD, 2, 3], [1, 2, 3]];
