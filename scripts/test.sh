@@ -57,9 +57,9 @@ runner="target.'cfg(all())'.runner = ['$PWD/scripts/run-test.sh']"
 scripts/watch.sh "$log" 600 cargo --config "$runner" test "${selection[@]}" --no-fail-fast -- --nocapture 2>&1 | tee "$log"
 status=${PIPESTATUS[0]}
 
-# The threads of the cache and of the transaction groups under a scheduler that tries
-# thousands of interleavings.
-model() { RUSTFLAGS="--cfg shuttle" "$@" --locked --target-dir target/shuttle -p arc -p txg --test model --no-fail-fast; }
+# The threads of the cache, of the transaction groups and of the write queues under a scheduler
+# that tries thousands of interleavings.
+model() { RUSTFLAGS="--cfg shuttle" "$@" --locked --target-dir target/shuttle -p arc -p txg -p vdev --test model --no-fail-fast; }
 if [ -z "$quick" ]; then
 	model cargo test --no-run 2>&1 | tee -a "$log"
 	model scripts/watch.sh "$log" 600 cargo --config "$runner" test 2>&1 | tee -a "$log"

@@ -383,7 +383,7 @@ fn notifications_reach_the_kernel() {
     if m.session.negotiated().minor >= 44 {
         n.inc_epoch().unwrap();
         size();
-        assert_eq!(calls(), before + 3);
+        assert_eq!(calls(), before + 2);
     }
     if m.session.negotiated().minor >= 45 {
         assert!(m.fs.lookups.lock().unwrap()[&RW] > 0);

@@ -77,7 +77,7 @@ impl File {
         let bs = self.object.block_size();
         let len = (bs - offset % bs).min(len as u64) as usize;
         self.fs.read_file(
-            ReadTarget::Open(self),
+            ReadSource::Open(self),
             offset,
             len,
             io,
@@ -104,7 +104,7 @@ impl File {
             let (at, rest) = (offset.saturating_add(done as u64), &mut out[done..]);
             let len = rest.len();
             let copied = self.fs.read_file(
-                ReadTarget::Open(self),
+                ReadSource::Open(self),
                 at,
                 len,
                 io,
@@ -136,7 +136,7 @@ impl File {
 
 /// The source of a read's object, size and predictor.
 #[derive(Clone, Copy)]
-enum ReadTarget<'a> {
+enum ReadSource<'a> {
     /// Found by the object's id.
     Id(ObjectId),
     /// Those of an open file.
@@ -172,7 +172,7 @@ impl FileSystem {
     /// `IsDir`; `Invalid` for other files without content; those of reading.
     pub fn read(&self, id: ObjectId, offset: u64, len: usize, io: Io) -> Result<Vec<Buf>> {
         let add = |pieces: &mut Vec<Buf>, piece| pieces.push(piece);
-        self.read_file(ReadTarget::Id(id), offset, len, io, Vec::with_capacity, add)
+        self.read_file(ReadSource::Id(id), offset, len, io, Vec::with_capacity, add)
     }
 
     /// Reads the range (see the module head). Each attempt calls `start` with an upper bound of
@@ -180,7 +180,7 @@ impl FileSystem {
     /// saw no change.
     fn read_file<T>(
         &self,
-        reader: ReadTarget<'_>,
+        reader: ReadSource<'_>,
         offset: u64,
         len: usize,
         io: Io,
@@ -188,27 +188,27 @@ impl FileSystem {
         mut add: impl FnMut(&mut T, Buf),
     ) -> Result<T> {
         let (id, drop_behind) = match reader {
-            ReadTarget::Id(id) => (id, self.drops_behind()),
-            ReadTarget::Open(file) => (file.object.id(), false),
+            ReadSource::Id(id) => (id, self.drops_behind()),
+            ReadSource::Open(file) => (file.object.id(), false),
         };
         let remembered = drop_behind && io.caching == Caching::Keep;
         let read_io = if remembered { Io { caching: Caching::Remember, ..io } } else { io };
         let (read, bytes) = self.read_consistent(id, io, || {
             let (object, size) = match reader {
-                ReadTarget::Id(id) => {
+                ReadSource::Id(id) => {
                     let (object, attrs) = self.regular(id, io)?;
                     (Cow::Owned(object), attrs.size)
                 }
-                ReadTarget::Open(file) => {
+                ReadSource::Open(file) => {
                     (file.object_until(offset.saturating_add(len as u64), io)?, file.size)
                 }
             };
             let inside = (len as u64).min(size.saturating_sub(offset));
             let report = |waits| match reader {
-                ReadTarget::Id(_) => {
-                    self.zfetch().advance(&object, offset, inside, waits, drop_behind)
+                ReadSource::Id(_) => {
+                    self.zfetch.advance(&object, offset, inside, waits, drop_behind)
                 }
-                ReadTarget::Open(file) => {
+                ReadSource::Open(file) => {
                     file.zfetch.advance(&object, offset, inside, waits, false)
                 }
             };

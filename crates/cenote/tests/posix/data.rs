@@ -194,6 +194,7 @@ fn a_read_is_counted_once() {
     assert_eq!(counted(), (reads + 2, bytes + (2 << 20)));
     assert_eq!(file.borrow(200_000, 1 << 20, Io::WAIT).unwrap().len(), 262_144 - 200_000);
     assert_eq!(counted(), (reads + 3, bytes + (2 << 20) + 62_144));
+    drop(file);
     rig.end();
 }
 
@@ -226,6 +227,7 @@ fn an_open_file_shows_later_writes() {
         assert!(hole.borrow(1 << 20, 1, Io::WAIT).unwrap().is_empty());
         assert!(hole.borrow(u64::MAX, usize::MAX, Io::WAIT).unwrap().is_empty());
     }
+    drop((small, hole));
     rig.end();
 }
 
