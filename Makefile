@@ -17,7 +17,6 @@ demo: build
 
 # Everything: unit, property, golden, damage, hostile images, mounts, commands.
 test: tools
-	$(CARGO) build --release --locked -p cli
 	scripts/test.sh
 
 # Unit tests and the fast integration tests of every crate; a few minutes once built.

@@ -125,11 +125,11 @@ fn a_second_read_finds_nothing_wrong_any_more() {
 #[test]
 fn every_kind_of_vdev_heals() {
     // raidz1 of 3 and 6, raidz2 of 5, raidz3 of 8, both dRAIDs, mirror, mirror beside raidz1.
-    for (n, which) in [0, 3, 9, 18, 20, 21, 22, 24].into_iter().enumerate() {
-        for ashift in [9, 12] {
-            three_passes(which, ashift, n % 3, n % 2 == usize::from(ashift == 9), &[]);
-        }
-    }
+    let kinds = [0, 3, 9, 18, 20, 21, 22, 24].into_iter().enumerate();
+    let cases: Vec<_> = kinds.flat_map(|kind| [9, 12].map(|ashift| (kind, ashift))).collect();
+    testkit::side_by_side(&cases, |&((n, which), ashift)| {
+        three_passes(which, ashift, n % 3, n % 2 == usize::from(ashift == 9), &[]);
+    });
 }
 
 /// Of two addresses on different vdevs one is lost completely.

@@ -25,10 +25,11 @@ fn seed() -> u64 {
 fn a_tree_is_what_was_done_to_it() {
     let ops = if std::env::var_os("CENOTE_NIGHTLY").is_some() { 40 * OPS } else { OPS };
     let more = 2 * seed();
-    for (seed, props) in [
+    let runs = [
         (1, &[("recordsize", 16 << 10), ("xattr", 2)][..]),
         (2, &[("recordsize", 128 << 10), ("xattr", 1), ("dnodesize", 1024)]),
-    ] {
+    ];
+    testkit::side_by_side(&runs, |&(seed, props)| {
         let mut rig = PosixFixture::with("tree", 512 * MB, 5000, props);
         let mut rng = Rng::new(seed + more);
         let scale =
@@ -64,7 +65,7 @@ fn a_tree_is_what_was_done_to_it() {
         }
         check(&rig, &tree, ops);
         rig.finish();
-    }
+    });
 }
 
 /// Rules for every tree: links and sizes agree with the content.
