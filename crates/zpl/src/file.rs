@@ -206,7 +206,7 @@ impl FileSystem {
             let inside = (len as u64).min(size.saturating_sub(offset));
             let report = |waits| match reader {
                 ReadSource::Id(_) => {
-                    self.zfetch.advance(&object, offset, inside, waits, drop_behind)
+                    self.zfetch().advance(&object, offset, inside, waits, drop_behind)
                 }
                 ReadSource::Open(file) => {
                     file.zfetch.advance(&object, offset, inside, waits, false)
