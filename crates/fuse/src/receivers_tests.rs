@@ -226,7 +226,7 @@ fn surplus_threads_are_parked_not_leading() {
 
 #[test]
 fn a_crowd_brings_leaders_and_calm_parks_them() {
-    let mut state = ReceiverState { wanted: 1, spins: true, ..ReceiverState::default() };
+    let mut state = ReceiverState { wanted: 1, ..ReceiverState::default() };
     for _ in 0..GROW_AFTER - 1 {
         state.learn(Arrival::Backlogged, 3);
     }
@@ -253,16 +253,21 @@ fn a_crowd_brings_leaders_and_calm_parks_them() {
 }
 
 #[test]
-fn polling_stops_when_it_was_in_vain_and_begins_when_it_would_have_helped() {
-    let mut state = ReceiverState { wanted: 1, spins: true, ..ReceiverState::default() };
-    state.learn(Arrival::Spun, 4);
-    assert!(state.spins && state.wanted == 1);
-    state.learn(Arrival::Slept { time: SPIN, spun: true }, 4);
-    assert!(!state.spins && state.wanted == 2);
-    state.learn(Arrival::Slept { time: 2 * SPIN, spun: false }, 4);
-    assert!(!state.spins);
-    state.learn(Arrival::Slept { time: SPIN / 2, spun: false }, 4);
-    assert!(state.spins);
-    state.learn(Arrival::Slept { time: SPIN / 2, spun: true }, 1);
-    assert!(!state.spins && state.wanted == 2);
+fn a_long_wait_calls_for_a_second_leader() {
+    let mut state = ReceiverState { wanted: 1, ..ReceiverState::default() };
+    state.learn(Arrival::Slept(SHORT_WAIT / 2), 4);
+    assert_eq!(state.wanted, 1);
+    state.learn(Arrival::Slept(SHORT_WAIT), 1);
+    assert_eq!(state.wanted, 1, "there are no more leaders than cores");
+    state.learn(Arrival::Slept(SHORT_WAIT), 4);
+    assert_eq!(state.wanted, 2);
+    state.listening = 1;
+    for _ in 0..SHRINK_AFTER {
+        state.learn(Arrival::Slept(SHORT_WAIT), 4);
+    }
+    assert_eq!(state.wanted, 2);
+    for _ in 0..SHRINK_AFTER {
+        state.learn(Arrival::Slept(SHORT_WAIT / 2), 4);
+    }
+    assert_eq!(state.wanted, 1);
 }
