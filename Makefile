@@ -27,7 +27,7 @@ quick:
 check:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked --document-private-items
+	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" $(CARGO) doc --workspace --no-deps --locked --document-private-items
 	scripts/tidy.sh
 	@if ! command -v cargo-deny >/dev/null 2>&1; then \
 		echo "SKIPPED: cargo deny is not installed (cargo install cargo-deny)"; \

@@ -116,6 +116,17 @@ impl IoCounts {
         self.sum(IoClass::is_write)
     }
 
+    /// What happened since `earlier` counters of the same vdevs; 0 where they began anew.
+    #[must_use]
+    pub fn since(&self, earlier: &IoCounts) -> IoCounts {
+        let mut since = *self;
+        for (now, then) in since.by_class.iter_mut().zip(&earlier.by_class) {
+            now.ops = now.ops.saturating_sub(then.ops);
+            now.bytes = now.bytes.saturating_sub(then.bytes);
+        }
+        since
+    }
+
     /// Adds another vdev's counters.
     pub fn add(&mut self, other: &IoCounts) {
         self.by_class.iter_mut().zip(&other.by_class).for_each(|(to, from)| to.add(*from));

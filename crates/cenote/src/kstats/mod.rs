@@ -12,6 +12,7 @@ mod report;
 mod tables;
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -128,6 +129,7 @@ pub(crate) fn register_pool(core: &Arc<PoolCore>) -> base::Result<()> {
         let heading = format!("{heading}\n");
         registry.register(&format!("{name}/{file}"), core, move |_| text(heading.clone()))?;
     }
+    registry.register(&format!("{name}/txgs"), core, move |core| text(txgs(core)))?;
     registry.register(&format!("{name}/cenote_zil"), core, cenote_zil)?;
     registry.register(&format!("{name}/cenote_heal"), core, cenote_heal)?;
     let none = |_: &PoolCore| Kstat::numbers([]);
@@ -136,6 +138,31 @@ pub(crate) fn register_pool(core: &Arc<PoolCore>) -> base::Result<()> {
         registry.register(&format!("{name}/ddt_stats_{checksum}"), core, |_| ddt_stats())?;
     }
     Ok(())
+}
+
+/// The last txgs, `zfs_txg_history` of them, and the living ones (chapter 09 §6).
+fn txgs(core: &PoolCore) -> String {
+    let mut out = tables::TXGS.to_owned();
+    let history = core.writer.as_ref().map(|w| w.txgs().history()).unwrap_or_default();
+    for r in history {
+        let (io, state) = (r.io, r.state.letter());
+        let _never_fails = writeln!(
+            out,
+            "{:<8} {:<16} {state:<5} {:<12} {:<12} {:<12} {:<8} {:<8} {:<12} {:<12} {:<12} {:<12}",
+            r.txg,
+            r.birth,
+            r.ndirty,
+            io.nread,
+            io.nwritten,
+            io.reads,
+            io.writes,
+            r.otime,
+            r.qtime,
+            r.wtime,
+            r.stime
+        );
+    }
+    out
 }
 
 /// Repairs by reads that found wrong bytes.

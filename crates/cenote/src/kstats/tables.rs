@@ -61,13 +61,12 @@ pub(crate) const POOL_FILES: [(&str, &str); 2] = [
     ),
 ];
 
-/// Lists that only writing or a history fills: name and heading.
-pub(crate) const POOL_LISTS: [(&str, &str); 3] = [
-    (
-        "txgs",
-        "txg      birth            state ndirty       nread        nwritten     reads    writes   \
-         otime        qtime        wtime        stime       ",
-    ),
+/// The heading of a pool's list of txgs.
+pub(crate) const TXGS: &str = "txg      birth            state ndirty       nread        nwritten     \
+                               reads    writes   otime        qtime        wtime        stime       \n";
+
+/// Lists that Cenote does not fill: name and heading.
+pub(crate) const POOL_LISTS: [(&str, &str); 2] = [
     ("reads", "UID start objset object level blkid aflags origin pid process"),
     ("multihost", "id txg timestamp error duration mmp_delay vdev_guid vdev_label vdev_path"),
 ];

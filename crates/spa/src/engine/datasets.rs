@@ -704,7 +704,7 @@ impl Writer {
     /// The same for reading.
     ///
     /// # Errors
-    /// `NotFound`; as [`Writer::live_head`].
+    /// `NotFound`; as [`Writer::open_dataset`].
     pub fn read_dataset(&self, name: &str) -> Result<Arc<Objset>> {
         let (head, props) = self.head_of(name)?;
         self.live_head(&self.mos, head, props).map_err(|e| e.in_dataset(name))

@@ -2,7 +2,7 @@
 //!
 //! # Theory
 //! [`Writer`] is the writable half of an imported pool. Callers change object sets of live
-//! datasets under a [`dmu::Tx`] ([`Writer::begin`]). A change of the MOS is a sync task
+//! datasets under a [`dmu::Tx`] ([`Writer::begin_for`]). A change of the MOS is a sync task
 //! ([`Writer::sync_task`]), which the one sync thread runs within a txg. That thread takes
 //! txg after txg from [`txg::Txgs`] and writes it (`sync`): datasets, tasks, frees, space
 //! maps, configuration, and the MOS, in passes until nothing changes; then labels and

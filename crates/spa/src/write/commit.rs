@@ -26,7 +26,7 @@
 //! found after a crash: everything that they refer to was durable before.
 //!
 //! # Departures from OpenZFS
-//! * Every top-level vdev gets the uberblock if there are no more than [`CHOSEN_MAX`];
+//! * Every top-level vdev gets the uberblock if there are no more than `CHOSEN_MAX`;
 //!   otherwise that many, from a start that the caller draws.
 //! * A leaf whose even labels could not be written gets no uberblock in that commit.
 //! * A failed flush counts; OpenZFS ignores it.
