@@ -386,3 +386,27 @@ fn readers_ask_for_what_is_there() {
     });
     rig.finish();
 }
+
+/// Story: the kstat `txgs` had its heading alone, because nothing read the history.
+#[test]
+fn the_last_txgs_are_listed() {
+    let rig = PosixFixture::new("txgs", 64 * MB);
+    let file = rig.file(rig.root(), "f");
+    rig.write(file, 0, &noise(1, MB as usize));
+    let txg = rig.pool.writer().unwrap().sync().unwrap();
+    let kstats = rig.engine.kstats().all(|path| path == "tank/txgs");
+    let [(_, list)] = &kstats[..] else { panic!("{kstats:?}") };
+    let text = kstat::text::render(list);
+    let rows: Vec<Vec<&str>> =
+        text.lines().map(|line| line.split_ascii_whitespace().collect()).collect();
+    assert_eq!(rows[0].len(), 12, "{text}");
+    assert!(rows.iter().all(|row| row.len() == 12), "{text}");
+    let row = rows.iter().find(|row| row[0] == txg.0.to_string()).unwrap();
+    let number = |column: usize| row[column].parse::<u64>().unwrap();
+    // It is committed, had the dirty megabyte, and wrote it; it was open and syncing.
+    assert_eq!(row[2], "C", "{text}");
+    assert!(number(3) >= MB && number(5) > MB && number(7) > 0, "{text}");
+    assert!(number(8) > 0 && number(11) > 0, "{text}");
+    assert_eq!(rows.last().unwrap()[2], "O", "{text}");
+    rig.end();
+}
