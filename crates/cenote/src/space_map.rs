@@ -4,7 +4,8 @@
 //! A metaslab's space map has a header with the bytes allocated and a histogram of its free
 //! segments. Both are as of the metaslab's last flush. Changes since then are in the log space
 //! maps: `allocated` includes them, the histogram and the fragmentation derived from it do not.
-//! So the values are those that `zpool list` and `zdb -mm` of OpenZFS show.
+//! So the values are those that `zpool list` and `zdb -mm` of OpenZFS show. A metaslab in which
+//! nothing was ever allocated has no space map; here it counts as one free segment.
 //!
 //! # Invariants
 //! * A vdev has at most `spa::space::METASLABS_MAX` metaslabs, a histogram [`CLASSES`] classes.
@@ -264,9 +265,15 @@ fn of_vdev(v: &VdevSpace, root: &VdevStatus) -> VdevMap {
 
 fn of_metaslab(m: &Metaslab, ashift: u32) -> MetaslabMap {
     let mut segments = SegmentHistogram::default();
-    let shift = usize::try_from(ashift).unwrap_or(usize::MAX);
-    let buckets = m.header.histogram.iter().filter(|_| m.space_map != 0).flatten();
-    buckets.enumerate().for_each(|(i, &n)| segments.add(shift.saturating_add(i), n));
+    if m.space_map != 0 {
+        let shift = usize::try_from(ashift).unwrap_or(usize::MAX);
+        let buckets = m.header.histogram.iter().flatten();
+        buckets.enumerate().for_each(|(i, &n)| segments.add(shift.saturating_add(i), n));
+    } else if m.allocated() == 0
+        && let Some(class) = m.size.checked_ilog2()
+    {
+        segments.add(usize::try_from(class).unwrap_or(usize::MAX), 1);
+    }
     MetaslabMap {
         id: m.id,
         size: m.size,
@@ -323,6 +330,22 @@ mod tests {
         assert_eq!((both.size, both.fragmentation), (2 << 24, Some(89)));
         assert_eq!(combine(&[]), MetaslabMap::default());
         assert_eq!((percent(1, 3), percent(7, 0), percent(u64::MAX, 1)), (33, 0, u64::MAX));
+    }
+
+    /// A pool was almost empty, and its histogram showed almost no free space: metaslabs
+    /// without a space map were left out.
+    #[test]
+    fn an_untouched_metaslab_is_one_free_segment() {
+        let untouched = Metaslab { space_map: 0, ..metaslab(0, 0, None) };
+        let logged = Metaslab { unflushed_alloc: 512, ..untouched.clone() };
+        let metaslabs = vec![untouched.clone(), untouched, logged];
+        let space = PoolSpace {
+            vdevs: vec![vdev(0, AllocClass::Normal, metaslabs)],
+            ..PoolSpace::default()
+        };
+        let map = of_space(&space, &VdevStatus::default());
+        assert_eq!(map.segments.rows().collect::<Vec<_>>(), [(24, 2)]);
+        assert_eq!(map.fragmentation, Some(0));
     }
 
     /// Headers of a hostile pool: nothing overflows, nothing is negative.

@@ -69,7 +69,7 @@ fn compare(map: &PoolMap, text: &str, free: impl Fn(u64) -> String) -> usize {
             // zdb leaves changes in the log space maps out.
             free: free(m.size - m.allocated.checked_add_signed(-m.unflushed).unwrap()),
             fragmentation: m.fragmentation.filter(|_| zdb.fragmentation.is_some()),
-            rows: m.segments.rows().collect(),
+            rows: m.segments.rows().filter(|_| zdb.fragmentation.is_some()).collect(),
         })
         .collect();
     let count: usize = map.vdevs.iter().map(|v| v.metaslabs.len()).sum();
