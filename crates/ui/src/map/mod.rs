@@ -2,7 +2,7 @@
 //! segments, in a terminal ([`text()`], [`legend`]) and as SVG ([`svg()`]).
 //!
 //! # Theory
-//! A cell is one metaslab, or several consecutive ones if more do not fit ([`Grid`]). Its colour
+//! A cell is one metaslab, or several consecutive ones if more do not fit (`Grid`). Its colour
 //! says how full it is, its digits are the fragmentation of its free space in percent. Without
 //! colours a character before the digits says how full it is.
 //!
