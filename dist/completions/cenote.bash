@@ -4,8 +4,8 @@
 # Commands of a program.
 _cenote_commands() {
 	case $1 in
-	cenote) echo 'zpool zfs daemon zdb arc arcstat arc_summary zilstat trace kstat tune ls tree cat cp uberblocks io bench sim completion mount.cenote help version' ;;
-	zpool) echo 'create destroy add clear online remove labelclear list status iostat import export upgrade reguid history get set sync wait version' ;;
+	cenote) echo 'zpool zfs daemon zdb arc arcstat arc_summary zilstat trace kstat tune ls tree cat cp uberblocks map io bench sim completion mount.cenote help version' ;;
+	zpool) echo 'create destroy add clear online remove labelclear list map status iostat import export upgrade reguid history get set sync wait version' ;;
 	zfs) echo 'create destroy snapshot snap set inherit list get mount unmount umount version' ;;
 	esac
 }
@@ -18,6 +18,7 @@ _cenote_flags() {
 	'zpool add') echo '-f -g -L -n -o -P --allow-in-use --allow-replication-mismatch --allow-ashift-mismatch' ;;
 	'zpool labelclear') echo '-f' ;;
 	'zpool list') echo '-g -H -L -p -P -v -o -T' ;;
+	'zpool map') echo '-j --json --json-int -p -o -T' ;;
 	'zpool status') echo '-e -g -i -L -P -p -s -t -v -x -d -T' ;;
 	'zpool iostat') echo '-g -H -L -n -p -P -v -y -T -l -q -r -w' ;;
 	'zpool import') echo '-a -d -D -f -m -N -F -n -X -T --rebuild-space -o -R -t' ;;
@@ -52,6 +53,7 @@ _cenote_flags() {
 	'cenote cat') echo '-d -T' ;;
 	'cenote cp') echo '-r -R -a -d -T' ;;
 	'cenote uberblocks') echo '-H -p -d' ;;
+	'cenote map') echo '-j --json --json-int -p -o -T -d --txg' ;;
 	'cenote io') echo '-T' ;;
 	'cenote sim') echo '--seed --runs --vdevs --workload --threads --ops --plant --fault --gangs --every --more --judges --keep --crash --dir -v' ;;
 	'cenote mount.cenote') echo '-o -s -f -r -w' ;;
@@ -80,6 +82,13 @@ _cenote_value() {
 	'zpool list')
 		case $2 in
 		-o) echo 'pool_props' ;;
+		-T) echo 'one u d' ;;
+		*) return 1 ;;
+		esac
+		;;
+	'zpool map')
+		case $2 in
+		-o) echo 'file' ;;
 		-T) echo 'one u d' ;;
 		*) return 1 ;;
 		esac
@@ -270,6 +279,15 @@ _cenote_value() {
 		*) return 1 ;;
 		esac
 		;;
+	'cenote map')
+		case $2 in
+		-o) echo 'file' ;;
+		-T) echo 'one d u' ;;
+		-d) echo 'file' ;;
+		--txg) echo 'any' ;;
+		*) return 1 ;;
+		esac
+		;;
 	'cenote io')
 		case $2 in
 		-T) echo 'one d u' ;;
@@ -351,6 +369,11 @@ _cenote_operand() {
 		esac
 		;;
 	'zpool list')
+		case $2 in
+		*) echo 'pool' ;;
+		esac
+		;;
+	'zpool map')
 		case $2 in
 		*) echo 'pool' ;;
 		esac

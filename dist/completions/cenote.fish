@@ -15,6 +15,8 @@ function __cenote_takes
             printf '%s\n' -o
         case 'zpool list'
             printf '%s\n' -o -T
+        case 'zpool map'
+            printf '%s\n' -o -T
         case 'zpool status'
             printf '%s\n' -T
         case 'zpool iostat'
@@ -65,6 +67,8 @@ function __cenote_takes
             printf '%s\n' -d -T
         case 'cenote uberblocks'
             printf '%s\n' -d
+        case 'cenote map'
+            printf '%s\n' -o -T -d --txg
         case 'cenote io'
             printf '%s\n' -T
         case 'cenote sim'
@@ -187,6 +191,7 @@ __cenote_complete -n '__cenote_wants cenote' -a tree -d 'draw the files of a poo
 __cenote_complete -n '__cenote_wants cenote' -a cat -d 'print files or volumes of a pool that is not imported'
 __cenote_complete -n '__cenote_wants cenote' -a cp -d 'copy files out of a pool that is not imported'
 __cenote_complete -n '__cenote_wants cenote' -a uberblocks -d 'list the earlier states that a pool can be looked at or gone back to'
+__cenote_complete -n '__cenote_wants cenote' -a map -d 'show how full and how fragmented a pool\'s metaslabs are'
 __cenote_complete -n '__cenote_wants cenote' -a io -d 'what each device is asked for: sizes, latency, operations, bytes'
 __cenote_complete -n '__cenote_wants cenote' -a bench -d 'measure what this machine and the cache can do'
 __cenote_complete -n '__cenote_wants cenote' -a sim -d 'the engine on simulated disks, crashed everywhere'
@@ -202,6 +207,7 @@ __cenote_complete -n '__cenote_wants zpool' -a online -d 'take devices back that
 __cenote_complete -n '__cenote_wants zpool' -a remove -d 'remove log devices, cache devices and spares from a pool'
 __cenote_complete -n '__cenote_wants zpool' -a labelclear -d 'wipe the labels of a device'
 __cenote_complete -n '__cenote_wants zpool' -a list -d 'list pools with their sizes and health'
+__cenote_complete -n '__cenote_wants zpool' -a map -d 'show how full and how fragmented the metaslabs of pools are'
 __cenote_complete -n '__cenote_wants zpool' -a status -d 'show the state of pools and the errors of their devices'
 __cenote_complete -n '__cenote_wants zpool' -a iostat -d 'show the input and output of pools and devices'
 __cenote_complete -n '__cenote_wants zpool' -a import -d 'find pools on devices and import them'
@@ -266,6 +272,12 @@ __cenote_complete -n '__cenote_at zpool list' -s v -d 'the vdevs of each pool, t
 __cenote_complete -n '__cenote_at zpool list' -s o -d 'the columns' -r -f -a '(__cenote_list $__cenote_pool_props)'
 __cenote_complete -n '__cenote_at zpool list' -s T -d 'the time before each report: seconds, or a date' -r -f -a 'u d'
 __cenote_complete -n '__cenote_at zpool list +0' -f -a '(__cenote_pools)'
+__cenote_complete -n '__cenote_at zpool map' -s j -l json -d 'JSON output'
+__cenote_complete -n '__cenote_at zpool map' -l json-int -d 'JSON output with exact numbers, not strings'
+__cenote_complete -n '__cenote_at zpool map' -s p -d 'exact numbers'
+__cenote_complete -n '__cenote_at zpool map' -s o -d 'a picture in this file instead; - is standard output' -r -F
+__cenote_complete -n '__cenote_at zpool map' -s T -d 'the time before each report: seconds, or a date' -r -f -a 'u d'
+__cenote_complete -n '__cenote_at zpool map +0' -f -a '(__cenote_pools)'
 __cenote_complete -n '__cenote_at zpool status' -s e -d 'only devices that are not well'
 __cenote_complete -n '__cenote_at zpool status' -s g -d 'guids instead of the names of devices'
 __cenote_complete -n '__cenote_at zpool status' -s i -d 'whether devices were initialized'
@@ -478,6 +490,13 @@ __cenote_complete -n '__cenote_at cenote cp +0' -F
 __cenote_complete -n '__cenote_at cenote uberblocks' -s H -d 'no heading, one TAB between fields'
 __cenote_complete -n '__cenote_at cenote uberblocks' -s p -d 'times in seconds since 1970'
 __cenote_complete -n '__cenote_at cenote uberblocks' -s d -d 'look for the pool there; may be repeated' -r -F
+__cenote_complete -n '__cenote_at cenote map' -s j -l json -d 'JSON output'
+__cenote_complete -n '__cenote_at cenote map' -l json-int -d 'JSON output with exact numbers, not strings'
+__cenote_complete -n '__cenote_at cenote map' -s p -d 'exact numbers'
+__cenote_complete -n '__cenote_at cenote map' -s o -d 'a picture in this file instead; - is standard output' -r -F
+__cenote_complete -n '__cenote_at cenote map' -s T -d 'the time above each report' -r -f -a 'd u'
+__cenote_complete -n '__cenote_at cenote map' -s d -d 'look for the pool there; may be repeated' -r -F
+__cenote_complete -n '__cenote_at cenote map' -l txg -d 'as of this transaction group (\'cenote uberblocks\' lists them)' -r -f
 __cenote_complete -n '__cenote_at cenote io' -s T -d 'the time above each report' -r -f -a 'd u'
 __cenote_complete -n '__cenote_at cenote io +0' -f -a '(__cenote_pools)'
 __cenote_complete -n '__cenote_at cenote bench 0' -f -a 'cached poison du stress write sync zil-sticky oltp codecs fuse-null cache'

@@ -10,7 +10,7 @@ use ui::Exit;
 use ui::progress::Progress;
 
 use super::args::{Opt, opt};
-use super::chart::{Chart, Series, Shape, TerminalStyle};
+use super::chart::{Chart, Series, Shape, style_of_stdout};
 use super::{frame, svg};
 
 pub(super) const ABOUT: &str = "a trace through the cache's policies and others'";
@@ -78,7 +78,7 @@ pub(super) fn main(words: &[&str]) -> Result<Exit> {
         other => {
             ui::out(&table(&rows, &request.options.policies));
             for picture in charts(&rows, &request.options) {
-                ui::out(&format!("\n{}", picture.draw(TerminalStyle::of_stdout())));
+                ui::out(&format!("\n{}", picture.draw(style_of_stdout())));
             }
             if let Some(path) = other {
                 let failed = |e| Error::io(format!("cannot write {}", path.display()), e);

@@ -4,7 +4,8 @@
 //! plain characters in 80 columns.
 
 use std::fmt::Write;
-use std::io::IsTerminal;
+
+use ui::terminal::{TerminalStyle, bar};
 
 /// The form of a chart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,14 +33,6 @@ pub(super) struct Chart {
     pub(super) series: Vec<Series>,
 }
 
-/// The capabilities of the terminal.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct TerminalStyle {
-    pub(super) width: usize,
-    pub(super) color: bool,
-    pub(super) unicode: bool,
-}
-
 /// Height of a chart with lines.
 const HEIGHT: usize = 10;
 /// Marks of series without dots and colours.
@@ -48,23 +41,10 @@ const COLORS: [u8; 6] = [36, 33, 35, 32, 31, 34];
 /// Bits of a braille character's dots, by column and row.
 const DOTS: [[u32; 4]; 2] = [[0x01, 0x02, 0x04, 0x40], [0x08, 0x10, 0x20, 0x80]];
 
-impl TerminalStyle {
-    /// The capabilities of standard output.
-    pub(super) fn of_stdout() -> TerminalStyle {
-        let stdout = std::io::stdout();
-        if !stdout.is_terminal() {
-            return TerminalStyle { width: 80, color: false, unicode: false };
-        }
-        let width = rustix::termios::tcgetwinsize(&stdout).map_or(0, |w| usize::from(w.ws_col));
-        let set = |name: &str| std::env::var(name).ok().filter(|v| !v.is_empty());
-        let locale = set("LC_ALL").or_else(|| set("LC_CTYPE")).or_else(|| set("LANG"));
-        let locale = locale.unwrap_or_default().to_ascii_lowercase();
-        TerminalStyle {
-            width: if width == 0 { 80 } else { width.clamp(40, 160) },
-            color: set("NO_COLOR").is_none(),
-            unicode: locale.contains("utf-8") || locale.contains("utf8"),
-        }
-    }
+/// The capabilities of standard output. Charts are 40 to 160 columns wide.
+pub(super) fn style_of_stdout() -> TerminalStyle {
+    let style = TerminalStyle::of_stdout();
+    TerminalStyle { width: style.width.clamp(40, 160), ..style }
 }
 
 /// Three digits and a suffix of thousands: `1.23M`, `45.6k`, `0.917`.
@@ -125,8 +105,7 @@ impl Chart {
         let top = self.top();
         for (n, name, value) in rows {
             let share = if value.is_finite() { (value / top).clamp(0.0, 1.0) } else { 0.0 };
-            let bar = bar(share * room as f64, look.unicode);
-            let bar = paint(&bar, n, look);
+            let bar = paint(&bar(share * room as f64, look.unicode), n, look);
             let _ = writeln!(out, "  {name:<names$} {bar} {}", short(value));
         }
     }
@@ -199,16 +178,6 @@ fn at(values: &[f64], share: f64) -> Option<f64> {
     let right = *values.get(place.ceil() as usize)?;
     let value = left + (right - left) * place.fract();
     value.is_finite().then_some(value)
-}
-
-/// A bar that many columns long.
-fn bar(length: f64, unicode: bool) -> String {
-    const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
-    if !unicode {
-        return "#".repeat(length.round() as usize);
-    }
-    let eighths = (length * 8.0).round() as usize;
-    "█".repeat(eighths / 8) + EIGHTHS[eighths % 8]
 }
 
 fn paint(text: &str, series: usize, look: TerminalStyle) -> String {

@@ -10,8 +10,9 @@ use std::io::Write as _;
 use base::{Error, Result, rt};
 use serde_json::{Map, Value, json};
 use ui::table;
+use ui::terminal::TerminalStyle;
 
-use super::chart::{Chart, Series, Shape, TerminalStyle};
+use super::chart::{Chart, Series, Shape};
 
 /// One value of a table.
 #[derive(Clone, Debug, PartialEq)]

@@ -35,7 +35,6 @@ use std::time::Duration;
 use args::{Args, opt};
 use base::rt::{self, Instant};
 use base::{Error, Result};
-use chart::TerminalStyle;
 use frame::Report;
 
 pub use args::Opt;
@@ -275,7 +274,7 @@ impl Bench {
         tidy::watch()?;
         (self.run)(&mut run)?;
         run.progress.finish();
-        let text = run.report.text(TerminalStyle::of_stdout());
+        let text = run.report.text(chart::style_of_stdout());
         run.say(&text);
         if let Some(path) = json {
             frame::write_json(&path, &run.report.json(machine))?;

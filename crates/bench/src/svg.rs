@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use ui::xml::escape;
+
 use super::chart::{Chart, Shape, short};
 
 const WIDTH: f64 = 800.0;
@@ -136,10 +138,6 @@ fn nice_step(top: f64) -> f64 {
     let power = 10f64.powf((top / 5.0).log10().floor());
     let steps = [1.0, 2.0, 5.0, 10.0].map(|m| m * power);
     steps.into_iter().find(|s| top / s <= 6.0).unwrap_or(top)
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 #[cfg(test)]

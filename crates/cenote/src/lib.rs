@@ -42,6 +42,7 @@ mod outage;
 mod owners;
 mod pool;
 mod pool_props;
+pub mod space_map;
 pub mod tune;
 mod values;
 

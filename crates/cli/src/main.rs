@@ -5,6 +5,7 @@
 //! `base::rt` all the same.
 
 mod local;
+mod map;
 #[cfg(test)]
 mod pages;
 mod sim;
@@ -38,6 +39,7 @@ where 'command' is one of the following:
 	                               statistics, as ZFS's own tools show them
 	tune [NAME[=VALUE]] ...        tunables of the running daemon
 	io   [POOL ...] [SECONDS]      what each device is asked for
+	map  [-d DIR|FILE]... POOL     how full and fragmented its metaslabs are
 	trace zil [POOL] [SECONDS]     commits, records, blocks and latencies of intent logs
 
 	ls   [-lR] [-d DIR|FILE]... POOL/DATASET[@SNAP][:/path]
@@ -113,6 +115,7 @@ fn tool(name: &str, argv: &[OsString]) -> Exit {
         "daemon" => daemon::main(argv),
         "ls" | "cat" | "cp" | "tree" => local::main(name, argv),
         "uberblocks" => local::uberblocks(argv),
+        "map" => local::map(argv),
         "help" => match argv.split_first() {
             Some((first, topic)) if first == "zpool" => commands::help("zpool", topic),
             Some((first, topic)) if first == "zfs" => commands::help("zfs", topic),

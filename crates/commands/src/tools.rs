@@ -235,6 +235,27 @@ pub(super) const COMMANDS: &[Command] = &[
         ..COMMAND
     },
     Command {
+        name: "map",
+        about: "show how full and how fragmented a pool's metaslabs are",
+        synopsis: "map [-jp] [--json-int] [-o FILE.svg] [-T d|u] [-d DIR|FILE]... [--txg TXG] \
+                   POOL ... [interval [count]]",
+        flags: &[
+            flag('j', "JSON output").or("json"),
+            flag('J', "JSON output with exact numbers, not strings").named("json-int"),
+            flag('p', "exact numbers"),
+            arg(
+                'o',
+                "FILE.svg",
+                Word::File,
+                "a picture in this file instead; - is standard output",
+            ),
+            arg('T', "d|u", Word::One(&["d", "u"]), "the time above each report"),
+            SEARCH,
+            Flag { letter: 't', ..AS_OF }.named("txg"),
+        ],
+        ..COMMAND
+    },
+    Command {
         name: "io",
         about: "what each device is asked for: sizes, latency, operations, bytes",
         synopsis: "io [-T d|u] [pool ...] [interval [count]]",

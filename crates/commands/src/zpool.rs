@@ -124,6 +124,25 @@ pub(super) const COMMANDS: &[Command] = &[
         ..POOL
     },
     Command {
+        name: "map",
+        about: "show how full and how fragmented the metaslabs of pools are",
+        synopsis: "map [-jp] [--json-int] [-o file.svg] [-T d|u] <pool> ... [interval [count]]",
+        flags: &[
+            flag('j', "JSON output").or("json"),
+            flag('J', "JSON output with exact numbers, not strings").named("json-int"),
+            EXACT,
+            arg(
+                'o',
+                "file.svg",
+                Word::File,
+                "a picture in this file instead; - is standard output",
+            ),
+            STAMP,
+        ],
+        words: &[Word::Pool],
+        ..POOL
+    },
+    Command {
         name: "status",
         about: "show the state of pools and the errors of their devices",
         synopsis: "status [-egiLPpstvx] [-T d|u] [pool] ... [interval [count]]",

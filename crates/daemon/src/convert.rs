@@ -2,11 +2,9 @@
 
 use cenote::{
     ClassDetail, DataError, DatasetKind, FoundPool, ImportReason, PoolState, PoolStatus, ScanState,
-    VdevClass, VdevState, VdevStatus,
+    VdevStatus,
 };
-use proto::{
-    ClassIo, DatasetType, ImportCandidate, Pool, Scan, Vdev, VdevHealth, VdevIoCounts, VdevRole,
-};
+use proto::{ClassIo, DatasetType, ImportCandidate, Pool, Scan, Vdev, VdevIoCounts};
 
 pub(crate) fn kind(kind: DatasetKind) -> DatasetType {
     match kind {
@@ -14,28 +12,6 @@ pub(crate) fn kind(kind: DatasetKind) -> DatasetType {
         DatasetKind::Volume => DatasetType::Volume,
         DatasetKind::Snapshot => DatasetType::Snapshot,
         DatasetKind::Bookmark => DatasetType::Bookmark,
-    }
-}
-
-pub(crate) fn state(state: VdevState) -> VdevHealth {
-    match state {
-        VdevState::Online => VdevHealth::Online,
-        VdevState::Degraded => VdevHealth::Degraded,
-        VdevState::Faulted => VdevHealth::Faulted,
-        VdevState::Offline => VdevHealth::Offline,
-        VdevState::Removed => VdevHealth::Removed,
-        VdevState::Unavail => VdevHealth::Unavail,
-    }
-}
-
-fn class(class: VdevClass) -> VdevRole {
-    match class {
-        VdevClass::Normal => VdevRole::Normal,
-        VdevClass::Dedup => VdevRole::Dedup,
-        VdevClass::Special => VdevRole::Special,
-        VdevClass::Log => VdevRole::Log,
-        VdevClass::Cache => VdevRole::Cache,
-        VdevClass::Spare => VdevRole::Spare,
     }
 }
 
@@ -73,8 +49,8 @@ pub(crate) fn vdev(v: &VdevStatus) -> Vdev {
         name: v.name.clone(),
         path: v.path.clone(),
         id: v.id,
-        class: class(v.class),
-        state: state(v.state()),
+        class: v.class.into(),
+        state: v.state().into(),
         aux: v.aux.clone(),
         read_errors: v.read_errors,
         write_errors: v.write_errors,
@@ -120,7 +96,7 @@ pub(crate) fn pool(s: &PoolStatus) -> Pool {
     Pool {
         name: s.name.clone(),
         guid: s.guid.0,
-        health: state(s.health),
+        health: s.health.into(),
         suspended: s.suspended,
         doing: None,
         root: tree(&s.root, &s.aux),
@@ -156,7 +132,7 @@ pub(crate) fn pool_without_tree(name: &str, guid: u64, doing: Option<String>) ->
     Pool {
         name: name.to_owned(),
         guid,
-        health: state(root.state()),
+        health: root.state().into(),
         suspended: false,
         doing,
         root: vdev(&root),
@@ -181,7 +157,7 @@ pub(crate) fn found(p: &FoundPool) -> ImportCandidate {
         hostid: p.hostid,
         last_accessed: Some(p.timestamp).filter(|t| *t != 0),
         comment: p.comment.clone(),
-        health: state(p.health),
+        health: p.health.into(),
         unsupported: p.unsupported.clone(),
         root: tree(&p.vdevs, &p.aux),
         held_up: p.held_up.clone(),

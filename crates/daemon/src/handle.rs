@@ -10,7 +10,7 @@ use cenote::tune;
 use cenote::{DataError, Dataset, Pool};
 use proto::{
     BATCH_MAX, Change, DaemonStatus, DatasetRow, DatasetType, ListArgs, PropertyEntry,
-    PropertyValue, ROWS_MAX, Reply, Request, Stat, TunableInfo, WhatIf,
+    PropertyValue, ROWS_MAX, Reply, Request, SpaceMap, Stat, TunableInfo, WhatIf,
 };
 
 use super::inspect::{LISTING_TIMEOUT, NAMED_POOL_TIMEOUT};
@@ -53,6 +53,7 @@ fn startup_wait(request: &Request) -> Duration {
         | Request::PoolNames
         | Request::PoolStatus { .. }
         | Request::PoolProps { .. }
+        | Request::SpaceMap { .. }
         | Request::Mounts => Duration::from_secs(10),
         _ => Duration::from_secs(60),
     }
@@ -89,6 +90,13 @@ fn serve(state: &Arc<DaemonState>, request: &Request, to: &mut dyn RowListener) 
         }
         Request::PoolProps { name, props } => {
             state.props_of(name, props.as_deref(), to).map(Reply::Props)
+        }
+        Request::SpaceMap { name, from } => {
+            let (slot, from) = (state.registry().find(name)?, *from);
+            let looked = state.inspect(&slot, NAMED_POOL_TIMEOUT, to, move |_, pool, _| {
+                pool.space_map().map(|map| SpaceMap::page(map, from))
+            });
+            Ok(Reply::SpaceMap(Box::new(looked?.map_err(one_line)?)))
         }
         Request::Datasets(args) => {
             datasets(state, args, to)?;

@@ -506,7 +506,8 @@ impl Space {
             slab.with(|ms| {
                 let free = ms.size - ms.allocated().min(ms.size);
                 let valid = ms.object == 0 || ms.long_header;
-                (free, valid.then(|| crate::stats::of_histogram(&ms.histogram, ms.shift)))
+                let Fragmentation(percent) = Fragmentation::of_histogram(&ms.histogram, ms.shift);
+                (free, percent.filter(|_| valid))
             })
         })))
     }

@@ -43,7 +43,7 @@ pub fn slop(rdspace: u64, embedded_log: u64) -> u64 {
     slop.max((rdspace / 2).min(128 << 20))
 }
 
-/// Percent by size of a free range: 512 bytes to 512 MiB (§12.3).
+/// Percent by size of a free segment: 512 bytes to 512 MiB (§12.3).
 const FACTORS: [u64; 21] =
     [100, 99, 97, 93, 88, 83, 77, 71, 64, 57, 50, 43, 36, 29, 23, 17, 12, 7, 3, 1, 0];
 
@@ -52,32 +52,38 @@ const FACTORS: [u64; 21] =
 pub struct Fragmentation(pub Option<u64>);
 
 impl Fragmentation {
-    /// Fragmentation over metaslabs with these free bytes and percentages.
-    pub(crate) fn of_group(slabs: impl Iterator<Item = (u64, Option<u64>)>) -> Fragmentation {
+    /// Fragmentation of one metaslab, from the histogram in its space map. Bucket 0 counts free
+    /// segments of `2^shift` bytes. No histogram, however damaged, makes the sums overflow.
+    pub fn of_histogram(histogram: &[u64; HISTOGRAM_SIZE], shift: u32) -> Fragmentation {
+        let (mut sum, mut weight) = (0u128, 0u128);
+        for (class, &n) in (u64::from(shift)..).zip(histogram) {
+            let space = u128::from(n) << class.min(63);
+            let step = usize::try_from(class.saturating_sub(9)).unwrap_or(usize::MAX);
+            let factor = FACTORS[step.min(FACTORS.len() - 1)];
+            sum = sum.saturating_add(space.saturating_mul(u128::from(factor)));
+            weight = weight.saturating_add(space);
+        }
+        Fragmentation(Some(percent(sum, weight)))
+    }
+
+    /// Fragmentation over metaslabs with these free bytes and percentages: the mean, weighted
+    /// by free space. It is unknown if that of more than half of the metaslabs is.
+    pub fn of_group(slabs: impl Iterator<Item = (u64, Option<u64>)>) -> Fragmentation {
         let (mut all, mut valid, mut sum, mut weight) = (0u64, 0u64, 0u128, 0u128);
         for (free, percent) in slabs {
             all += 1;
             let Some(percent) = percent else { continue };
             valid += 1;
-            sum += u128::from(free) * u128::from(percent);
-            weight += u128::from(free);
+            sum = sum.saturating_add(u128::from(free) * u128::from(percent));
+            weight = weight.saturating_add(u128::from(free));
         }
         let known = all > 0 && valid * 2 >= all;
-        Fragmentation(known.then(|| (sum / weight.max(1)) as u64))
+        Fragmentation(known.then(|| percent(sum, weight)))
     }
 }
 
-/// Fragmentation of one metaslab, from its histogram.
-pub(crate) fn of_histogram(histogram: &[u64; HISTOGRAM_SIZE], shift: u32) -> u64 {
-    let (mut sum, mut weight) = (0u128, 0u128);
-    for (i, &n) in histogram.iter().enumerate() {
-        let class = i + shift as usize;
-        let space = u128::from(n) << class.min(60);
-        let factor = FACTORS[class.saturating_sub(9).min(FACTORS.len() - 1)];
-        sum += space * u128::from(factor);
-        weight += space;
-    }
-    (sum / weight.max(1)) as u64
+fn percent(sum: u128, weight: u128) -> u64 {
+    u64::try_from(sum / weight.max(1)).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -101,11 +107,25 @@ mod tests {
         for class in [12, 15, 25] {
             histogram[class - 9] = 1;
         }
-        assert_eq!(of_histogram(&histogram, 9), 12);
-        assert_eq!(of_histogram(&[0; HISTOGRAM_SIZE], 12), 0);
+        let of = Fragmentation::of_histogram;
+        assert_eq!(of(&histogram, 9), Fragmentation(Some(12)));
+        assert_eq!(of(&[0; HISTOGRAM_SIZE], 12), Fragmentation(Some(0)));
         let half = [(10, Some(50)), (30, Some(10)), (5, None), (5, None)];
         assert_eq!(Fragmentation::of_group(half.into_iter()), Fragmentation(Some(20)));
         let few = [(10, Some(50)), (5, None), (5, None)];
         assert_eq!(Fragmentation::of_group(few.into_iter()), Fragmentation(None));
+    }
+
+    /// A damaged space map had 2^64 - 1 free segments in each bucket: the sums, of 128 bits,
+    /// overflowed.
+    #[test]
+    fn no_histogram_overflows() {
+        for shift in [0, 9, 16, 40, 64, u32::MAX] {
+            let Fragmentation(percent) =
+                Fragmentation::of_histogram(&[u64::MAX; HISTOGRAM_SIZE], shift);
+            assert!(percent.is_some_and(|p| p <= 100), "{shift}: {percent:?}");
+        }
+        let most = [(u64::MAX, Some(u64::MAX)); 3];
+        assert!(Fragmentation::of_group(most.into_iter()).0.is_some());
     }
 }

@@ -22,6 +22,7 @@ pub mod client;
 mod dataset;
 mod pool;
 pub mod runtime;
+mod space_map;
 mod stats;
 
 use std::io::{Read, Write};
@@ -43,10 +44,11 @@ pub use dataset::{
 pub use pool::{
     ClassIo, Expand, ImportCandidate, Pool, Removal, Scan, Vdev, VdevHealth, VdevIoCounts, VdevRole,
 };
+pub use space_map::{METASLABS_PAGE, MetaslabSpace, SpaceMap, VdevSpaceMap};
 pub use stats::{BATCH_MAX, Stat, TunableInfo, WhatIf};
 
 /// Version of the protocol.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 /// Largest frame in bytes.
 const FRAME_MAX: usize = 32 << 20;
 /// Largest request in bytes: names of [`TARGETS_MAX`] datasets, up to the length of a command
@@ -209,6 +211,13 @@ pub enum Request {
         name: String,
         /// Their names; `None`: all.
         props: Option<Vec<String>>,
+    },
+    /// The space of one pool, metaslab by metaslab.
+    SpaceMap {
+        /// Its name.
+        name: String,
+        /// Metaslabs to skip, from [`SpaceMap::next`].
+        from: u64,
     },
     /// Datasets with properties, as rows.
     Datasets(ListArgs),
@@ -422,6 +431,8 @@ pub enum Reply {
     Pool(Box<Pool>),
     /// Answer to [`Request::PoolProps`].
     Props(Vec<(String, PropertyEntry)>),
+    /// Answer to [`Request::SpaceMap`]: [`METASLABS_PAGE`] metaslabs at most.
+    SpaceMap(Box<SpaceMap>),
     /// Answer to [`Request::Mounts`].
     Mounts(Vec<Mounted>),
     /// Answer to [`Request::Kstats`].

@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use cenote::{VdevClass, VdevState};
 use serde::{Deserialize, Serialize};
 
 /// The role of a vdev in the pool.
@@ -20,6 +21,32 @@ pub enum VdevRole {
     Cache,
     /// Hot spare.
     Spare,
+}
+
+impl From<VdevClass> for VdevRole {
+    fn from(class: VdevClass) -> VdevRole {
+        match class {
+            VdevClass::Normal => VdevRole::Normal,
+            VdevClass::Dedup => VdevRole::Dedup,
+            VdevClass::Special => VdevRole::Special,
+            VdevClass::Log => VdevRole::Log,
+            VdevClass::Cache => VdevRole::Cache,
+            VdevClass::Spare => VdevRole::Spare,
+        }
+    }
+}
+
+impl From<VdevRole> for VdevClass {
+    fn from(role: VdevRole) -> VdevClass {
+        match role {
+            VdevRole::Normal => VdevClass::Normal,
+            VdevRole::Dedup => VdevClass::Dedup,
+            VdevRole::Special => VdevClass::Special,
+            VdevRole::Log => VdevClass::Log,
+            VdevRole::Cache => VdevClass::Cache,
+            VdevRole::Spare => VdevClass::Spare,
+        }
+    }
 }
 
 /// A vdev's state, as in the printed words.
@@ -49,6 +76,32 @@ impl VdevHealth {
             VdevHealth::Offline => "OFFLINE",
             VdevHealth::Removed => "REMOVED",
             VdevHealth::Unavail => "UNAVAIL",
+        }
+    }
+}
+
+impl From<VdevState> for VdevHealth {
+    fn from(state: VdevState) -> VdevHealth {
+        match state {
+            VdevState::Online => VdevHealth::Online,
+            VdevState::Degraded => VdevHealth::Degraded,
+            VdevState::Faulted => VdevHealth::Faulted,
+            VdevState::Offline => VdevHealth::Offline,
+            VdevState::Removed => VdevHealth::Removed,
+            VdevState::Unavail => VdevHealth::Unavail,
+        }
+    }
+}
+
+impl From<VdevHealth> for VdevState {
+    fn from(health: VdevHealth) -> VdevState {
+        match health {
+            VdevHealth::Online => VdevState::Online,
+            VdevHealth::Degraded => VdevState::Degraded,
+            VdevHealth::Faulted => VdevState::Faulted,
+            VdevHealth::Offline => VdevState::Offline,
+            VdevHealth::Removed => VdevState::Removed,
+            VdevHealth::Unavail => VdevState::Unavail,
         }
     }
 }

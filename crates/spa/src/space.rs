@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use base::{Error, Result, Txg, VdevId};
 use dsl::Mos;
+use metaslab::Fragmentation;
 use ondisk::config::{PoolConfig, VdevConfig, VdevType};
 use ondisk::spacemap::{Header, Kind, Params, Range, parse_log_key};
 use vdev::AllocClass;
@@ -12,9 +13,6 @@ use crate::import::Spa;
 
 /// Metaslabs one vdev may have (chapter 05 §1.1).
 pub const METASLABS_MAX: u64 = 131_072;
-/// Fragmentation of free segments of 512 bytes to 512 MiB, percent (§12.3).
-const FRAGMENTATION: [u64; 21] =
-    [100, 99, 97, 93, 88, 83, 77, 71, 64, 57, 50, 43, 36, 29, 23, 17, 12, 7, 3, 1, 0];
 
 /// One metaslab as its maps describe it.
 #[derive(Clone, Debug, Default)]
@@ -53,16 +51,7 @@ impl Metaslab {
         if self.space_map == 0 {
             return Some(0);
         }
-        let histogram = self.header.histogram?;
-        let (mut total, mut weighed) = (0u128, 0u128);
-        for (i, &count) in histogram.iter().enumerate() {
-            let class = i as u32 + ashift;
-            let space = u128::from(count) << class.min(63);
-            let factor = FRAGMENTATION[(class.saturating_sub(9) as usize).min(20)];
-            total = total.saturating_add(space);
-            weighed = weighed.saturating_add(space.saturating_mul(u128::from(factor)));
-        }
-        Some(weighed.checked_div(total).unwrap_or(0) as u64)
+        Fragmentation::of_histogram(&self.header.histogram?, ashift).0
     }
 }
 
@@ -100,19 +89,13 @@ impl VdevSpace {
     }
 
     /// Fragmentation in percent: the mean over metaslabs, weighted by free space; `None`
-    /// when fewer than half of them have a value.
+    /// when fewer than half of them have a value. A vdev without metaslabs yet has 0.
     pub fn fragmentation(&self) -> Option<u64> {
-        let (mut valid, mut weight, mut sum) = (0usize, 0u128, 0u128);
-        for m in &self.metaslabs {
-            let Some(f) = m.fragmentation(self.ashift) else { continue };
-            valid += 1;
-            weight += u128::from(m.free());
-            sum += u128::from(f) * u128::from(m.free());
+        if self.metaslabs.is_empty() {
+            return Some(0);
         }
-        if valid * 2 < self.metaslabs.len() {
-            return None;
-        }
-        Some(sum.checked_div(weight).unwrap_or(0) as u64)
+        let of = |m: &Metaslab| (m.free(), m.fragmentation(self.ashift));
+        Fragmentation::of_group(self.metaslabs.iter().map(of)).0
     }
 }
 
@@ -160,8 +143,8 @@ impl PoolSpace {
         let (mut space, mut sum) = (0u128, 0u128);
         for v in self.vdevs.iter().filter(|v| v.class == AllocClass::Normal) {
             let f = v.fragmentation()?;
-            space += u128::from(v.size());
-            sum += u128::from(f) * u128::from(v.size());
+            space = space.saturating_add(u128::from(v.size()));
+            sum = sum.saturating_add(u128::from(f) * u128::from(v.size()));
         }
         Some(sum.checked_div(space).unwrap_or(0) as u64)
     }

@@ -78,6 +78,7 @@ fn pool_wide(pool: &Pool, t: &mut Tally) {
     let spa = pool.spa();
     t.note(pool.status());
     t.note(pool.props());
+    t.note(pool.space_map());
     t.note(spa.history());
     t.note(spa.dedup_entries());
     t.note(spa.dedup_statistics());

@@ -3,7 +3,7 @@
 //!
 //! # Theory
 //! A command makes lines; this crate writes them. Tables have one form for people and one for
-//! scripts ([`table`]). A progress line appears only on a terminal, and only for work that
+//! scripts ([`table`]). The map of a pool's space is drawn in a terminal and as SVG ([`map`]). A progress line appears only on a terminal, and only for work that
 //! takes longer than a second ([`progress`]). Messages go to standard error, without the
 //! numbers that the system gives its errors.
 //!
@@ -11,13 +11,18 @@
 //! * A reader that closes standard output ends the process without a message.
 //!
 //! # What it must not know
-//! Commands, the daemon, its protocol, pools. Of the engine it uses only the tables of
-//! properties (`cenote::props`): widths of columns and the format of sizes.
+//! Commands, the daemon, its protocol, open pools. Of the engine it uses only the tables of
+//! properties (`cenote::props`): widths of columns and the format of sizes; and the plain data
+//! of a space map (`cenote::space_map`).
 
+pub mod json;
+pub mod map;
 pub mod progress;
 pub mod signals;
 pub mod table;
+pub mod terminal;
 pub mod time;
+pub mod xml;
 
 use std::io::Write;
 use std::path::Path;

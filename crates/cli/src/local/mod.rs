@@ -1,7 +1,8 @@
-//! Access to files of a pool without importing it: `ls`, `tree`, `cat` and `cp` on
-//! `POOL/DATASET[@SNAP][:/path]`. They need no daemon, no mount, and no privileges except
-//! reading the pool's devices. With `-T` the files are those of an earlier txg, as far as their
-//! blocks still exist, also in a pool that is imported; `uberblocks` lists these txgs.
+//! Access to a pool without importing it: to files by `ls`, `tree`, `cat` and `cp` on
+//! `POOL/DATASET[@SNAP][:/path]`, and to its space by `map`. They need no daemon, no mount, and
+//! no privileges except reading the pool's devices. With `-T` (of `map`: `--txg`) they show an
+//! earlier txg, as far as its blocks still exist, also of a pool that is imported; `uberblocks`
+//! lists these txgs.
 //!
 //! The pool is opened for inspection in this process: nothing is written to it, and it may be
 //! exported or have been in use on another system.
@@ -9,6 +10,7 @@
 mod cat;
 mod copy;
 mod list;
+mod map;
 mod uberblocks;
 
 use std::ffi::{OsStr, OsString};
@@ -28,7 +30,9 @@ use ui::Exit;
 const USAGE: &str = "usage:\n\tls [-lR] [-d DIR|FILE]... [-T TXG] POOL/DATASET[@SNAP][:/path] \
     ...\n\ttree [-d DIR|FILE]... [-T TXG] POOL/DATASET[@SNAP][:/path] ...\n\tcat [-d DIR|FILE]... \
     [-T TXG] POOL/DATASET[@SNAP][:/path] ...\n\tcp [-r] [-d DIR|FILE]... [-T TXG] \
-    POOL/DATASET[@SNAP]:/path ... TARGET\n\tuberblocks [-Hp] [-d DIR|FILE]... POOL";
+    POOL/DATASET[@SNAP]:/path ... TARGET\n\tuberblocks [-Hp] [-d DIR|FILE]... POOL\n\tmap \
+    [-jp] [--json-int] [-o FILE.svg] [-T d|u] [-d DIR|FILE]... [--txg TXG] POOL ... [interval \
+    [count]]";
 
 /// Memory for cached blocks. Content is read once, so a small cache is enough, and reusing its
 /// pages costs less than new ones, which the system has to clear.
@@ -89,6 +93,9 @@ pub(crate) fn uberblocks(argv: &[OsString]) -> Result<Exit> {
     let pools = Pools::new(&parsed, None)?;
     uberblocks::list(&pools.engine, &pools.find(name)?, parsed.has('H'), parsed.has('p'))
 }
+
+/// `cenote map`
+pub(crate) use map::main as map;
 
 fn misuse(message: Option<&str>) -> Exit {
     if let Some(message) = message {

@@ -11,6 +11,7 @@ mod iohist;
 mod iostat;
 mod layout;
 mod list;
+mod map;
 mod spec;
 mod status;
 mod upgrade;
@@ -21,10 +22,11 @@ mod wait;
 use std::ffi::OsString;
 
 use base::{Error, Result};
+use cenote::space_map::PoolMap;
 use commands::getopt::{Bad, Parsed};
 use proto::client::Client;
 use proto::runtime::Runtime;
-use proto::{Pool, PropertyEntry, Reply, Request};
+use proto::{Pool, PropertyEntry, Reply, Request, SpaceMap};
 use ui::Exit;
 
 /// Commands of OpenZFS's that Cenote does not have yet.
@@ -64,6 +66,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
     let command = first.to_string_lossy();
     match command.as_ref() {
         "list" => list::main(rest),
+        "map" => map::main(rest),
         "status" => status::main(rest),
         "iostat" => iostat::main(rest),
         "import" => import::main(rest),
@@ -175,6 +178,32 @@ impl Pools {
         }
     }
 
+    /// A pool's space, metaslab by metaslab.
+    pub(super) fn space_map(&mut self, name: &str) -> Result<PoolMap> {
+        let mut whole: Option<SpaceMap> = None;
+        loop {
+            let from = whole.as_ref().and_then(|map| map.next).unwrap_or(0);
+            let Reply::SpaceMap(page) =
+                self.request(&Request::SpaceMap { name: name.to_owned(), from })?
+            else {
+                return Err(unexpected_reply());
+            };
+            // A page without a metaslab would be requested again and again.
+            let ends = page.next.is_none_or(|next| next <= from);
+            let map = match whole.take() {
+                None => *page,
+                Some(mut map) => {
+                    map.append(*page);
+                    map
+                }
+            };
+            if ends {
+                return Ok(map.into());
+            }
+            whole = Some(map);
+        }
+    }
+
     /// A pool's properties.
     pub(super) fn props(
         &mut self,
@@ -200,7 +229,7 @@ pub(super) fn no_such_pool(name: &str) -> String {
 
 /// `-T` and `interval [count]` after the operands, for the reporting commands.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Repeat {
+pub(crate) struct Repeat {
     interval: Option<f64>,
     count: Option<u64>,
     stamp: Option<String>,
@@ -209,7 +238,7 @@ pub(super) struct Repeat {
 impl Repeat {
     /// Removes trailing numbers from `words`; `stamp` is the argument of `-T`. An error is the
     /// message before the usage.
-    pub(super) fn take(
+    pub(crate) fn take(
         words: &mut Vec<String>,
         stamp: Option<String>,
     ) -> std::result::Result<Repeat, String> {
@@ -246,14 +275,26 @@ impl Repeat {
         std::time::Duration::from_secs_f64(self.interval.unwrap_or(1.0).min(1e9))
     }
 
-    /// Calls `report` as often as the options say.
+    /// Whether there may be more than one report.
+    pub(crate) fn repeats(&self) -> bool {
+        self.interval.is_some() && self.count != Some(1)
+    }
+
+    /// Calls `report` as often as the options say, each time after the time that `-T` requests.
     pub(super) fn run(self, mut report: impl FnMut() -> Result<Exit>) -> Result<Exit> {
+        self.run_stamped(|stamp| {
+            ui::out(stamp);
+            report()
+        })
+    }
+
+    /// As [`Repeat::run`], but passes the line with the time to `report`; it is empty without
+    /// `-T`.
+    pub(crate) fn run_stamped(self, mut report: impl FnMut(&str) -> Result<Exit>) -> Result<Exit> {
         let mut left = self.count;
         loop {
-            if let Some(kind) = &self.stamp {
-                ui::out(&format!("{}\n", ui::time::stamp(kind)));
-            }
-            let exit = report()?;
+            let line = |kind: &String| format!("{}\n", ui::time::stamp(kind));
+            let exit = report(&self.stamp.as_ref().map(line).unwrap_or_default())?;
             left = left.map(|n| n.saturating_sub(1));
             match self.interval {
                 Some(_) if left != Some(0) => {
