@@ -5,7 +5,6 @@
 //! in which tracers show distributions, and a line with mean latency, operations and bytes a
 //! second. The first report covers the time since the pool was opened, or since the vdev was
 //! added; each later one the time since the report before.
-//! vdev joined it; each later one about what came since the report before.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
