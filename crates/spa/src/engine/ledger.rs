@@ -538,7 +538,11 @@ impl Writer {
             let bounds = account.map(|account| account.bounds(self, outage)).transpose()?;
             let hold = self.txgs.hold()?;
             let txg = hold.txg();
-            let charges = match bounds.as_ref().map(|bounds| bounds.reserve(txg, logical)) {
+            let reserved = bounds.as_ref().map(|bounds| bounds.reserve(txg, logical));
+            if bounds.as_ref().is_some_and(|bounds| bounds.txg != self.txgs.synced_txg()) {
+                continue;
+            }
+            let charges = match reserved {
                 None => None,
                 Some(Ok(charges)) => Some(charges),
                 Some(Err(level)) => {
@@ -547,9 +551,6 @@ impl Writer {
                     return Err(if uncertain { BeginRefusal::OnDisk } else { refused() });
                 }
             };
-            if bounds.is_some_and(|bounds| bounds.txg != self.txgs.synced_txg()) {
-                continue;
-            }
             let capacity = self.ledger.reserve_capacity(txg, logical, limit)?;
             let ledger = Arc::clone(&self.ledger);
             let dirtied = AtomicI64::new(0);
