@@ -20,6 +20,10 @@
 //! Device figures are those of the pool's own devices. Those of a directory are from
 //! `/proc/diskstats`, so they contain what else is written to that disk, and they are missing
 //! where the directory's device is not listed there.
+//!
+//! Overwrites are not synchronous. Levels smaller than the limit of dirty data (a tenth of
+//! memory, or the kernel's `dirty_ratio`) are overwritten mostly in memory, which the write
+//! amplification shows: it is far below 1. Figures of disks need `--size` above that.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -49,8 +53,12 @@ pub(super) const BENCH: Bench = Bench {
         opt("--fill", "LIST", "levels, percent (10,25,50,75,90)"),
         opt("--writers", "N", "threads that overwrite (8)"),
         opt("--minutes", "N", "longest time of a level (10)"),
-        opt("--sample", "TIME", "between two samples (1)"),
-        opt("--curves", "LIST", "overwrite, fresh, uncompressed, tops, log, mount"),
+        opt("--sample", "TIME", "time between two samples (1)"),
+        opt(
+            "--curves",
+            "LIST",
+            "of overwrite, fresh, uncompressed, tops, log, mount (all but mount)",
+        ),
         opt("--figures", "DIR", "write fig1.svg to fig5.svg"),
     ]],
     run,
@@ -79,6 +87,16 @@ const CURVES: [(&str, bool); 6] = [
 enum FragCurve {
     Pool(&'static str),
     Dir(String, PathBuf),
+}
+
+impl FragCurve {
+    /// Its name, if it is one of pools.
+    fn of_pool(&self) -> Option<&'static str> {
+        match self {
+            FragCurve::Pool(name) => Some(name),
+            FragCurve::Dir(..) => None,
+        }
+    }
 }
 
 /// Where the pools are.
@@ -133,6 +151,8 @@ pub(super) struct FragPoolState {
     pub(super) before: Vec<MapCell>,
     pub(super) after: Vec<MapCell>,
     pub(super) space: FragSpace,
+    /// Share of gang blocks among the blocks of the files, 0 to 1.
+    pub(super) gangs: f64,
     /// Txgs that were synced during the run.
     pub(super) txgs: u64,
 }
@@ -187,21 +207,31 @@ fn run(run: &mut Run) -> BenchResult<()> {
         interval: interval.max(Duration::from_millis(1)),
     };
     let curves = curves(run, several)?;
+    let pools: Vec<&str> = curves.iter().filter_map(FragCurve::of_pool).collect();
+    let used_whole = !several && device.exists();
     let devices = if several {
-        if curves.iter().any(|c| matches!(c, FragCurve::Pool(_))) {
-            lab::check_space(&device, set.size + TOPS * DEVICE_MIN)?;
+        if !pools.is_empty() {
+            // Images stay until the end, so that each is written once.
+            let tops = if pools.contains(&"tops") { set.size + TOPS * DEVICE_MIN } else { 0 };
+            let log = if pools.contains(&"log") { set.size / 8 + DEVICE_MIN } else { 0 };
+            lab::check_space(&device, set.size + tops + log)?;
         }
         FragDevices::Own(Scratch::new(&device)?)
     } else {
-        if !device.exists() {
+        if !used_whole {
             run.step("making the file", 0, 0)?;
+            let parent = device.parent().filter(|p| !p.as_os_str().is_empty());
+            lab::check_space(parent.unwrap_or(Path::new(".")), set.size)?;
             preallocate(&device, set.size)?;
         }
-        if curves.iter().any(|c| matches!(c, FragCurve::Pool(_))) {
+        if !pools.is_empty() {
             run.report.notes.push(format!("{} has the exported pool {POOL}", device.display()));
         }
         FragDevices::Given(device)
     };
+    if used_whole {
+        run.report.notes.push("the device is used whole; --size is for --dir alone".to_owned());
+    }
     run.report.set("size", Cell::Bytes(set.size));
     run.report.set("record", Cell::Bytes(RECORD));
     run.report.set("writers", Cell::Count(set.writers as u64));
@@ -217,7 +247,7 @@ fn run(run: &mut Run) -> BenchResult<()> {
                 FragCurve::Dir(name, dir) => level.dir(run, name, dir)?,
             });
             schedule.done += 1;
-            schedule.pools += usize::from(matches!(curve, FragCurve::Pool(_)));
+            schedule.pools += usize::from(curve.of_pool().is_some());
         }
     }
     frag_report::fill_in(&mut run.report, &levels);
@@ -328,7 +358,8 @@ impl LevelRun<'_> {
             compression: curve != "uncompressed",
             // A file that was named has the pool of the level before.
             own: devices.own().is_some() || self.schedule.pools > 0,
-            mount: (curve == "mount").then(std::env::temp_dir),
+            mount: (curve == "mount")
+                .then(|| devices.own().map_or_else(std::env::temp_dir, Path::to_path_buf)),
         };
         let fresh = curve == "fresh";
         let extra = if fresh { self.set.writers } else { 0 };
@@ -338,10 +369,10 @@ impl LevelRun<'_> {
         let (before, first) = (frag_map::cells(&target.pool)?, target.synced_txg()?);
         let result = self.measure(run, &name, &target, &load)?;
         let txgs = target.synced_txg()?.0 - first.0;
-        let space = target.space()?;
+        let (space, gangs) = (target.space()?, target.gangs(&load)?);
         let after = frag_map::cells(&target.pool)?;
         target.end(devices.own().is_none())?;
-        let pool = Some(FragPoolState { before, after, space, txgs });
+        let pool = Some(FragPoolState { before, after, space, gangs, txgs });
         Ok(FragLevel { curve: curve.to_owned(), fill: self.fill, load, result, pool })
     }
 

@@ -116,7 +116,7 @@ impl MetaslabMap {
                 top + TALL * 0.6,
                 super::svg::escape(&row.name)
             );
-            let longest = row.cells.len().min(LINE).max(1) as f64;
+            let longest = row.cells.len().clamp(1, LINE) as f64;
             let wide = ((WIDTH - LEFT - 20.0) / longest).min(BAR);
             for line in row.cells.chunks(LINE) {
                 for (i, cell) in line.iter().enumerate() {

@@ -25,7 +25,7 @@ const LEVELS: [(&str, &str); 12] = [
     ("longest_ms", "LONGEST MS"),
     ("no_space", "ENOSPC"),
 ];
-const DEVICES: [(&str, &str); 12] = [
+const DEVICES: [(&str, &str); 13] = [
     ("curve", "CURVE"),
     ("fill", "FILL"),
     ("amplification", "AMPLIFICATION"),
@@ -36,6 +36,7 @@ const DEVICES: [(&str, &str); 12] = [
     ("deferred", "DEFERRED"),
     ("txgs", "TXGS"),
     ("txg_bytes", "TXG"),
+    ("gangs", "GANGS"),
     ("fragmentation_before", "FRAG BEFORE"),
     ("fragmentation_after", "FRAG AFTER"),
 ];
@@ -105,7 +106,7 @@ fn row_of_devices(level: &FragLevel) -> Vec<Cell> {
         level.curve.as_str().into(),
         Cell::Ratio(level.fill as f64 / 100.0),
         ratio(bytes, result.bytes),
-        if writes > 0 { Cell::Bytes(bytes / writes) } else { Cell::Nothing },
+        bytes.checked_div(writes).map_or(Cell::Nothing, Cell::Bytes),
         Cell::real((trace.writes > 0).then(|| trace.seeks as f64 * 1e3 / trace.writes as f64)),
         Cell::real(modelled_rate(level)),
     ];
@@ -115,10 +116,11 @@ fn row_of_devices(level: &FragLevel) -> Vec<Cell> {
             Cell::Bytes(pool.space.deferred),
             Cell::Count(pool.txgs),
             Cell::Bytes(result.bytes / pool.txgs.max(1)),
+            Cell::Ratio(pool.gangs),
             Cell::ratio(fragmentation(&pool.before)),
             Cell::ratio(fragmentation(&pool.after)),
         ]),
-        None => row.extend(std::iter::repeat_n(Cell::Nothing, 6)),
+        None => row.extend(std::iter::repeat_n(Cell::Nothing, 7)),
     }
     row
 }

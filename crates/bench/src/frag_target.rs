@@ -9,9 +9,10 @@ use std::sync::Arc;
 use base::{Error, ObjectId, Result, Txg};
 use cenote::create::{CreateRequest, Force, NewKind, NewVdev, PoolSetting, Role};
 use cenote::files::{Caller, New, SetAttrs, WritePosition};
-use cenote::{Engine, EngineConfig, FileSystem, Pool, PropData};
+use cenote::inspect::ondisk::BlkPtr;
+use cenote::{Engine, EngineConfig, FileSystem, Io, Pool, PropData};
 
-use super::frag_load::{OverwriteTarget, TargetCounters};
+use super::frag_load::{OverwriteLoad, OverwriteTarget, TargetCounters};
 use super::frag_model::WriteTrace;
 use super::tidy::{Mounted, ScratchFile};
 
@@ -20,6 +21,9 @@ pub(super) const POOL: &str = "benchf";
 const DATASET: &str = "benchf/fs";
 /// Bytes of a sector of the pool, as a power of two.
 const ASHIFT: u64 = 12;
+
+/// Most blocks of which the share of gang blocks is taken.
+const GANG_SAMPLE: u64 = 100_000;
 
 /// The configuration of a pool.
 #[derive(Clone, Debug)]
@@ -125,6 +129,26 @@ impl FragPool {
             deferred += totals.deferred;
         }
         Ok(FragSpace { free: free.saturating_sub(slop), deferred })
+    }
+
+    /// The share of gang blocks among up to [`GANG_SAMPLE`] blocks of the files, as on disk.
+    ///
+    /// # Errors
+    /// Those of reading indirect blocks.
+    pub(super) fn gangs(&self, load: &OverwriteLoad) -> Result<f64> {
+        let records = load.file_size / load.record;
+        let step = (records * load.files as u64).div_ceil(GANG_SAMPLE).max(1);
+        let (mut gangs, mut all) = (0u64, 0u64);
+        for id in &self.files[..load.files] {
+            let object = self.fs.objset().object(*id, Io::WAIT)?;
+            for block in (0..records).step_by(usize::try_from(step).unwrap_or(usize::MAX)) {
+                if let BlkPtr::Block(block) = object.block_pointer(0, block, Io::WAIT)? {
+                    all += 1;
+                    gangs += u64::from(block.is_gang());
+                }
+            }
+        }
+        Ok(gangs as f64 / all.max(1) as f64)
     }
 
     /// The last txg on disk.

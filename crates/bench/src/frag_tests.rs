@@ -118,6 +118,7 @@ fn two_levels_of_a_pool_in_a_file() {
         // Every overwritten block reaches the disk unless it is overwritten again in its txg.
         assert!(device["amplification"].as_f64().unwrap() > 0.0, "{device}");
         assert!(device["write_bytes"].as_u64().unwrap() >= 4096, "{device}");
+        assert_eq!(device["gangs"], 0.0, "{device}");
         for key in ["seeks_per_1000", "modelled_mb_s", "free", "deferred", "txgs", "txg_bytes"] {
             assert!(device[key].as_f64().is_some(), "{key}: {device}");
         }
@@ -173,6 +174,39 @@ fn two_levels_of_a_directory() {
     assert!(rows(&json, "devices").iter().all(|d| d["free"].is_null()));
     assert!(rows(&json, "metaslabs").is_empty());
     assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0, "files were left");
+}
+
+#[test]
+fn a_level_through_a_mount() {
+    if !Path::new("/dev/fuse").exists() {
+        testkit::skip(testkit::Need::Fuse, "there is no /dev/fuse");
+        return;
+    }
+    let scratch = Scratch::new("frag-mount");
+    let (image, out) = (scratch.path().join("pool.img"), scratch.path().join("out.json"));
+    start(&[
+        "--device",
+        image.to_str().unwrap(),
+        "--size",
+        "64M",
+        "--fill",
+        "30",
+        "--curves",
+        "mount",
+        "--writers",
+        "2",
+        "--minutes",
+        "0.005",
+        "--sample",
+        "0.02",
+        "--json",
+        out.to_str().unwrap(),
+    ])
+    .unwrap();
+    let json = json(&out);
+    assert_eq!(rows(&json, "levels")[0]["curve"], "mount");
+    assert!(rows(&json, "devices")[0]["write_bytes"].as_u64() > Some(0));
+    zdb(scratch.path());
 }
 
 #[test]

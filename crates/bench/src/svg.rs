@@ -185,6 +185,12 @@ mod tests {
     use super::*;
     use crate::chart::{Axes, Series};
 
+    fn lines_of(labels: &[&str]) -> Chart {
+        let series = vec![Series { name: "a".into(), values: vec![1.0; labels.len()] }];
+        let labels = labels.iter().map(|l| (*l).to_owned()).collect();
+        Chart { title: String::new(), shape: Shape::Lines, labels, series, axes: Axes::default() }
+    }
+
     #[test]
     fn a_small_picture() {
         let series = vec![
@@ -214,6 +220,11 @@ mod tests {
         assert_eq!(text.matches("<circle ").count(), 3);
         assert_eq!(text.matches("<rect x=").count(), 3 + 2 * 2);
         assert_eq!(text.matches("<g ").count(), text.matches("</g>").count());
+        let axes = Axes { across: "time, s", up: "MB/s" };
+        let named = Chart { axes, ..lines_of(&["x"]) };
+        let text = document(&[], &[named]);
+        assert!(text.contains(">time, s</text>"), "{text}");
+        assert!(text.contains("transform=\"rotate(-90 16 190.0)\">MB/s</text>"), "{text}");
         assert!(document(&[], &[]).ends_with("</svg>\n"));
     }
 
