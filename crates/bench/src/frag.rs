@@ -59,7 +59,7 @@ pub(super) const BENCH: Bench = Bench {
             "LIST",
             "of overwrite, fresh, uncompressed, tops, log, mount (all but mount)",
         ),
-        opt("--figures", "DIR", "write fig1.svg to fig5.svg"),
+        opt("--figures", "DIR", "write each figure to a file: fig1.svg, fig3-CURVE.svg"),
     ]],
     run,
 };
