@@ -10,7 +10,7 @@ use ui::Exit;
 use ui::progress::Progress;
 
 use super::args::{Opt, opt};
-use super::chart::{Chart, Series, Shape, style_of_stdout};
+use super::chart::{Axes, Chart, Series, Shape, style_of_stdout};
 use super::{frame, svg};
 
 pub(super) const ABOUT: &str = "a trace through the cache's policies and others'";
@@ -88,7 +88,7 @@ pub(super) fn main(words: &[&str]) -> Result<Exit> {
         }
     }
     if let Some(path) = &request.svg {
-        frame::write_file(path, &svg::document(&charts(&rows, &request.options)))?;
+        frame::write_file(path, &svg::document(&[], &charts(&rows, &request.options)))?;
     }
     Ok(Exit::OK)
 }
@@ -113,6 +113,7 @@ fn charts(rows: &[Row], options: &ReplayOptions) -> Vec<Chart> {
             shape: Shape::Lines,
             labels: options.sizes.iter().map(ToString::to_string).collect(),
             series: series.collect(),
+            axes: Axes::default(),
         }
     };
     traces.iter().map(chart).collect()

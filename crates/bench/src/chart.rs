@@ -31,6 +31,16 @@ pub(super) struct Chart {
     pub(super) shape: Shape,
     pub(super) labels: Vec<String>,
     pub(super) series: Vec<Series>,
+    pub(super) axes: Axes,
+}
+
+/// What the axes show, with units; empty texts are left out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Axes {
+    /// The labels.
+    pub(super) across: &'static str,
+    /// The values.
+    pub(super) up: &'static str,
 }
 
 /// Height of a chart with lines.
@@ -114,6 +124,9 @@ impl Chart {
         let top = self.top();
         let room = look.width.saturating_sub(10).max(16);
         let canvas = self.canvas(room, top, look.unicode);
+        if !self.axes.up.is_empty() {
+            let _ = writeln!(out, "{:9}{}", "", self.axes.up);
+        }
         for (row, cells) in canvas.chunks(room).enumerate() {
             let axis = match row {
                 0 => short(top),
@@ -132,6 +145,9 @@ impl Chart {
         let last = self.labels.last().map_or("", String::as_str);
         let gap = room.saturating_sub(first.chars().count());
         let _ = writeln!(out, "{:9}{first}{last:>gap$}", "");
+        if !self.axes.across.is_empty() {
+            let _ = writeln!(out, "{:9}{:^room$}", "", self.axes.across);
+        }
         let legend = self.series.iter().enumerate().map(|(n, s)| {
             let mark = if look.unicode { '━' } else { MARKS[n % MARKS.len()] };
             format!("{} {}", paint(&mark.to_string(), n, look), s.name)
@@ -201,6 +217,7 @@ mod tests {
             shape,
             labels: vec!["one".into(), "three".into()],
             series: vec![series("a", &[10.0, 20.0]), series("b", &[f64::NAN, 5.0])],
+            axes: Axes::default(),
         }
     }
 
@@ -243,8 +260,13 @@ mod tests {
     #[test]
     fn nothing_to_draw_is_no_trouble() {
         for shape in [Shape::Bars, Shape::Lines] {
-            let empty =
-                Chart { title: String::new(), shape, labels: Vec::new(), series: Vec::new() };
+            let empty = Chart {
+                title: String::new(),
+                shape,
+                labels: Vec::new(),
+                series: Vec::new(),
+                axes: Axes::default(),
+            };
             assert!(empty.draw(PLAIN).ends_with('\n'));
         }
     }

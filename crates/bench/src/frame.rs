@@ -12,7 +12,8 @@ use serde_json::{Map, Value, json};
 use ui::table;
 use ui::terminal::TerminalStyle;
 
-use super::chart::{Chart, Series, Shape};
+use super::chart::{Axes, Chart, Series, Shape};
+use super::frag_map::MetaslabMap;
 
 /// One value of a table.
 #[derive(Clone, Debug, PartialEq)]
@@ -157,6 +158,8 @@ pub(super) struct Report {
     pub(super) bench: &'static str,
     pub(super) settings: Vec<(&'static str, Cell)>,
     pub(super) tables: Vec<ReportTable>,
+    /// Figures before the charts.
+    pub(super) maps: Vec<MetaslabMap>,
     pub(super) charts: Vec<Chart>,
     pub(super) targets: Vec<TargetFigure>,
     /// Parts that were skipped, with the reasons.
@@ -184,7 +187,8 @@ impl Report {
         series: Vec<(String, Vec<f64>)>,
     ) {
         let series = series.into_iter().map(|(name, values)| Series { name, values }).collect();
-        self.charts.push(Chart { title: title.to_owned(), shape, labels, series });
+        let axes = Axes::default();
+        self.charts.push(Chart { title: title.to_owned(), shape, labels, series, axes });
     }
 
     /// The report for people.
@@ -197,6 +201,7 @@ impl Report {
         }
         let tables = self.tables.iter().filter(|t| !t.shown && !t.rows.is_empty());
         blocks.extend(tables.map(ReportTable::text));
+        blocks.extend(self.maps.iter().map(|m| m.draw(look)));
         blocks.extend(self.charts.iter().map(|c| c.draw(look)));
         let mut last = String::new();
         for target in &self.targets {

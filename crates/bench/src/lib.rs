@@ -14,6 +14,12 @@ mod cached;
 mod chart;
 mod codecs;
 mod du;
+mod frag;
+mod frag_load;
+mod frag_map;
+mod frag_model;
+mod frag_report;
+mod frag_target;
 mod frame;
 mod fuse_null;
 mod lab;
@@ -51,6 +57,7 @@ const ALL: &[Bench] = &[
     sync::BENCH,
     zil_sticky::BENCH,
     oltp::BENCH,
+    frag::BENCH,
     codecs::BENCH,
     fuse_null::BENCH,
 ];
@@ -226,7 +233,7 @@ pub fn catalogue() -> Vec<BenchInfo> {
 /// One line for each bench.
 fn list() -> String {
     let all = ALL.iter().map(|b| (b.name, b.about)).chain(OWN.iter().map(|b| (b.name, b.about)));
-    let lines: String = all.map(|(name, about)| format!("  {name:<10} {about}\n")).collect();
+    let lines: String = all.map(|(name, about)| format!("  {name:<13} {about}\n")).collect();
     format!(
         "usage: bench NAME [--json FILE] [--svg FILE] [options]; options: bench NAME --help\n{lines}"
     )
@@ -280,7 +287,7 @@ impl Bench {
             frame::write_json(&path, &run.report.json(machine))?;
         }
         if let Some(path) = svg {
-            frame::write_file(&path, &svg::document(&run.report.charts))?;
+            frame::write_file(&path, &svg::document(&run.report.maps, &run.report.charts))?;
         }
         Ok(())
     }

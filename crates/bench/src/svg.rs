@@ -5,6 +5,7 @@ use std::fmt::Write;
 use ui::xml::escape;
 
 use super::chart::{Chart, Shape, short};
+use super::frag_map::MetaslabMap;
 
 const WIDTH: f64 = 800.0;
 const HEIGHT: f64 = 360.0;
@@ -16,16 +17,30 @@ const BOTTOM: f64 = 40.0;
 /// Colours that are distinguishable with colour blindness (Okabe and Ito).
 const COLORS: [&str; 6] = ["#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9"];
 
-/// A document with all pictures below each other.
-pub(super) fn document(charts: &[Chart]) -> String {
-    let height = HEIGHT * charts.len().max(1) as f64;
+/// Points of a line above which they are not marked one by one.
+const MARKED: usize = 60;
+
+/// A document with all pictures below each other, maps first.
+pub(super) fn document(maps: &[MetaslabMap], charts: &[Chart]) -> String {
+    let mapped: f64 = maps.iter().map(MetaslabMap::height).sum();
+    let height = match maps.is_empty() {
+        true => HEIGHT * charts.len().max(1) as f64,
+        false => mapped + HEIGHT * charts.len() as f64,
+    };
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
          viewBox=\"0 0 {WIDTH} {height}\" font-family=\"sans-serif\" font-size=\"12\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
     );
+    let mut top = 0.0;
+    for map in maps {
+        let _ = writeln!(out, "<g transform=\"translate(0 {top})\">");
+        map.svg(&mut out);
+        out.push_str("</g>\n");
+        top += map.height();
+    }
     for (i, chart) in charts.iter().enumerate() {
-        let _ = writeln!(out, "<g transform=\"translate(0 {})\">", HEIGHT * i as f64);
+        let _ = writeln!(out, "<g transform=\"translate(0 {})\">", top + HEIGHT * i as f64);
         draw(chart, &mut out);
         out.push_str("</g>\n");
     }
@@ -58,6 +73,7 @@ fn draw(chart: &Chart, out: &mut String) {
     }
     legend(chart, out);
     names(chart, out);
+    axes(chart, out);
     let (slot, middle) = slots(chart);
     for (n, series) in chart.series.iter().enumerate() {
         let color = COLORS[n % COLORS.len()];
@@ -78,7 +94,7 @@ fn draw(chart: &Chart, out: &mut String) {
             }
             Shape::Lines => {
                 let places: Vec<_> = points.map(|(i, &v)| (middle(i), y(v))).collect();
-                for (x, y) in &places {
+                for (x, y) in places.iter().take_while(|_| places.len() <= MARKED) {
                     let _ = writeln!(
                         out,
                         "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{color}\"/>"
@@ -118,6 +134,28 @@ fn names(chart: &Chart, out: &mut String) {
     }
 }
 
+/// The texts of the axes, below the labels and along the left edge.
+fn axes(chart: &Chart, out: &mut String) {
+    if !chart.axes.across.is_empty() {
+        let _ = writeln!(
+            out,
+            "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
+            (LEFT + WIDTH - RIGHT) / 2.0,
+            HEIGHT - 6.0,
+            escape(chart.axes.across)
+        );
+    }
+    if !chart.axes.up.is_empty() {
+        let middle = (TOP + HEIGHT - BOTTOM) / 2.0;
+        let _ = writeln!(
+            out,
+            "<text x=\"16\" y=\"{middle:.1}\" text-anchor=\"middle\" \
+             transform=\"rotate(-90 16 {middle:.1})\">{}</text>",
+            escape(chart.axes.up)
+        );
+    }
+}
+
 fn legend(chart: &Chart, out: &mut String) {
     let mut x = LEFT;
     for (n, series) in chart.series.iter().enumerate() {
@@ -143,7 +181,13 @@ fn nice_step(top: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::chart::Series;
+    use crate::chart::{Axes, Series};
+
+    fn lines_of(labels: &[&str]) -> Chart {
+        let series = vec![Series { name: "a".into(), values: vec![1.0; labels.len()] }];
+        let labels = labels.iter().map(|l| (*l).to_owned()).collect();
+        Chart { title: String::new(), shape: Shape::Lines, labels, series, axes: Axes::default() }
+    }
 
     #[test]
     fn a_small_picture() {
@@ -152,9 +196,15 @@ mod tests {
             Series { name: "c".into(), values: vec![f64::NAN, 5.0] },
         ];
         let labels = vec!["x".into(), "y".into()];
-        let bars = Chart { title: "t & u".into(), shape: Shape::Bars, labels, series };
+        let bars = Chart {
+            title: "t & u".into(),
+            shape: Shape::Bars,
+            labels,
+            series,
+            axes: Axes::default(),
+        };
         let lines = Chart { shape: Shape::Lines, ..bars.clone() };
-        let text = document(&[bars, lines]);
+        let text = document(&[], &[bars, lines]);
         assert!(text.starts_with("<svg ") && text.ends_with("</svg>\n"));
         assert!(text.contains("height=\"720\""));
         assert!(text.contains("<text x=\"70\" y=\"22\" font-size=\"15\">t &amp; u</text>"));
@@ -168,7 +218,12 @@ mod tests {
         assert_eq!(text.matches("<circle ").count(), 3);
         assert_eq!(text.matches("<rect x=").count(), 3 + 2 * 2);
         assert_eq!(text.matches("<g ").count(), text.matches("</g>").count());
-        assert!(document(&[]).ends_with("</svg>\n"));
+        let axes = Axes { across: "time, s", up: "MB/s" };
+        let named = Chart { axes, ..lines_of(&["x"]) };
+        let text = document(&[], &[named]);
+        assert!(text.contains(">time, s</text>"), "{text}");
+        assert!(text.contains("transform=\"rotate(-90 16 190.0)\">MB/s</text>"), "{text}");
+        assert!(document(&[], &[]).ends_with("</svg>\n"));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use arc::pressure::{Action, Status};
 use base::rt::Mutex;
 use base::{Error, ErrorKind, Guid, Result};
-use device::EngineKind;
+use device::{Device, EngineKind};
 use ondisk::config::PoolState;
 use spa::status::{ImportReason, VdevState, VdevStatus};
 use spa::{ImportOptions, Search, Spa};
@@ -34,6 +34,37 @@ pub struct EngineConfig {
     /// with `true` when the machine lacks memory, after the cache shrank, to return all
     /// free memory.
     pub give_back: Option<fn(bool)>,
+    /// Applied to every device of a pool as it is opened, for benches that record a pool's
+    /// device operations; `None` adds nothing below a pool.
+    pub device_wrapper: Option<DeviceWrapper>,
+}
+
+/// A function that puts a device of its own above a device of a pool.
+#[derive(Clone)]
+pub struct DeviceWrapper(Arc<WrapDevice>);
+
+/// See [`DeviceWrapper`].
+type WrapDevice = dyn Fn(Arc<dyn Device>) -> Arc<dyn Device> + Send + Sync;
+
+impl DeviceWrapper {
+    /// The wrapper that calls `wrap` once for each opened device. The returned device must
+    /// complete each operation as the given one does, and return its counters.
+    pub fn new(
+        wrap: impl Fn(Arc<dyn Device>) -> Arc<dyn Device> + Send + Sync + 'static,
+    ) -> DeviceWrapper {
+        DeviceWrapper(Arc::new(wrap))
+    }
+
+    /// The device with the wrapper's above it.
+    pub(crate) fn wrap(&self, device: Arc<dyn Device>) -> Arc<dyn Device> {
+        (self.0)(device)
+    }
+}
+
+impl std::fmt::Debug for DeviceWrapper {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("DeviceWrapper")
+    }
 }
 
 /// The block cache of one process, and its pools.
@@ -41,6 +72,7 @@ pub struct Engine {
     cache: Arc<zio::BlockCache>,
     /// The kind of device engine: each pool, and each search for pools, has one of its own.
     devices: EngineKind,
+    device_wrapper: Option<DeviceWrapper>,
     names: Arc<TakenNames>,
     prefetch: Arc<zio::Prefetch>,
     kstats: Arc<kstat::Registry>,
@@ -134,6 +166,7 @@ impl Engine {
         let engine = Arc::new(Engine {
             cache,
             devices: config.engine,
+            device_wrapper: config.device_wrapper,
             names: Arc::default(),
             prefetch: zio::Prefetch::new(),
             kstats: Arc::new(kstat::Registry::new()),
@@ -214,6 +247,11 @@ impl Engine {
     /// When it cannot be started.
     pub(crate) fn devices(&self) -> Result<Arc<device::Engine>> {
         device::Engine::new(self.devices, QUEUE_DEPTH)
+    }
+
+    /// See [`EngineConfig::device_wrapper`].
+    pub(crate) fn device_wrapper(&self) -> Option<DeviceWrapper> {
+        self.device_wrapper.clone()
     }
 
     /// The names in use.

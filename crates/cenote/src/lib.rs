@@ -61,7 +61,7 @@ pub use zpl::{File, FileSystem};
 pub use zvol::Volume;
 
 pub use dataset::{Dataset, DatasetKind};
-pub use engine::{Discovery, Engine, EngineConfig, FoundPool};
+pub use engine::{DeviceWrapper, Discovery, Engine, EngineConfig, FoundPool};
 pub use errlog::DataError;
 pub use kstats::{ArcReport, WhatIfPoint, ZfetchStats};
 pub use objects::{NewObject, Objects, WRITE_MAX};

@@ -36,12 +36,12 @@ use std::time::Duration;
 
 use base::rt::Mutex;
 use base::{Error, ErrorKind, Guid, Result};
-use device::{CutDevice, Cutoff, FileDevice};
+use device::{CutDevice, Cutoff, Device, FileDevice};
 use spa::engine::{Writer, WriterOptions};
 use spa::leaves::{FileLeaves, Leaves, OpenLeaf, Purpose};
 use spa::{Beginning, ImportOptions, Spa};
 
-use crate::engine::{Engine, FoundPool};
+use crate::engine::{DeviceWrapper, Engine, FoundPool};
 use crate::pool::Pool;
 
 /// Operations of one pool in the kernel at once.
@@ -206,12 +206,21 @@ impl Opening {
 pub(crate) struct PoolLeaves {
     files: FileLeaves,
     cutoff: Arc<Cutoff>,
+    wrapper: Option<DeviceWrapper>,
 }
 
 impl PoolLeaves {
     /// Wraps an open file.
-    pub(crate) fn wrap(&self, file: Arc<FileDevice>, path: &Path) -> Arc<dyn device::Device> {
-        Arc::new(CutDevice::new(file, &path.display().to_string(), &self.cutoff))
+    pub(crate) fn wrap(&self, file: Arc<FileDevice>, path: &Path) -> Arc<dyn Device> {
+        self.wrap_device(file, &path.display().to_string())
+    }
+
+    fn wrap_device(&self, device: Arc<dyn Device>, name: &str) -> Arc<dyn Device> {
+        let device = match &self.wrapper {
+            Some(wrapper) => wrapper.wrap(device),
+            None => device,
+        };
+        Arc::new(CutDevice::new(device, name, &self.cutoff))
     }
 
     /// The device engine.
@@ -231,7 +240,7 @@ impl Leaves for PoolLeaves {
         let watch = self.cutoff.watch(&name)?;
         let OpenLeaf { device, block_device } = self.files.open(path, purpose)?;
         drop(watch);
-        Ok(OpenLeaf { device: Arc::new(CutDevice::new(device, &name, &self.cutoff)), block_device })
+        Ok(OpenLeaf { device: self.wrap_device(device, &name), block_device })
     }
 }
 
@@ -239,7 +248,8 @@ impl Engine {
     /// A source of leaves for one pool.
     pub(crate) fn leaves_for(&self, opening: &Opening) -> Result<PoolLeaves> {
         let cutoff = Arc::clone(&opening.cutoff);
-        Ok(PoolLeaves { files: FileLeaves(self.devices()?), cutoff })
+        let (files, wrapper) = (FileLeaves(self.devices()?), self.device_wrapper());
+        Ok(PoolLeaves { files, cutoff, wrapper })
     }
 
     /// Imports a pool.

@@ -23,6 +23,7 @@ const BENCHES: &[&str] = &[
     "sync",
     "zil-sticky",
     "oltp",
+    "fragmentation",
     "codecs",
     "fuse-null",
     "cache",
