@@ -61,7 +61,8 @@ use dsl::write::{Delta, MosRead, Ratios, SyncCx, Usage, accounting, background, 
 use ondisk::BlkPtr;
 use ondisk::bpobj::BpobjEntry;
 use ondisk::objset::ZIL_HEADER_SIZE;
-use vdev::WritePriority;
+use txg::IoTotals;
+use vdev::{IoCounts, WritePriority};
 use zio::{Gangs, Lost, Writes};
 
 use super::heads::HeadEvents;
@@ -205,12 +206,24 @@ impl Writer {
     /// Writes one txg, and reports the result to the txgs.
     pub(super) fn sync_one(&self, txg: Txg) {
         let mut state = self.state.lock();
+        let before = self.device_io();
         let done = match &state.failed {
             Some(why) => Err(Error::new(base::ErrorKind::Io, why.clone())),
             None => self.sync_txg(&mut state, txg),
         };
         match done {
             Ok(()) => {
+                let io = self.device_io().since(&before);
+                let (reads, writes) = (io.reads(), io.writes());
+                self.txgs.set_io(
+                    txg,
+                    IoTotals {
+                        nread: reads.bytes,
+                        nwritten: writes.bytes,
+                        reads: reads.ops,
+                        writes: writes.ops,
+                    },
+                );
                 let again = std::mem::take(&mut state.again);
                 drop(state);
                 self.txgs.synced(txg);
@@ -233,6 +246,15 @@ impl Writer {
                 self.txgs.suspend(e);
             }
         }
+    }
+
+    /// Operations of all devices since the pool was opened. While a txg is written these are
+    /// its own and those of concurrent readers and logs.
+    fn device_io(&self) -> IoCounts {
+        let tree = self.zio.tree();
+        let mut sum = IoCounts::default();
+        tree.leaves().for_each(|(leaf, _)| sum.add(&tree.io(leaf)));
+        sum
     }
 
     /// Frees a block in the txg being written.
