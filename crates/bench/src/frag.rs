@@ -2,7 +2,7 @@
 //!
 //! # Theory
 //! For each level a new pool (recordsize 8K) is filled in sequence with incompressible data and
-//! then overwritten at random by several writers ([`frag_load`](super::frag_load)). A level is
+//! then overwritten at random by several writers ([`frag_load`]). A level is
 //! a share of the bytes that the empty file system can hold: capacity less slop. Steady state is
 //! the mean of the last 50 samples, after each byte was overwritten twice on average; a level
 //! that its time limit ends earlier is marked as not steady.
