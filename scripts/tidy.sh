@@ -53,7 +53,7 @@ may_use daemon commands fuse mount proto ui
 may_use zdb commands proto ui
 may_use stats commands proto ui
 may_use bench fuse mount ui
-may_use cli bench commands daemon proto stats ui zdb
+may_use cli bench commands daemon mount proto stats ui zdb
 
 # The engine's internals are for tools that inspect pools.
 if git grep -n 'cenote::inspect' -- 'crates/*/src/*.rs' ':!crates/cenote' ':!crates/zdb' ':!crates/stats' \

@@ -220,7 +220,7 @@ fn holds(os: &Arc<Objset>, entry: &ErrorEntry) -> bool {
     };
     match object.and_then(|o| o.block_pointer(entry.level, entry.blkid, LOOK)) {
         Ok(bp) if bp.is_hole() => false,
-        Ok(bp) => entry.birth == 0 || bp.birth().0 == entry.birth,
+        Ok(bp) => entry.birth == 0 || bp.allocation_birth().0 == entry.birth,
         Err(e) => e.kind() != ErrorKind::NotFound,
     }
 }

@@ -166,4 +166,17 @@ impl Host for PoolHost {
         let (used, available) = self.writer.account_space(&self.account, outage)?;
         Ok(HostSpace { used, available })
     }
+
+    fn newest_snapshot(&self) -> Result<Txg> {
+        let mos: &dyn MosRead = self.writer.mos();
+        Ok(mos.dataset(self.head)?.prev_snap_txg)
+    }
+
+    fn check_physical_rewrite(&self) -> Result<()> {
+        if features::is_enabled(self.writer.mos(), features::PHYSICAL_REWRITE)? {
+            return Ok(());
+        }
+        let text = "the pool's feature physical_rewrite is not enabled";
+        Err(Error::unsupported(text).in_dataset(&self.name))
+    }
 }

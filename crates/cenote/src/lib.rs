@@ -27,6 +27,7 @@
 //! * Front ends access the engine through this crate alone.
 //! * A pool is imported once per engine; its devices are locked while it is.
 
+pub mod advise;
 mod changes;
 pub mod create;
 mod dataset;
@@ -73,7 +74,7 @@ pub mod files {
     pub use ondisk::znode::{ZFS_APPENDONLY, ZFS_IMMUTABLE, ZFS_NODUMP, ZFS_PROJINHERIT};
     pub use zpl::{
         Atime, Attrs, Caller, CaseSensitivity, Device, DirEntry, Falloc, FileType, Groups, New,
-        Rename, SetAttrs, SetHow, SetTime, Time, Whence, WritePosition,
+        Rename, Rewrite, RewriteSummary, SetAttrs, SetHow, SetTime, Time, Whence, WritePosition,
     };
 }
 

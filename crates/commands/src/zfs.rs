@@ -166,6 +166,23 @@ pub(super) const COMMANDS: &[Command] = &[
         ..ZFS
     },
     Command {
+        name: "rewrite",
+        about: "write the blocks of files again with the current properties",
+        synopsis: "rewrite [-CPSrvx] [-o offset] [-l length] <file|directory> ...",
+        flags: &[
+            flag('r', "the files below directories, too"),
+            flag('x', "do not cross into other file systems"),
+            flag('v', "print the path of each file that was rewritten"),
+            flag('P', "keep the blocks' logical birth (feature physical_rewrite)"),
+            flag('S', "skip blocks that a snapshot shares"),
+            flag('C', "skip cloned blocks"),
+            arg('o', "offset", Word::Any, "begin at this byte of each file"),
+            arg('l', "length", Word::Any, "at most this many bytes of each file"),
+        ],
+        words: &[Word::File],
+        ..ZFS
+    },
+    Command {
         name: "version",
         about: "show the version",
         synopsis: "version [-j]",

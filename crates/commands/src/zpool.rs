@@ -76,6 +76,14 @@ pub(super) const COMMANDS: &[Command] = &[
         ..POOL
     },
     Command {
+        name: "advise",
+        about: "say what hurts pools, and what to do",
+        synopsis: "advise [-jp] [pool] ...",
+        flags: &[flag('j', "JSON output").or("json"), EXACT],
+        words: &[Word::Pool],
+        ..POOL
+    },
+    Command {
         name: "clear",
         about: "forget errors of devices, and go on with those that came back",
         synopsis: "clear <pool> [device]",

@@ -74,13 +74,13 @@ impl Object {
             ErrorKind::Io => !self.os.zio().is_suspended(),
             _ => false,
         };
-        if let BlkPtr::Block(block) = bp
+        if bp.as_block().is_some()
             && lost
             && io.access == Access::Demand
             && self.tree(io).is_ok_and(|now| *now == *dn)
         {
             let (level, blkid) = at;
-            let birth = block.head.birth.0;
+            let birth = bp.allocation_birth().0;
             let (objset, object) = (self.os.id(), self.id.0);
             self.os.zio().errors().add(ErrorEntry { objset, object, level, blkid, birth });
         }

@@ -160,8 +160,9 @@ pub fn traverse<V: Visitor>(
 }
 
 fn skip(bp: &BlkPtr, min_txg: Txg) -> bool {
-    // A zero pointer was never written; all others are decided by their births.
-    bp.birth() == Txg::ZERO || bp.birth() <= min_txg
+    // A zero pointer was never written; all others are decided by their births. A block that
+    // was moved without logical change counts by the txg that moved it, as its space does.
+    bp.birth() == Txg::ZERO || bp.allocation_birth() <= min_txg
 }
 
 /// Releases the other threads when a visitor panics. Otherwise they would wait for this one

@@ -6,7 +6,7 @@
 //! one request into calls and a reply · `transport` carries messages ·
 //! `receivers` has the threads of all mounts · [`Session`] puts them together · `inflight`
 //! lists what can be interrupted · `mount` and `mountinfo` attach it to the tree of files,
-//! `holders` finds other namespaces that show it · [`null`] states the transport's own speed ·
+//! `holders` finds other namespaces that show it · `control` calls a file system's own ioctl · [`null`] states the transport's own speed ·
 //! [`CpuLatencyQos`] keeps cores awake while requests come thick.
 //!
 //! # Theory
@@ -26,6 +26,7 @@
 
 mod abi;
 mod config;
+mod control;
 mod descriptors;
 mod dispatch;
 mod errno;
@@ -45,6 +46,7 @@ mod types;
 mod uring;
 
 pub use config::{Config, DataInvalidation};
+pub use control::{control, exchange_opcode};
 pub use descriptors::{RESERVE, raise_limit};
 pub use errno::{Errno, Result};
 pub use fs::{BlockingMode, DirSink, Filesystem, Negotiated, Opcode, Outward, Request};

@@ -4,6 +4,9 @@
 //! one mount together (`tree`, `member`). The volumes of all pools are files of one more mount
 //! below the runtime directory ([`volumes`]), and the kstats those of another ([`kstats`]).
 //!
+//! A command reaches its file system by an ioctl of an open file where the right to write the
+//! file shall decide ([`rewrite`]).
+//!
 //! The owner of mounts (the daemon, a bench) makes them through [`FuseMounter`] and uses each as a
 //! [`MountedFs`].
 //!
@@ -19,6 +22,7 @@ mod node;
 mod ops;
 mod pages;
 mod removed_dirs;
+pub mod rewrite;
 mod tree;
 mod tree_ops;
 pub mod volumes;

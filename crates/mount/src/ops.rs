@@ -16,6 +16,7 @@ use fuse::{
 
 use super::io;
 use super::node::NodeTarget;
+use super::rewrite;
 use super::write::{
     CAPABILITY, CHECKED_MINOR, COHERENT_MINOR, DIRECT, O_ACCMODE, O_DSYNC, caller, device,
     set_time, stale, time, writer,
@@ -368,7 +369,10 @@ impl Filesystem for ZfsMount {
     }
 
     fn ioctl(&self, req: &Request, args: &IoctlArgs<'_>) -> FsResult<(i32, Data)> {
-        self.control(req, args)
+        match args.cmd {
+            rewrite::OPCODE => self.rewrite(args),
+            _ => self.control(req, args),
+        }
     }
 
     fn fallocate(
@@ -444,13 +448,13 @@ impl ZfsMount {
         let id = self.changeable(args.node)?;
         let by = writer(req, args.kill_suidgid);
         let fs = self.fs();
-        let done = match args.kill_suidgid || args.handle == DIRECT {
+        let done = match args.kill_suidgid || args.handle & DIRECT != 0 {
             true => fs.write_without_xattr(&by, id, args.offset, data, CAPABILITY),
             false => fs.write(&by, id, WritePosition::Offset(args.offset), data),
         };
         let done = done.map_err(stale)?;
         // The kernel sends an `fsync` by itself only if it writes through its pages.
-        if args.flags & O_DSYNC != 0 && (args.handle == DIRECT || self.is_direct()) {
+        if args.flags & O_DSYNC != 0 && (args.handle & DIRECT != 0 || self.is_direct()) {
             fs.fsync_for(id, req.pid).map_err(stale)?;
         }
         Ok(u32::try_from(done.bytes).unwrap_or(u32::MAX))

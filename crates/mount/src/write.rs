@@ -39,8 +39,10 @@ const O_RDWR: u32 = 0o2;
 pub(super) const COHERENT_MINOR: u32 = 41;
 /// Minor version from which every kernel checks that a caller may change flags.
 pub(super) const CHECKED_MINOR: u32 = 34;
-/// Handle of a file whose writes bypass the page cache.
+/// Bit of a handle: the file's writes bypass the page cache.
 pub(super) const DIRECT: u64 = 1;
+/// Bit of a handle: the file was opened for writing.
+pub(super) const FOR_WRITING: u64 = 2;
 const S_ISUID: u32 = 0o4000;
 const S_ISGID: u32 = 0o2000;
 const S_IXGRP: u32 = 0o010;
@@ -133,7 +135,8 @@ impl ZfsMount {
         };
         let direct = around && self.direct_writes.load(Relaxed);
         Opened {
-            handle: if direct { DIRECT } else { 0 },
+            handle: if direct { DIRECT } else { 0 }
+                | if flags & O_ACCMODE == 0 { 0 } else { FOR_WRITING },
             direct_io: direct || self.is_direct(),
             // The file system does not see reads that the kernel serves from its pages.
             keep_cache: !self.is_direct() && !self.counts_each_access(),

@@ -413,6 +413,15 @@ impl BlkPtr {
         self.head().birth
     }
 
+    /// The birth used in all comparisons of txgs (chapter 04 §0): the physical one for a
+    /// block that was moved without logical change, else the logical one.
+    pub fn allocation_birth(&self) -> Txg {
+        match self {
+            BlkPtr::Block(block) if block.rewritten => block.effective_physical_birth(),
+            _ => self.birth(),
+        }
+    }
+
     /// The fill count of this child in its parent (chapter 03 §3.5).
     pub fn fill(&self) -> u64 {
         match self {

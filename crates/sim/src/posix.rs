@@ -28,9 +28,10 @@ use std::sync::Arc;
 
 use base::rt::sim::{Options, Rng, run_with};
 use base::rt::{Mutex, plain};
-use base::{Result, Txg};
+use base::{Error, Result, Txg};
 use device::sim::{Image, SimDisks};
 use dmu::{Io, OutagePolicy, Tx};
+use dsl::write::features;
 use spa::engine::Writer;
 use spa::{ImportOptions, Spa};
 use zio::BlockCache;
@@ -88,6 +89,13 @@ impl Host for SimHost {
 
     fn space(&self, _: OutagePolicy) -> Result<HostSpace> {
         Ok(space(&self.writer))
+    }
+
+    fn check_physical_rewrite(&self) -> Result<()> {
+        match features::is_enabled(self.writer.mos(), features::PHYSICAL_REWRITE)? {
+            true => Ok(()),
+            false => Err(Error::unsupported("feature physical_rewrite is not enabled")),
+        }
     }
 }
 

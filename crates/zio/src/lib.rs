@@ -60,8 +60,8 @@ pub use read::BlockFault;
 pub use scrub::CopyCheck;
 pub use ticket_lock::{Ticket, TicketLock, chunks_in_order};
 pub use write::{
-    Class, Gangs, Lost, Outcome, Placed, Prepared, SpaceSource, Want, Write, WriteCounts,
-    WriteProps, Writes,
+    BlockChange, Class, Gangs, Lost, Outcome, Placed, Prepared, SpaceSource, Want, Write,
+    WriteCounts, WriteProps, Writes,
 };
 
 /// A cached block's identity: pool load, first address, physical birth
@@ -176,6 +176,7 @@ pub struct Zio {
     outage: RwLock<Option<Arc<dyn Outage>>>,
     errors: ErrorLog,
     healing: heal::Healing,
+    placed: write::PlacedCounts,
     /// Takes writes instead of the tree, in tests.
     sink: RwLock<Option<Arc<dyn write::Sink>>>,
 }
@@ -214,6 +215,7 @@ impl Zio {
             outage: RwLock::new(None),
             errors: ErrorLog::default(),
             healing: heal::Healing::default(),
+            placed: write::PlacedCounts::default(),
             sink: RwLock::new(None),
         }
     }

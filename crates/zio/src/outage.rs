@@ -234,6 +234,7 @@ mod tests {
             txg: Txg(7),
             props: &props,
             old: &old,
+            change: crate::BlockChange::Content,
             in_place: false,
             gangs: None,
             hint: 0,

@@ -111,6 +111,7 @@ impl TreeFixture {
                 txg: T,
                 props,
                 old: &never,
+                change: zio::BlockChange::Content,
                 in_place: false,
                 gangs: None,
                 hint: 1,

@@ -41,7 +41,8 @@ pub use fs::{FileSystem, WeakFileSystem};
 pub use master::{CaseSensitivity, Props, QuotaObjects, ZPL_VERSION};
 pub use ondisk::znode::{FileType, Time};
 pub use rw::{
-    Atime, Caller, FILE_SIZE_MAX, Falloc, FsSpace, Groups, Host, HostSpace, New, Rename, RwProps,
-    SETTABLE_FLAGS, SetAttrs, SetHow, SetTime, WritePosition, WriteSummary, XattrForm,
+    Atime, Caller, FILE_SIZE_MAX, Falloc, FsSpace, Groups, Host, HostSpace, New, Rename, Rewrite,
+    RewriteSummary, RwProps, SETTABLE_FLAGS, SetAttrs, SetHow, SetTime, WritePosition,
+    WriteSummary, XattrForm,
 };
 pub use userspace::{SpaceEntry, SpaceKind};

@@ -132,6 +132,7 @@ pub(crate) fn register_pool(core: &Arc<PoolCore>) -> base::Result<()> {
     registry.register(&format!("{name}/txgs"), core, move |core| text(txgs(core)))?;
     registry.register(&format!("{name}/cenote_zil"), core, cenote_zil)?;
     registry.register(&format!("{name}/cenote_heal"), core, cenote_heal)?;
+    registry.register(&format!("{name}/cenote_alloc"), core, cenote_alloc)?;
     let none = |_: &PoolCore| Kstat::numbers([]);
     registry.register(&format!("{name}/dmu_tx_assign"), core, none)?;
     for checksum in DDT_CHECKSUMS.iter().filter(|c| has_ddt(core, c)) {
@@ -163,6 +164,12 @@ fn txgs(core: &PoolCore) -> String {
         );
     }
     out
+}
+
+/// Blocks that were allocated.
+fn cenote_alloc(core: &PoolCore) -> Kstat {
+    let (blocks, gangs) = core.spa.zio().placed_counts();
+    Kstat::numbers([("blocks", blocks), ("gang_blocks", gangs)])
 }
 
 /// Repairs by reads that found wrong bytes.
@@ -198,7 +205,7 @@ fn cenote_zil(core: &PoolCore) -> Kstat {
     Kstat::named(sums.into_iter().map(|(name, n)| (name.into(), Value::U64(n))).collect())
 }
 
-fn objset(name: &str, io: &IoCounters, log: Option<&zil::Log>) -> Kstat {
+fn objset(name: &str, io: &IoCounters, log: Option<&zil::Log>, modified: u64) -> Kstat {
     let mut rows = vec![("dataset_name".into(), Value::Str(name.to_owned()))];
     for (name, n) in [
         ("writes", io.writes.get()),
@@ -213,6 +220,7 @@ fn objset(name: &str, io: &IoCounters, log: Option<&zil::Log>) -> Kstat {
     let none = zil::Stats::default();
     let counters = log.map_or(&none, zil::Log::stats).named();
     rows.extend(counters.map(|(name, n)| (name.into(), Value::U64(n))));
+    rows.push(("cenote_read_modify_writes".into(), Value::U64(modified)));
     Kstat::new("dataset", KstatBody::Named(rows))
 }
 
@@ -235,7 +243,9 @@ pub(crate) fn dataset_counters(
     let writer = core.writer.as_ref().map(Arc::downgrade);
     let show = move |io: &IoCounters| {
         let writer = writer.as_ref().and_then(std::sync::Weak::upgrade);
-        objset(&shown, io, writer.and_then(|w| w.log_in_use(object)).as_deref())
+        let log = writer.as_ref().and_then(|w| w.log_in_use(object));
+        let head = writer.and_then(|w| w.head_in_use(object));
+        objset(&shown, io, log.as_deref(), head.map_or(0, |os| os.read_modify_writes()))
     };
     // A full registry costs the kstat, not the dataset.
     registry.register(&path, &counters, show).ok()?;

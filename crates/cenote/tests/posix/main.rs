@@ -17,6 +17,7 @@ mod quotas;
 mod random;
 mod records;
 mod removal;
+mod rewrite;
 mod slog;
 mod widths;
 mod xattrs;
@@ -54,8 +55,10 @@ fn request(dir: PathBuf, version: u64) -> CreateRequest {
         command: Some("zpool create tank ...".into()),
         ..CreateRequest::new("tank", vdevs)
     };
-    if version != 5000 {
-        request.features.clear();
+    match version {
+        // Newer than the default set, which OpenZFS 2.3 supports.
+        5000 => request.features.extend(cenote::features::by_name("physical_rewrite")),
+        _ => request.features.clear(),
     }
     request
 }

@@ -7,6 +7,7 @@ mod get;
 pub(crate) mod helper;
 mod list;
 mod mount;
+mod rewrite;
 mod select;
 
 use std::ffi::OsString;
@@ -19,7 +20,7 @@ use proto::{DatasetChange, Reply, Request};
 use ui::Exit;
 
 /// Commands of OpenZFS's that Cenote does not have yet.
-const MISSING: [&str; 30] = [
+const MISSING: [&str; 29] = [
     "rollback",
     "clone",
     "promote",
@@ -49,7 +50,6 @@ const MISSING: [&str; 30] = [
     "wait",
     "zone",
     "unzone",
-    "rewrite",
 ];
 
 /// Complains and shows the usage of a command; the exit code is 2.
@@ -116,6 +116,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
         "inherit" => change::inherit(rest),
         "mount" => mount::mount(rest),
         "unmount" | "umount" => mount::unmount(rest),
+        "rewrite" => rewrite::main(rest),
         "version" | "-V" | "--version" => Ok(commands::version("zfs", rest)),
         "help" => commands::help("zfs", rest),
         "-?" | "--help" => {

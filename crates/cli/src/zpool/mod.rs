@@ -1,6 +1,7 @@
 //! `zpool`: pools, with the output of OpenZFS's command (chapter 09 §4).
 
 mod add;
+mod advise;
 mod change;
 mod create;
 mod get;
@@ -74,6 +75,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
         "get" => get::main(rest),
         "create" => create::main(rest),
         "add" => add::main(rest),
+        "advise" => advise::main(rest),
         "destroy" => change::destroy(rest),
         "clear" => change::clear(rest),
         "online" => change::online(rest),

@@ -13,6 +13,7 @@ mod limits;
 mod marks;
 mod names;
 mod outage;
+mod rewrite;
 mod wild;
 
 use std::io::Write;

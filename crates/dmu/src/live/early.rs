@@ -43,7 +43,7 @@ use std::sync::Arc;
 use base::{Buf, Lsize, ObjectId, Result, Txg, VdevId};
 use ondisk::blkptr::{Head as BpHead, Hole};
 use ondisk::{BlkPtr, ObjType};
-use zio::{OutagePolicy, Outcome, Write, WriteProps, Writes};
+use zio::{BlockChange, OutagePolicy, Outcome, Write, WriteProps, Writes};
 
 use super::handle::slot_of;
 use super::policy::BlockKind;
@@ -106,6 +106,7 @@ impl Early {
             txg: self.txg,
             props: &props,
             old: &BlkPtr::default(),
+            change: BlockChange::Content,
             in_place: false,
             gangs: None,
             hint: hint(self.os.id(), id.0, 0, blkid),

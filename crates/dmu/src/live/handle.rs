@@ -9,6 +9,7 @@ use base::rt::Mutex;
 use base::{Buf, BufMut, Error, ErrorKind, Result, Txg};
 use ondisk::dnode::DNODE_SIZE;
 use ondisk::{BlkPtr, Dnode, ObjType};
+use zio::BlockChange;
 
 use super::blocks::BlkidMap;
 use super::early::EarlyBlock;
@@ -190,6 +191,9 @@ pub(crate) struct TxgSlot {
     pub(crate) early: BTreeMap<u64, EarlyBlock>,
     /// Pointers of such blocks that changed afterwards: to be freed.
     pub(crate) wasted: Vec<BlkPtr>,
+    /// Blocks in `data` that only move: their content is that of the older state. An older
+    /// txg's change of such a block reaches both, so the block still only moves.
+    pub(crate) moved: BTreeMap<u64, BlockChange>,
 }
 
 /// How an edit treats a hole.
@@ -215,8 +219,9 @@ pub(crate) struct Delta {
 impl TxgSlot {
     pub(crate) fn new(txg: Txg, head: DnodeHead) -> TxgSlot {
         let (data, freed) = (BlkidMap::default(), BlockRanges::default());
-        let (early, wasted) = (BTreeMap::new(), Vec::new());
-        TxgSlot { txg, head, data, freed, bytes: 0, unthrottled: 0, frozen: false, early, wasted }
+        let (early, wasted, moved) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
+        let (bytes, unthrottled, frozen) = (0, 0, false);
+        TxgSlot { txg, head, data, freed, bytes, unthrottled, frozen, early, wasted, moved }
     }
 
     /// The block changes: its early pointer, if any, is wasted.
@@ -259,6 +264,7 @@ impl TxgSlot {
     fn put(&mut self, blkid: u64, block: BufMut) -> i64 {
         let size = block.len() as u64;
         self.invalidate_early(blkid);
+        self.moved.remove(&blkid);
         let old = self.data.insert(blkid, DirtyContent::Open(block)).map_or(0, |c| c.len() as u64);
         self.bytes = self.bytes + size - old;
         self.head.reach(blkid);
@@ -270,6 +276,7 @@ impl TxgSlot {
         let mut dropped = 0;
         let written: Vec<u64> = self.early.range(first..past).map(|(&b, _)| b).collect();
         written.into_iter().for_each(|blkid| self.invalidate_early(blkid));
+        self.moved.retain(|blkid, _| !(first..past).contains(blkid));
         if first == 0 && past == u64::MAX {
             dropped = self.bytes;
             self.data.clear();
@@ -512,6 +519,7 @@ impl HandleState {
         let slot = self.slot(txg)?;
         let size = slot.head.block_size as usize;
         slot.invalidate_early(blkid);
+        slot.moved.remove(&blkid);
         let mut delta = Delta::default();
         match slot.data.get_mut(blkid).map(DirtyContent::open) {
             Some(Some(buf)) => edit(buf)?,
@@ -544,6 +552,47 @@ impl HandleState {
             newer.edit_older(blkid, &mut delta, holes, edit)?;
         }
         Ok(Some(delta))
+    }
+
+    /// Makes a block dirty without a change of its content, so that the txg writes it anew.
+    /// `content` is what the block holds where no unwritten txg has it. A hole stays one; a
+    /// block that the txg writes in any case keeps the reason for which it is written.
+    pub(crate) fn move_block(
+        &mut self,
+        txg: Txg,
+        blkid: u64,
+        content: &Buf,
+        how: BlockChange,
+    ) -> Result<Delta> {
+        let mut delta = Delta::default();
+        let slot = self.slot(txg)?;
+        slot.head.check_block(blkid)?;
+        let (size, last) = (slot.head.block_size as usize, slot.head.max_blkid);
+        if slot.data.get_mut(blkid).is_some() {
+            // What must look changed later stays so.
+            if let Some(old) = slot.moved.get_mut(&blkid)
+                && how == BlockChange::Moved
+            {
+                *old = how;
+            }
+            return Ok(delta);
+        }
+        let content = match self.block(txg, blkid, 0..size) {
+            Some(Dirty::Data(content)) => content,
+            Some(Dirty::Hole) => return Ok(delta),
+            None => content.clone(),
+        };
+        if blkid > last || content.len() != size {
+            return Ok(delta);
+        }
+        let slot = self.slot(txg)?;
+        delta.nodes = slot.new_nodes(blkid);
+        delta.own = size as i64;
+        // The buffer is the cache's, or an older txg's: a change of the block copies it.
+        slot.data.insert(blkid, DirtyContent::Shared(content));
+        slot.moved.insert(blkid, how);
+        slot.bytes += size as u64;
+        Ok(delta)
     }
 
     /// Frees blocks `[first, past)`; with `truncate` all from `first`.

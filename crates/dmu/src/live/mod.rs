@@ -9,6 +9,10 @@
 //! txg is on disk ([`crate::live::Pending::publish`]) the new dnode replaces the old one
 //! and the slot is dropped; the handle is dropped with its last slot.
 //!
+//! A block may be dirty without a change, to be written again at another address
+//! ([`Objset::move_block`]). A change of the block in the same txg makes it an ordinary one; a
+//! change in an older txg reaches its content, too, and the block still only moves.
+//!
 //! Transactions of two txgs may change one object at a time, in either order. A change in
 //! the older txg is applied to the newer txg's state as well, so that the last call wins,
 //! whatever its txg. One exception: no txg may change the block size while an older one
@@ -88,6 +92,8 @@ pub(crate) struct LiveObjset {
     flags: Mutex<Option<u64>>,
     /// The dataset was destroyed: no change is accepted any more.
     destroyed: std::sync::atomic::AtomicBool,
+    /// Blocks of data that were read because a write changed a part of them.
+    read_modify_writes: AtomicU64,
     /// Test instrument: the next block dirtied is put into the following txg.
     plant_wrong_txg: BugSwitch,
 }
@@ -105,6 +111,7 @@ impl LiveObjset {
             zil_header: Mutex::default(),
             flags: Mutex::default(),
             destroyed: std::sync::atomic::AtomicBool::new(false),
+            read_modify_writes: AtomicU64::new(0),
             plant_wrong_txg: BugSwitch::default(),
         }
     }
@@ -225,6 +232,12 @@ impl Objset {
     /// `ReadOnly` when the object set is not open for writing.
     pub fn props(&self) -> Result<Arc<ObjsetProps>> {
         Ok(self.live()?.props())
+    }
+
+    /// Blocks of data (not of metadata) that were read because a write changed a part of them,
+    /// since the object set was opened.
+    pub fn read_modify_writes(&self) -> u64 {
+        self.live_part().map_or(0, |live| live.read_modify_writes.load(SeqCst))
     }
 
     /// Whether `txg` has something to write here.

@@ -18,7 +18,7 @@ use base::{Buf, BufMut, Error, ObjectId, Result, Txg};
 use ondisk::dnode::{DNODE_BLOCK_SIZE, DNODE_SIZE, DNODES_PER_BLOCK, Dnode, dnodes_in_block};
 use ondisk::objset::{FLAG_USER_ACCOUNTED, ObjsetType, ZIL_HEADER_SIZE};
 use ondisk::{BlkPtr, Endian, ObjType, ObjsetPhys};
-use zio::{Io, OutagePolicy, Write, Writes, Zio};
+use zio::{BlockChange, Io, OutagePolicy, Write, Writes, Zio};
 
 use super::account;
 use super::handle::{DnodeHead, slot_of};
@@ -229,8 +229,9 @@ impl Objset {
             }
             let freed = if disk.is_some() { slot.freed.clone() } else { BlockRanges::default() };
             let (early, wasted) = slot.settle(&data);
+            let moved = std::mem::take(&mut slot.moved);
             let mut work = Work::new(ObjectId(id), disk, &slot.head, freed, data);
-            (work.early, work.wasted) = (early, wasted);
+            (work.early, work.wasted, work.moved) = (early, wasted, moved);
             works.push(work);
         }
         Ok(works)
@@ -336,6 +337,7 @@ impl Objset {
             txg: ctx.txg,
             props: &props,
             old: &old,
+            change: BlockChange::Content,
             in_place: ctx.in_place,
             gangs: ctx.gangs,
             hint: ctx.objset,

@@ -9,7 +9,7 @@
 use base::rt::{Mutex, fan_out};
 use base::{Buf, Error, Result, Txg};
 use ondisk::{BlkPtr, ObjType};
-use zio::{Io, OutagePolicy, Outcome, Write};
+use zio::{BlockChange, Io, OutagePolicy, Outcome, Write};
 
 use super::handle::Spill;
 use super::policy::{BlockKind, ObjsetProps};
@@ -37,6 +37,7 @@ struct WaveBlock {
     data: Buf,
     fill: u64,
     old: BlkPtr,
+    change: BlockChange,
     object_type: ObjType,
 }
 
@@ -142,8 +143,9 @@ fn data_jobs(index: usize, work: &mut Work, jobs: &mut Vec<WaveBlock>) -> Result
     for (blkid, data) in std::mem::take(&mut work.data) {
         let old = work.pointer(0, blkid)?;
         let fill = work.fills.get(&blkid).copied().unwrap_or(1);
+        let change = work.moved.get(&blkid).copied().unwrap_or_default();
         let object_type = work.dn.object_type;
-        jobs.push(WaveBlock { work: index, level: 0, blkid, data, fill, old, object_type });
+        jobs.push(WaveBlock { work: index, level: 0, blkid, data, fill, old, change, object_type });
     }
     Ok(())
 }
@@ -172,6 +174,7 @@ fn spill_job(
             data,
             fill: 1,
             old,
+            change: BlockChange::Content,
             object_type,
         });
     }
@@ -199,6 +202,7 @@ fn node_jobs(
                 data: node.bytes.freeze(),
                 fill,
                 old: node.old,
+                change: BlockChange::Content,
                 object_type: work.dn.object_type,
             }),
             None => {
@@ -241,6 +245,7 @@ fn wave(
             txg: ctx.txg,
             props: &kinds[i],
             old: &job.old,
+            change: job.change,
             in_place: ctx.in_place,
             gangs: ctx.gangs,
             hint: hint(ctx.objset, works[job.work].id.0, job.level, job.blkid),

@@ -23,7 +23,7 @@ use base::{Buf, BufMut, Error, ObjectId, Result, Txg};
 use ondisk::blkptr::{BLKPTR_SIZE, BlkPtr, Head as BpHead, Hole};
 use ondisk::dnode::flags;
 use ondisk::{Dnode, Endian, ObjType};
-use zio::{Io, Zio};
+use zio::{BlockChange, Io, Zio};
 
 use super::handle::{DnodeHead, Spill};
 use super::ranges::BlockRanges;
@@ -56,6 +56,8 @@ pub(crate) struct Work {
     pub(crate) early: BTreeMap<u64, BlkPtr>,
     /// Pointers to be freed to which nothing refers.
     pub(crate) wasted: Vec<BlkPtr>,
+    /// Those among `data` that only move.
+    pub(crate) moved: BTreeMap<u64, BlockChange>,
     pub(crate) spill: Spill,
     /// Fill counts of level-0 blocks, where they are not 1 (blocks of dnodes).
     pub(crate) fills: BTreeMap<u64, u64>,
@@ -93,6 +95,7 @@ impl Work {
             data,
             early: BTreeMap::new(),
             wasted: Vec::new(),
+            moved: BTreeMap::new(),
             spill: head.spill.clone(),
             fills: BTreeMap::new(),
             nodes: BTreeMap::new(),

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use base::{Buf, BufMut, Error, ObjectId, Result, Txg};
-use ondisk::Dnode;
-use zio::Io;
+use ondisk::{BlkPtr, Dnode};
+use zio::{BlockChange, Io};
 
 use super::handle::{Delta, HandleState, Holes};
+use super::policy::BlockKind;
 use super::{BLOCK_MAX, to_little};
 use crate::objset::Objset;
 use crate::tx::Tx;
@@ -117,6 +118,10 @@ impl Objset {
             let Some(disk) = missing else { return Ok(()) };
             // Reading may wait, so no lock is held meanwhile.
             let content = self.base_block(id, disk.as_ref(), blkid, tx.io());
+            let data = disk.as_ref().is_some_and(|dn| !dn.object_type.is_metadata());
+            if data && content.as_ref().is_ok_and(|c| !c.is_empty()) {
+                self.live()?.read_modify_writes.fetch_add(1, Relaxed);
+            }
             base = Some((disk, content));
         }
     }
@@ -137,6 +142,46 @@ impl Objset {
         }
         let buf = self.zio().read(&bp, io)?;
         to_little(dn.object_type, buf, bp.endian())
+    }
+
+    /// Has the transaction's txg write a block anew: at another address and with the present
+    /// properties, its content unchanged. `content` is the block's newest content as
+    /// [`crate::Object::read_little`] returns it; the caller excludes changes of the block
+    /// since it was read, and no txg newer than the transaction's has changed the block. With `keep_birth` the new pointer keeps the logical birth of the old
+    /// one (feature physical_rewrite). Holes stay, as does a block that is freed meanwhile.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn move_block(
+        self: &Arc<Self>,
+        tx: &Tx,
+        id: ObjectId,
+        blkid: u64,
+        content: &Buf,
+        keep_birth: bool,
+    ) -> Result<()> {
+        let how = if keep_birth { BlockChange::MovedPhysically } else { BlockChange::Moved };
+        self.change_blocks(tx, id, |inner| inner.move_block(tx.txg(), blkid, content, how))
+            .map_err(|e| e.at_block(0, blkid).in_object(id))
+    }
+
+    /// Whether an embedded pointer to a data block of the object would become the same again,
+    /// if its block was written with the present properties.
+    ///
+    /// # Errors
+    /// `ReadOnly`.
+    pub fn stays_embedded(&self, of: &Dnode, bp: &BlkPtr) -> Result<bool> {
+        let BlkPtr::Embedded(embedded) = bp else { return Ok(false) };
+        let kind = BlockKind {
+            object_type: of.object_type,
+            level: 0,
+            spill: false,
+            size: embedded.head.lsize.0,
+            checksum: of.checksum,
+            compression: of.compression,
+        };
+        let props = self.live()?.props().for_block(&kind, true);
+        Ok(props.embed && props.compression.id() == embedded.compression)
     }
 
     /// Frees `len` bytes from `offset` (`u64::MAX`: to the end): whole blocks become

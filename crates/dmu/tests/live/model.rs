@@ -22,10 +22,14 @@ pub struct Obj {
     pub blocks: BTreeMap<u64, Vec<u8>>,
     /// Written by this txg.
     pub own: BTreeSet<u64>,
+    /// Blocks that this txg only moves, and whether they keep their births.
+    pub moved: BTreeMap<u64, bool>,
     /// Freed by this txg.
     pub freed: Vec<(u64, u64)>,
     /// The txgs that wrote the blocks on disk.
     pub births: BTreeMap<u64, u64>,
+    /// The txgs that moved blocks on disk, which kept their births.
+    pub moves: BTreeMap<u64, u64>,
     /// The txgs in which blocks became holes.
     pub died: BTreeMap<u64, u64>,
     /// Entries, if it is a ZAP.
@@ -61,6 +65,7 @@ impl ObjsetModel {
         let mut state = self.txgs.last().map(|g| g.1.clone()).unwrap_or_default();
         for obj in state.values_mut() {
             obj.own.clear();
+            obj.moved.clear();
             obj.freed.clear();
         }
         self.txgs.push((txg, state));
@@ -99,6 +104,7 @@ impl ObjsetModel {
             let there = obj.blocks.contains_key(&blkid);
             if j == 0 || obj.was_freed(blkid) && !there {
                 obj.own.insert(blkid);
+                obj.moved.remove(&blkid);
             }
             obj.reach(blkid);
             let block = obj.blocks.entry(blkid).or_insert_with(|| vec![0; size]);
@@ -131,6 +137,7 @@ impl ObjsetModel {
                 block[from as usize..to as usize].fill(0);
                 if j == 0 {
                     obj.own.insert(b);
+                    obj.moved.remove(&b);
                 }
             }
         };
@@ -147,6 +154,7 @@ impl ObjsetModel {
         for (j, obj) in self.all(i, id).enumerate() {
             obj.blocks.retain(|b, _| !(first..past).contains(b));
             obj.own.retain(|b| !(first..past).contains(b));
+            obj.moved.retain(|b, _| !(first..past).contains(b));
             if j == 0 && first < past {
                 obj.freed.push((first, past));
             }
@@ -164,10 +172,19 @@ impl ObjsetModel {
             }
             if let Some(block) = obj.blocks.get_mut(&0) {
                 block.resize(size as usize, 0);
-                if j == 0 {
+                if j == 0 || obj.moved.contains_key(&0) {
                     obj.own.insert(0);
+                    obj.moved.remove(&0);
                 }
             }
+        }
+    }
+
+    /// A block is written anew with the same content.
+    pub fn move_block(&mut self, i: usize, id: u64, blkid: u64, keep_birth: bool) {
+        let Some(obj) = self.txgs[i].1.get_mut(&id) else { return };
+        if obj.blocks.contains_key(&blkid) && !obj.own.contains(&blkid) {
+            *obj.moved.entry(blkid).or_insert(true) &= keep_birth;
         }
     }
 
@@ -177,26 +194,32 @@ impl ObjsetModel {
         for (id, obj) in &mut state {
             let zeros =
                 |o: &Obj, b: u64| o.blocks.get(&b).is_some_and(|d| d.iter().all(|&x| x == 0));
-            let holes: Vec<u64> = obj.own.iter().copied().filter(|&b| zeros(obj, b)).collect();
+            let written = obj.own.iter().chain(obj.moved.keys()).copied();
+            let holes: Vec<u64> = written.filter(|&b| zeros(obj, b)).collect();
             for b in holes {
                 obj.blocks.remove(&b);
                 obj.own.remove(&b);
+                obj.moved.remove(&b);
                 for (_, newer) in &mut self.txgs {
-                    let Some(newer) = newer.get_mut(id).filter(|o| !o.own.contains(&b)) else {
-                        break;
-                    };
+                    let writes = |o: &&mut Obj| o.own.contains(&b) || o.moved.contains_key(&b);
+                    let Some(newer) = newer.get_mut(id).filter(|o| !writes(o)) else { break };
                     newer.blocks.remove(&b);
                 }
             }
             if let Some(old) = disk.get(id) {
                 (obj.births, obj.died) = (old.births.clone(), old.died.clone());
+                obj.moves.clone_from(&old.moves);
                 for &b in old.blocks.keys().filter(|b| !obj.blocks.contains_key(b)) {
                     obj.died.insert(b, txg);
                 }
             }
-            for &b in &obj.own {
+            let moved = obj.moved.iter().filter(|(_, keep)| !**keep).map(|(b, _)| b);
+            for &b in obj.own.iter().chain(moved) {
                 obj.births.insert(b, txg);
+                obj.moves.remove(&b);
             }
+            obj.moves.extend(obj.moved.iter().filter(|(_, keep)| **keep).map(|(&b, _)| (b, txg)));
+            obj.moves.retain(|b, _| obj.blocks.contains_key(b));
             obj.births.retain(|b, _| obj.blocks.contains_key(b));
             obj.died.retain(|b, _| !obj.blocks.contains_key(b));
         }

@@ -123,6 +123,8 @@ impl Driver {
             grown: false,
             blocks: BTreeMap::new(),
             own: Default::default(),
+            moved: BTreeMap::new(),
+            moves: BTreeMap::new(),
             freed: Vec::new(),
             births: BTreeMap::new(),
             died: BTreeMap::new(),
@@ -179,6 +181,19 @@ impl Driver {
                 if fits {
                     self.model.all(i, id).for_each(|o| o.spill.clone_from(&spill));
                 }
+            }
+            8 | 9 if one_size => {
+                // Mostly a block that exists; sometimes a hole, which stays one.
+                let n = self.rng.below(obj.blocks.len() as u64 + 1) as usize;
+                let blkid = obj.blocks.keys().nth(n).copied().unwrap_or(self.rng.block());
+                let keep_birth = self.rng.below(3) > 0;
+                if !obj.bs.is_power_of_two() && blkid > 0 {
+                    return;
+                }
+                let zeros = vec![0; obj.bs as usize];
+                let content = base::Buf::copy_of(obj.blocks.get(&blkid).unwrap_or(&zeros));
+                os.move_block(&tx, object(id), blkid, &content, keep_birth).unwrap();
+                self.model.move_block(i, id, blkid, keep_birth);
             }
             _ if one_size => self.write(i, id, &obj),
             _ => {}
@@ -269,7 +284,7 @@ impl Driver {
         self.world.check_space(&walk.places);
         let plain: Vec<u64> = walk.objects.keys().copied().filter(|id| id >> 48 == 0).collect();
         assert_eq!(plain, self.disk.keys().copied().collect::<Vec<_>>());
-        for (id, obj) in &self.disk {
+        for (id, obj) in &mut self.disk {
             let tree = &walk.objects[id];
             let dn = tree.dnode.as_ref().unwrap();
             assert_eq!((dn.object_type, dn.bonus_type), (obj.object_type, obj.bonus_type));
@@ -280,7 +295,17 @@ impl Driver {
             assert_eq!(found, obj.blocks.keys().copied().collect::<Vec<_>>(), "object {id}");
             for (b, (bp, content)) in &tree.blocks {
                 assert_eq!(&content[..], &obj.blocks[b][..], "object {id} block {b}");
+                // An embedded block has no address, so it is born when it is moved.
+                if bp.as_block().is_none()
+                    && let Some(moved) = obj.moves.remove(b)
+                {
+                    obj.births.insert(*b, moved);
+                }
                 assert_eq!(bp.birth().0, obj.births[b], "object {id} block {b}");
+                let moved = obj.moves.get(b).copied();
+                assert_eq!(bp.allocation_birth().0, moved.unwrap_or(obj.births[b]));
+                let flag = bp.as_block().is_some_and(|block| block.rewritten);
+                assert_eq!(flag, moved.is_some(), "object {id} block {b}");
             }
             for (&b, &died) in obj.died.iter().filter(|_| births) {
                 let birth = tree.hole_birth(b).unwrap();

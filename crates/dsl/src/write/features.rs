@@ -47,6 +47,8 @@ pub const LARGE_BLOCKS: &str = "org.open-zfs:large_blocks";
 pub const ZILSAXATTR: &str = "org.openzfs:zilsaxattr";
 /// See [`LARGE_BLOCKS`].
 pub const LARGE_DNODE: &str = "org.zfsonlinux:large_dnode";
+/// Blocks that moved and kept their logical birth.
+pub const PHYSICAL_REWRITE: &str = "com.truenas:physical_rewrite";
 /// The error log's new form.
 const HEAD_ERRLOG: &str = "com.delphix:head_errlog";
 
@@ -309,7 +311,8 @@ pub(crate) fn needed_by(bp: &BlkPtr) -> impl Iterator<Item = &'static str> {
         _ => None,
     };
     let compression = (compression == 16).then_some("org.freebsd:zstd_compress");
-    size.into_iter().chain(checksum).chain(compression)
+    let rewritten = bp.as_block().is_some_and(|b| b.rewritten).then_some(PHYSICAL_REWRITE);
+    size.into_iter().chain(checksum).chain(compression).chain(rewritten)
 }
 
 /// A reason why the pool can be opened only for reading.

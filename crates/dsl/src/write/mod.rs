@@ -222,10 +222,7 @@ fn encode_dataset(phys: &DslDatasetPhys) -> Result<Vec<u8>> {
 /// The birth used in all comparisons (chapter 04 §0): the physical one for a block that was
 /// moved without logical change.
 pub fn birth(bp: &BlkPtr) -> Txg {
-    match bp.as_block() {
-        Some(b) if b.rewritten => b.effective_physical_birth(),
-        _ => bp.birth(),
-    }
+    bp.allocation_birth()
 }
 
 fn in_object<T>(result: Result<T>, object: u64) -> Result<T> {

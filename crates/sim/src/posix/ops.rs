@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use base::rt::sim::Rng;
 use base::{ErrorKind, ObjectId, Result};
 use dmu::{Io, Zap};
-use zpl::rw::{Caller, Falloc, New, Rename, SetAttrs, SetHow, WritePosition};
+use zpl::rw::{Caller, Falloc, New, Rename, Rewrite, SetAttrs, SetHow, WritePosition};
 use zpl::{Device, FileSystem, FileType};
 
 use super::tree::{FileBody, Id, TOP, Tree};
@@ -45,6 +45,7 @@ pub enum PosixOp {
     Release { id: Id },
     Temporary { dir: Id, mode: u32 },
     Accessed { id: Id },
+    Rewrite { id: Id, at: usize, len: usize, keep_birth: bool },
     Fsync { id: Id },
     SyncAll,
 }
@@ -163,6 +164,9 @@ pub fn draw(rng: &mut Rng, tree: &Tree, scale: &Scale) -> PosixOp {
             let to = pick(rng, &tree.regular()).unwrap_or(from);
             PosixOp::Copy { from, at: small(rng, scale.file), to, offset, len: size }
         }
+        (73..=75, Some(id), _) => {
+            PosixOp::Rewrite { id, at: offset, len: scale.file, keep_birth: seed.is_multiple_of(2) }
+        }
         (76 | 77, _, Some(id)) => PosixOp::SetMode { id, mode: 0o400 | rng.below(512) as u32 },
         (78 | 79, _, Some(id)) => {
             PosixOp::SetOwner { id, uid: rng.below(5) as u32, gid: rng.below(5) as u32 }
@@ -269,6 +273,13 @@ pub fn perform(fs: &FileSystem, tree: &Tree, op: &PosixOp) -> Result<Option<Obje
             return Ok(Some(id));
         }
         PosixOp::Accessed { id } => fs.accessed(object(id)),
+        PosixOp::Rewrite { id, at, len, keep_birth } => {
+            let how = Rewrite { keep_birth: *keep_birth, skip_snapshots: false };
+            let (mut next, end) = (Some(*at as u64), (*at + *len) as u64);
+            while let Some(at) = next {
+                next = fs.rewrite(object(id), at..end, how)?.next;
+            }
+        }
         PosixOp::Fsync { id } => fs.fsync(object(id))?,
         PosixOp::SyncAll => fs.sync_all()?,
     }

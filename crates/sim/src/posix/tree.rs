@@ -346,7 +346,10 @@ impl Tree {
                 self.files.insert(id, file);
                 return Ok(Some(id));
             }
-            PosixOp::Accessed { .. } | PosixOp::Fsync { .. } | PosixOp::SyncAll => {}
+            PosixOp::Accessed { .. }
+            | PosixOp::Rewrite { .. }
+            | PosixOp::Fsync { .. }
+            | PosixOp::SyncAll => {}
         }
         Ok(None)
     }

@@ -124,6 +124,11 @@ impl Writer {
         Ok(os)
     }
 
+    /// The object set of a head, if it is open.
+    pub fn head_in_use(&self, head: u64) -> Option<Arc<Objset>> {
+        self.heads.lock().get(&head).cloned()
+    }
+
     /// Feature states that determine how blocks are written.
     ///
     /// # Errors

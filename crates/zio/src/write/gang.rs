@@ -167,7 +167,8 @@ impl GangNode {
             return Err(base::bug!("gang members do not make up their block"));
         }
         let first = self.header[0];
-        let verifier = [u64::from(first.vdev.0), first.offset, leader.head.birth.0, 0];
+        let verifier =
+            [u64::from(first.vdev.0), first.offset, leader.effective_physical_birth().0, 0];
         compute_embedded(Checksum::GangHeader, &mut header, HEADER_SIZE - ECK_SIZE, verifier)
             .map_err(|e| Error::bug("a gang header has no room for its checksum").caused_by(e))?;
         let bytes = header.freeze();
@@ -185,7 +186,7 @@ fn member_pointer(leader: &Block, member: &GangMember, words: [u64; 4]) -> Block
         object_type: ObjType::NONE,
         level: 0,
         lsize: Lsize(psize.0),
-        birth: leader.head.birth,
+        birth: leader.effective_physical_birth(),
     };
     let mut bp = Block::new(head, psize, COMPRESS_OFF, &member.dvas());
     (bp.checksum, bp.words, bp.fill) = (leader.checksum, words, 0);

@@ -14,6 +14,10 @@
 //! Their checksums and the headers are computed when the block is submitted, outside
 //! the ordered section, because the leader's pointer does not depend on them.
 //!
+//! A block that is written again without a change of its content ([`BlockChange`]) always
+//! moves, and may keep its logical birth: then the physical birth says when it was allocated,
+//! and everything that concerns its addresses goes by that.
+//!
 //! A block may leave the cache before its writes have ended. Until then, reads find it
 //! in the table of blocks [in flight](in_flight).
 //!
@@ -40,6 +44,8 @@ mod submit;
 mod tests;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 use base::{Buf, Dva, Error, ErrorKind, Psize, Result, Txg};
 use codec::checksum::Checksum;
@@ -141,6 +147,21 @@ impl Default for WriteProps {
     }
 }
 
+/// The relation of a write's content to the block that it replaces.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BlockChange {
+    /// The content may differ.
+    #[default]
+    Content,
+    /// The content is the same: the block moves and gets the present properties. An
+    /// identical block is not kept (no nopwrite).
+    Moved,
+    /// As `Moved`, and the pointer keeps the old logical birth: it gets the rewrite flag, and
+    /// the txg becomes the physical birth (chapter 02 §2.5). Holes and embedded blocks have
+    /// no physical birth, so they are born in the txg.
+    MovedPhysically,
+}
+
 /// A block to write.
 #[derive(Clone, Copy)]
 pub struct Write<'a> {
@@ -158,6 +179,8 @@ pub struct Write<'a> {
     pub props: &'a WriteProps,
     /// The pointer that it replaces.
     pub old: &'a BlkPtr,
+    /// Whether the content differs from that of `old`.
+    pub change: BlockChange,
     /// Rewrite the old block in place if it was born in this txg and its size did not
     /// change; its earlier write must have ended.
     pub in_place: bool,
@@ -170,6 +193,23 @@ pub struct Write<'a> {
     pub cache: bool,
     /// [`Want::outage`].
     pub outage: OutagePolicy,
+}
+
+/// Blocks that got new addresses since the pool was opened.
+#[derive(Debug, Default)]
+pub(crate) struct PlacedCounts {
+    whole: AtomicU64,
+    gangs: AtomicU64,
+}
+
+impl PlacedCounts {
+    fn add(&self, outcome: Outcome) {
+        match outcome {
+            Outcome::New => self.whole.fetch_add(1, Relaxed),
+            Outcome::Gang => self.gangs.fetch_add(1, Relaxed),
+            _ => 0,
+        };
+    }
 }
 
 /// What kind of write a block became.
@@ -258,6 +298,13 @@ impl Prepared {
 }
 
 impl Zio {
+    /// Blocks that got new addresses since the pool was opened: all of them, and those that
+    /// became gangs.
+    pub fn placed_counts(&self) -> (u64, u64) {
+        let gangs = self.placed.gangs.load(Relaxed);
+        (self.placed.whole.load(Relaxed) + gangs, gangs)
+    }
+
     /// Sets the allocator; a pool without one is read-only.
     pub fn set_space(&self, space: Arc<dyn SpaceSource>) {
         *self.space.write() = Some(space);

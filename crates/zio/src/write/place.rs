@@ -28,7 +28,7 @@ impl Zio {
             psize: ready.block.psize.0,
             copies: ready.copies,
             class: ready.class,
-            txg: ready.block.head.birth,
+            txg: ready.block.effective_physical_birth(),
             hint: ready.hint,
             gang_child: false,
             outage: ready.outage,
@@ -36,6 +36,7 @@ impl Zio {
         match self.allocate(&*space, &want) {
             Ok(dvas) => {
                 ready.block = ready.block.with_dvas(&dvas);
+                self.placed.add(Outcome::New);
                 Ok(placed(*ready, Outcome::New, BlockLayout::Plain(dvas)))
             }
             Err(e) if e.kind() == ErrorKind::NoSpace && want.psize > space.limits().0 => {
@@ -45,6 +46,7 @@ impl Zio {
                 if let Some(gangs) = &ready.gangs {
                     gangs.keep(self.key(&ready.block), &node);
                 }
+                self.placed.add(Outcome::Gang);
                 Ok(placed(*ready, Outcome::Gang, BlockLayout::Gang(node)))
             }
             Err(e) => Err(e),
@@ -63,7 +65,7 @@ impl Zio {
             BlockLayout::Gang(node) => node.allocated(&mut dvas),
         }
         if let Ok(space) = self.space() {
-            space.unallocate(placed.bp.birth(), &dvas);
+            space.unallocate(placed.bp.allocation_birth(), &dvas);
         }
     }
 

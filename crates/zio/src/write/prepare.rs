@@ -10,7 +10,9 @@ use codec::compress::{Compression, compress, is_zero};
 use ondisk::ObjType;
 use ondisk::blkptr::{BlkPtr, Block, COMPRESS_OFF, EMBEDDED_MAX, Embedded, Head, Hole, Protection};
 
-use super::{BlockContent, BlockLayout, Outcome, Prepared, PreparedForm, ReadyBlock, Write};
+use super::{
+    BlockChange, BlockContent, BlockLayout, Outcome, Prepared, PreparedForm, ReadyBlock, Write,
+};
 use crate::Zio;
 
 const SECTOR: usize = 512;
@@ -63,6 +65,10 @@ impl Zio {
         block.checksum = w.props.checksum.id();
         block.fill = w.fill;
         block.words = self.checksum_of(w.props.checksum, &stored)?;
+        let born = w.old.birth();
+        if w.change == BlockChange::MovedPhysically && Txg::ZERO < born && born < w.txg {
+            (block.head.birth, block.physical_birth, block.rewritten) = (born, w.txg, true);
+        }
         if let BlkPtr::Block(old) = w.old {
             if !w.in_place && self.is_same(w, old, &block) {
                 return done(*w.old, Outcome::Same);
@@ -92,6 +98,7 @@ impl Zio {
     /// (§4.1).
     fn is_same(&self, w: &Write<'_>, old: &Block, new: &Block) -> bool {
         w.level == 0
+            && w.change == BlockChange::Content
             && !w.object_type.is_metadata()
             && w.props.checksum.is_nopwrite()
             && !matches!(w.props.compression, Compression::Off | Compression::Empty)

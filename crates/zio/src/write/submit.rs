@@ -146,8 +146,10 @@ fn check(
     let sizes = content.stored.len() as u64 == block.psize.0
         && block.psize.0 <= block.head.lsize.0
         && (content.whole.is_empty() || content.whole.len() as u64 == block.head.lsize.0);
-    // A rewritten block keeps its address in the txg of its birth.
-    let births = birth > Txg::ZERO && (physical == Txg::ZERO || physical <= birth);
+    // A block that is rewritten in place keeps its address in the txg of its birth. One that
+    // moves without logical change keeps its logical birth, which is older.
+    let in_order = if block.rewritten { physical > birth } else { physical <= birth };
+    let births = birth > Txg::ZERO && (physical == Txg::ZERO || in_order);
     let addresses = match layout {
         BlockLayout::Plain(dvas) => {
             !dvas.is_empty() && dvas.len() <= 3 && dvas.iter().all(|d| d.asize.0 >= block.psize.0)
@@ -383,7 +385,7 @@ impl Zio {
         for Placed { bp, outcome, parts } in placed {
             let (Some(block), Some((content, layout))) = (bp.as_block(), parts) else { continue };
             if let Err(e) = check(block, &content, &layout, outcome) {
-                writes.give_up(block.dva(), block.head.birth, e);
+                writes.give_up(block.dva(), block.effective_physical_birth(), e);
                 continue;
             }
             let (mut pieces, mut headers) = (Vec::new(), Vec::new());
@@ -395,18 +397,18 @@ impl Zio {
                     let stored = &content.stored;
                     let made = node.pieces(self, block, stored, &mut pieces, &mut headers);
                     if let Err(e) = made {
-                        writes.give_up(block.dva(), block.head.birth, e);
+                        writes.give_up(block.dva(), block.effective_physical_birth(), e);
                         continue;
                     }
                 }
             }
             if let Err(e) = self.check_allocated(space.as_deref(), block, &pieces) {
-                writes.give_up(block.dva(), block.head.birth, e);
+                writes.give_up(block.dva(), block.effective_physical_birth(), e);
                 continue;
             }
             let marks = Arc::new(writes.zio.mark(block, &content.stored, headers));
             entries.extend(self.entry(block, content, outcome));
-            jobs.push((block.head.birth, marks, pieces));
+            jobs.push((block.effective_physical_birth(), marks, pieces));
         }
         self.cache().insert_all(entries);
         writes.shared.state.lock().counts.blocks += jobs.len() as u64;
@@ -441,7 +443,7 @@ impl Zio {
             for &dva in &piece.dvas {
                 // The asize of a gang's address counts all members.
                 let asize = match dva.gang {
-                    true => tree.asize(dva.vdev, psize, block.head.birth)?,
+                    true => tree.asize(dva.vdev, psize, block.effective_physical_birth())?,
                     false => dva.asize,
                 };
                 if !space.is_allocated(Dva { asize, ..dva }) {

@@ -75,6 +75,7 @@ mod quota;
 mod record_attrs;
 mod rename;
 mod replay;
+mod rewrite;
 mod set;
 mod state;
 mod sync;
@@ -84,6 +85,7 @@ mod xattr;
 pub use replay::can_replay;
 pub(crate) use state::Rw;
 pub use types::{
-    Atime, Caller, FILE_SIZE_MAX, Falloc, FsSpace, Groups, Host, HostSpace, New, Rename, RwProps,
-    SETTABLE_FLAGS, SetAttrs, SetHow, SetTime, WritePosition, WriteSummary, XattrForm,
+    Atime, Caller, FILE_SIZE_MAX, Falloc, FsSpace, Groups, Host, HostSpace, New, Rename, Rewrite,
+    RewriteSummary, RwProps, SETTABLE_FLAGS, SetAttrs, SetHow, SetTime, WritePosition,
+    WriteSummary, XattrForm,
 };

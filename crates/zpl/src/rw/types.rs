@@ -45,6 +45,24 @@ pub trait Host: Send + Sync {
     /// # Errors
     /// Those of reading the dataset's state.
     fn space(&self, outage: OutagePolicy) -> Result<HostSpace>;
+
+    /// The txg of the newest snapshot, or of a clone's origin if there is none: blocks born
+    /// until then are shared with it. Zero if nothing is shared.
+    ///
+    /// # Errors
+    /// Those of reading the dataset's state.
+    fn newest_snapshot(&self) -> Result<Txg> {
+        Ok(Txg::ZERO)
+    }
+
+    /// Checks that blocks may keep their logical birth when they move.
+    ///
+    /// # Errors
+    /// `Unsupported` unless the pool's feature physical_rewrite is enabled; those of reading
+    /// the pool's state.
+    fn check_physical_rewrite(&self) -> Result<()> {
+        Err(Error::unsupported("the pool has no feature physical_rewrite"))
+    }
 }
 
 /// The result of [`Host::space`], in bytes.
@@ -216,6 +234,29 @@ pub struct WriteSummary {
     pub bytes: u64,
     /// Size of the file afterwards.
     pub size: u64,
+}
+
+/// Which blocks [`crate::FileSystem::rewrite`] writes again, and how.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rewrite {
+    /// The blocks keep their logical birth (feature physical_rewrite): a comparison of
+    /// snapshots does not see them as changed.
+    pub keep_birth: bool,
+    /// Blocks that the newest snapshot, or a clone's origin, has as well are left.
+    pub skip_snapshots: bool,
+}
+
+/// The result of [`crate::FileSystem::rewrite`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RewriteSummary {
+    /// Where to go on, in bytes; `None` once the end of the range or file is reached.
+    pub next: Option<u64>,
+    /// Blocks that the open txg will write again.
+    pub blocks: u64,
+    /// Their bytes before compression.
+    pub bytes: u64,
+    /// Blocks that were left: shared with a snapshot, or embedded in their pointers.
+    pub skipped: u64,
 }
 
 /// How a name is moved.

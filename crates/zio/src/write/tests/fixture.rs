@@ -272,6 +272,7 @@ pub(super) fn file<'a>(data: &'a Buf, props: &'a WriteProps) -> Write<'a> {
         txg: T,
         props,
         old: &NEVER,
+        change: crate::BlockChange::Content,
         in_place: false,
         gangs: None,
         hint: 0,
