@@ -30,6 +30,7 @@ impl Zio {
             class: ready.class,
             txg: ready.block.head.birth,
             hint: ready.hint,
+            metadata: ready.metadata,
             gang_child: false,
             outage: ready.outage,
         };
