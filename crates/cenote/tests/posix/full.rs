@@ -105,3 +105,25 @@ fn a_small_pool_writes_txgs_early() {
     txgs.set_limits(&txg::Limits { timeout_s: 5, ..txgs.limits() });
     rig.end();
 }
+
+/// Story: on an idle pool, `chmod` changed a dnode and no block, so no txg's timer was started, and
+/// the change waited in memory until something else was written.
+#[test]
+fn a_change_of_attributes_alone_is_written_in_time() {
+    let rig = PosixFixture::new("attrs", 64 * MB);
+    let file = rig.file(rig.root(), "f");
+    rig.sync();
+    let txgs = rig.pool.writer().unwrap().txgs();
+    txgs.set_limits(&txg::Limits { timeout_s: 1, ..txgs.limits() });
+    let before = txgs.synced_txg();
+    let mode = SetAttrs { mode: Some(0o600), ..SetAttrs::default() };
+    rig.fs.set_attrs(&Caller::root(), file, &mode).unwrap();
+    for _ in 0..3000 {
+        if txgs.synced_txg() > before {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert!(txgs.synced_txg() > before, "the change waits for another one");
+    rig.end();
+}
