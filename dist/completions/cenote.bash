@@ -519,7 +519,7 @@ _cenote_operand() {
 		;;
 	'cenote bench')
 		case $2 in
-		0) echo 'one cached poison du stress write sync zil-sticky oltp fragmentation codecs fuse-null cache' ;;
+		0) echo 'one cached poison du stress write sync zil-sticky oltp fragmentation aged atime codecs fuse-null cache' ;;
 		*) echo 'file' ;;
 		esac
 		;;

@@ -30,12 +30,12 @@ use std::time::Duration;
 
 use base::Result;
 use base::rt::{self, Instant};
+use cenote::space_map::PoolMap;
 
 use super::args::opt;
 use super::frag_load::{self, OverwriteLoad, OverwriteResult, OverwriteTarget, STEADY_SAMPLES};
-use super::frag_map::{self, MapCell};
 use super::frag_report;
-use super::frag_target::{DirFiles, FragPool, FragPoolSpec, FragSpace, POOL};
+use super::frag_target::{DirFiles, FragPool, FragPoolSpec, FragSpace, POOL, named_dirs};
 use super::frame::Cell;
 use super::sample::SampleContent;
 use super::tidy::Scratch;
@@ -100,7 +100,7 @@ impl FragCurve {
 }
 
 /// Where the pools are.
-enum FragDevices {
+pub(super) enum FragDevices {
     /// Files in a temporary directory.
     Own(Scratch),
     /// A file or block device, used whole.
@@ -109,7 +109,10 @@ enum FragDevices {
 
 impl FragDevices {
     /// Makes a file of `size` bytes unless it is there.
-    fn file(&self, name: &str, size: u64) -> Result<PathBuf> {
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub(super) fn file(&self, name: &str, size: u64) -> Result<PathBuf> {
         match self {
             FragDevices::Own(dir) => {
                 let path = dir.path().join(name);
@@ -120,7 +123,8 @@ impl FragDevices {
         }
     }
 
-    fn own(&self) -> Option<&Path> {
+    /// The temporary directory.
+    pub(super) fn own(&self) -> Option<&Path> {
         match self {
             FragDevices::Own(dir) => Some(dir.path()),
             FragDevices::Given(_) => None,
@@ -148,8 +152,8 @@ pub(super) struct FragLevel {
 
 /// What only a pool in this process shows.
 pub(super) struct FragPoolState {
-    pub(super) before: Vec<MapCell>,
-    pub(super) after: Vec<MapCell>,
+    pub(super) before: PoolMap,
+    pub(super) after: PoolMap,
     pub(super) space: FragSpace,
     /// Share of gang blocks among the blocks of the files, 0 to 1.
     pub(super) gangs: f64,
@@ -182,13 +186,8 @@ fn curves(run: &Run, several: bool) -> BenchResult<Vec<FragCurve>> {
         let usual = CURVES.iter().filter(|c| c.0 != "mount" && (several || !c.1));
         out.extend(usual.map(|c| FragCurve::Pool(c.0)));
     }
-    for word in dirs.into_iter().flat_map(|d| d.split(',')) {
-        let (name, dir) = word.split_once('=').unwrap_or((word, word));
-        if !Path::new(dir).is_dir() {
-            return Err(Stop::usage(format!("--dir: '{dir}' is no directory")));
-        }
-        out.push(FragCurve::Dir(name.to_owned(), dir.into()));
-    }
+    let dirs = dirs.map(named_dirs).transpose()?.unwrap_or_default();
+    out.extend(dirs.into_iter().map(|(name, dir)| FragCurve::Dir(name, dir)));
     Ok(out)
 }
 
@@ -366,11 +365,11 @@ impl LevelRun<'_> {
         let target = FragPool::new(&spec, FILES + extra)?;
         let load = self.load(target.available, fresh)?;
         frag_load::fill(run, &name, &target, &load, self.buffers)?;
-        let (before, first) = (frag_map::cells(&target.pool)?, target.synced_txg()?);
+        let (before, first) = (target.pool().space_map()?, target.synced_txg()?);
         let result = self.measure(run, &name, &target, &load)?;
         let txgs = target.synced_txg()?.0 - first.0;
         let (space, gangs) = (target.space()?, target.gangs(&load)?);
-        let after = frag_map::cells(&target.pool)?;
+        let after = target.pool().space_map()?;
         target.end(devices.own().is_none())?;
         let pool = Some(FragPoolState { before, after, space, gangs, txgs });
         Ok(FragLevel { curve: curve.to_owned(), fill: self.fill, load, result, pool })
@@ -390,4 +389,4 @@ impl LevelRun<'_> {
 
 #[cfg(test)]
 #[path = "frag_tests.rs"]
-mod tests;
+pub(super) mod tests;

@@ -2,7 +2,8 @@
 //!
 //! # Theory
 //! Each writer overwrites aligned records at random offsets of one file, with buffers that were
-//! made before, so that the generator is never the limit. The sampling thread notes the bytes
+//! made before, so that the generator is never the limit; each gets a number, so that no two
+//! records are equal. The sampling thread notes the bytes
 //! written in each interval. Instead of overwriting, writers may append to files of their own,
 //! which are truncated before they use the space that is free: the baseline of a pool whose
 //! content stays as it was written. A run is steady when the overwrites have replaced the content
@@ -204,7 +205,9 @@ pub(super) fn fill(
             let end = (at + LARGE).min(load.file_size);
             data.clear();
             while (data.len() as u64) < end - at {
+                let at = data.len();
                 data.extend_from_slice(&buffers[n as usize % buffers.len()]);
+                stamp(&mut data[at..], n);
                 n += 1;
             }
             data.truncate((end - at) as usize);
@@ -214,6 +217,14 @@ pub(super) fn fill(
     }
     target.sync()?;
     Ok(())
+}
+
+/// Makes a buffer unlike all others, so that checksums do not repeat: indirect blocks would
+/// compress better than those of real data.
+fn stamp(buffer: &mut [u8], n: u64) {
+    if let Some(first) = buffer.first_chunk_mut() {
+        *first = n.to_le_bytes();
+    }
 }
 
 /// Writes; while there is no space, waits for a sync. Returns the attempts that failed.
@@ -255,8 +266,12 @@ impl WriterState<'_> {
         let mut end = 0;
         let mut rng = XorShift::new(writer as u64 * 7919 + 17);
         let mut latency = LatencyHistogram::default();
+        let mut buffers = self.buffers.to_vec();
         while !self.stop.load(Relaxed) {
-            let data = &self.buffers[rng.below(self.buffers.len() as u64) as usize];
+            let which = rng.below(buffers.len() as u64) as usize;
+            let data = &mut buffers[which];
+            stamp(data, rng.below(u64::MAX));
+            let data = &*data;
             let began = rt::now();
             let written = match load.append {
                 None => retry(target, file, rng.below(records) * load.record, data),

@@ -1,15 +1,18 @@
-//! The sequence of a pool's device writes, and the time that a disk with arms would need for it.
+//! The sequence of a pool's device reads or writes, and the time that a disk with arms would need
+//! for it.
 //!
 //! # Theory
-//! A [`WriteTrace`] puts a device above each device of a pool. That device notes offset and
-//! length of each write in the order of submission, and passes the operation on. Nothing is
-//! stored per write: counters and the modelled time grow as writes pass.
+//! A [`DeviceTrace`] puts a device above each device of a pool. That device notes offset and
+//! length of each operation of one kind in the order of submission, and passes it on. Nothing is
+//! stored per operation: counters and the modelled time grow as operations pass.
 //!
-//! The model is a disk that serves writes one by one in that order, without sorting them:
+//! The model is a disk that serves these operations one by one in that order, without sorting
+//! them:
 //! 150 MB/s for data; a seek of 2 ms to a neighbouring track, growing with the square root of
 //! the distance to 15 ms for a full stroke; and half a rotation at 7200 rpm, 4.2 ms, after each
 //! seek. A gap of up to [`NEAR`] bytes forwards passes below the head at the rate of data; the
-//! same distance backwards costs half a rotation. Longer jumps are seeks. Reads cost nothing.
+//! same distance backwards costs half a rotation. Longer jumps are seeks. Operations of the other
+//! kind cost nothing.
 //!
 //! Lock order: an arm's lock is a leaf.
 
@@ -22,7 +25,7 @@ use cenote::inspect::device::{Caps, Completion, Device, DeviceStats, Io, Op};
 
 /// Bytes of a jump that is no seek.
 pub(super) const NEAR: u64 = 1 << 20;
-/// Bytes that the modelled disk writes a second.
+/// Bytes that the modelled disk transfers a second.
 const RATE: f64 = 150e6;
 /// Seconds of the shortest and the longest seek.
 const SEEK: (f64, f64) = (0.002, 0.015);
@@ -32,21 +35,31 @@ const HALF_ROTATION: f64 = 0.0042;
 /// The counters of one traced device.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct ArmCounters {
-    /// Writes submitted.
-    pub(super) writes: u64,
+    /// Operations submitted.
+    pub(super) ops: u64,
     /// Their bytes.
     pub(super) bytes: u64,
-    /// Jumps of more than [`NEAR`] bytes from the end of one write to the begin of the next.
+    /// Operations that begin where the last one of the device ended.
+    pub(super) sequential: u64,
+    /// Jumps of more than [`NEAR`] bytes from the end of one operation to the begin of the next.
     pub(super) seeks: u64,
     /// Seconds that the modelled disk needs.
     pub(super) busy: f64,
+}
+
+impl ArmCounters {
+    /// The share of operations that begin where the last one ended, 0 to 1; `None` without
+    /// operations.
+    pub(super) fn sequential_share(&self) -> Option<f64> {
+        (self.ops > 0).then(|| self.sequential as f64 / self.ops as f64)
+    }
 }
 
 /// One modelled disk.
 #[derive(Debug)]
 struct DiskArm {
     size: u64,
-    /// Where the last write ended.
+    /// Where the last operation ended.
     head: u64,
     counters: ArmCounters,
 }
@@ -56,11 +69,14 @@ impl DiskArm {
         DiskArm { size, head: 0, counters: ArmCounters::default() }
     }
 
-    fn write(&mut self, offset: u64, len: u64) {
+    fn serve(&mut self, offset: u64, len: u64) {
         let distance = offset.abs_diff(self.head);
         let c = &mut self.counters;
         c.busy += match distance {
-            0 => 0.0,
+            0 => {
+                c.sequential += 1;
+                0.0
+            }
             d if d > NEAR => {
                 c.seeks += 1;
                 let stroke = (d as f64 / self.size.max(1) as f64).min(1.0);
@@ -69,31 +85,55 @@ impl DiskArm {
             d if offset > self.head => d as f64 / RATE,
             _ => HALF_ROTATION,
         };
-        c.writes += 1;
+        c.ops += 1;
         c.bytes += len;
         c.busy += len as f64 / RATE;
         self.head = offset.saturating_add(len);
     }
 }
 
-/// The traced devices of a pool, in the order in which they were opened.
-#[derive(Clone, Default)]
-pub(super) struct WriteTrace(Arc<Mutex<Vec<Arc<Mutex<DiskArm>>>>>);
+/// The kind of operations that a trace notes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TracedOps {
+    Reads,
+    Writes,
+}
 
-impl WriteTrace {
+impl TracedOps {
+    fn has(self, io: &Io) -> bool {
+        match self {
+            TracedOps::Reads => matches!(io, Io::Read { .. }),
+            TracedOps::Writes => matches!(io, Io::Write { .. }),
+        }
+    }
+}
+
+/// The traced devices of a pool, in the order in which they were opened.
+#[derive(Clone)]
+pub(super) struct DeviceTrace {
+    kind: TracedOps,
+    arms: Arc<Mutex<Vec<Arc<Mutex<DiskArm>>>>>,
+}
+
+impl DeviceTrace {
+    /// A trace without devices.
+    pub(super) fn new(kind: TracedOps) -> DeviceTrace {
+        DeviceTrace { kind, arms: Arc::default() }
+    }
+
     /// A wrapper that adds each device to this trace.
     pub(super) fn wrapper(&self) -> DeviceWrapper {
         let trace = self.clone();
         DeviceWrapper::new(move |below| {
             let arm = Arc::new(Mutex::new(DiskArm::new(below.size())));
-            trace.0.lock().push(Arc::clone(&arm));
-            Arc::new(TracedDevice { below, arm })
+            trace.arms.lock().push(Arc::clone(&arm));
+            Arc::new(TracedDevice { below, kind: trace.kind, arm })
         })
     }
 
     /// The counters of all devices.
     pub(super) fn snapshot(&self) -> TraceSnapshot {
-        TraceSnapshot(self.0.lock().iter().map(|arm| arm.lock().counters).collect())
+        TraceSnapshot(self.arms.lock().iter().map(|arm| arm.lock().counters).collect())
     }
 }
 
@@ -108,8 +148,9 @@ impl TraceSnapshot {
         let mut sum = ArmCounters::default();
         for (i, now) in self.0.iter().enumerate() {
             let then = before.0.get(i).copied().unwrap_or_default();
-            sum.writes += now.writes - then.writes;
+            sum.ops += now.ops - then.ops;
             sum.bytes += now.bytes - then.bytes;
+            sum.sequential += now.sequential - then.sequential;
             sum.seeks += now.seeks - then.seeks;
             sum.busy = sum.busy.max(now.busy - then.busy);
         }
@@ -117,18 +158,19 @@ impl TraceSnapshot {
     }
 }
 
-/// A device that notes its writes.
+/// A device that notes its operations of one kind.
 struct TracedDevice {
     below: Arc<dyn Device>,
+    kind: TracedOps,
     arm: Arc<Mutex<DiskArm>>,
 }
 
 impl TracedDevice {
     fn note<'a>(&self, ops: impl Iterator<Item = &'a Io>) {
-        let mut writes = ops.filter(|io| matches!(io, Io::Write { .. })).peekable();
-        if writes.peek().is_some() {
+        let mut noted = ops.filter(|io| self.kind.has(io)).peekable();
+        if noted.peek().is_some() {
             let mut arm = self.arm.lock();
-            writes.for_each(|io| arm.write(io.offset(), io.len()));
+            noted.for_each(|io| arm.serve(io.offset(), io.len()));
         }
     }
 }
@@ -174,8 +216,10 @@ mod tests {
     #[test]
     fn a_sequence_costs_the_transfer_alone() {
         let mut arm = DiskArm::new(GIB);
-        (0..100).for_each(|n| arm.write(n << 20, 1 << 20));
-        assert_eq!((arm.counters.writes, arm.counters.seeks), (100, 0));
+        (0..100).for_each(|n| arm.serve(n << 20, 1 << 20));
+        assert_eq!((arm.counters.ops, arm.counters.seeks), (100, 0));
+        assert_eq!((arm.counters.sequential, arm.counters.sequential_share()), (100, Some(1.0)));
+        assert_eq!(ArmCounters::default().sequential_share(), None);
         assert!((arm.counters.busy - (100 << 20) as f64 / RATE).abs() < 1e-9);
     }
 
@@ -184,7 +228,7 @@ mod tests {
         let cost = |from: u64, to: u64| {
             let mut arm = DiskArm::new(GIB);
             arm.head = from;
-            arm.write(to, 0);
+            arm.serve(to, 0);
             (arm.counters.seeks, arm.counters.busy)
         };
         assert_eq!(cost(0, NEAR), (0, NEAR as f64 / RATE));
@@ -197,7 +241,8 @@ mod tests {
 
     #[test]
     fn the_slowest_of_several_disks_counts() {
-        let arm = |writes, busy| ArmCounters { writes, bytes: writes << 12, seeks: writes, busy };
+        let arm =
+            |ops, busy| ArmCounters { ops, bytes: ops << 12, sequential: ops, seeks: ops, busy };
         let before = TraceSnapshot(vec![arm(1, 1.0)]);
         let after = TraceSnapshot(vec![arm(3, 1.5), arm(4, 2.0)]);
         assert_eq!(after.since(&before), ArmCounters { bytes: 6 << 12, ..arm(6, 2.0) });

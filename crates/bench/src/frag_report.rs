@@ -3,13 +3,14 @@
 use std::path::Path;
 
 use base::{Error, Result};
+use cenote::space_map::PoolMap;
 
 use super::chart::{Axes, Chart, Series, Shape};
 use super::frag::FragLevel;
 use super::frag_load::steady_rate;
-use super::frag_map::{MapCell, MapRow, MetaslabMap};
+use super::frag_map::{MapFigure, metaslabs as metaslabs_of};
 use super::frame::{self, Cell, Report, ReportTable};
-use super::svg;
+use super::{lab, svg};
 
 const LEVELS: [(&str, &str); 12] = [
     ("curve", "CURVE"),
@@ -60,13 +61,10 @@ const METASLABS: [(&str, &str); 7] = [
 const POINTS: usize = 400;
 const RATE: &str = "MB/s (10^6 bytes of overwrites a second)";
 
-/// The mean fragmentation metric of the free space, 0 to 1; `None` if it is unknown.
-fn fragmentation(cells: &[MapCell]) -> Option<f64> {
-    let known = cells.iter().filter_map(|c| Some((1.0 - c.fill, c.fragmentation?)));
-    let (free, sum) = known.fold((0.0, 0.0), |(free, sum), (share, percent)| {
-        (free + share, sum + share * percent as f64 / 100.0)
-    });
-    (free > 0.0).then(|| sum / free)
+/// The fragmentation metric of the free space, 0 to 1, as `zpool list` shows it; `None` if it is
+/// unknown.
+fn fragmentation(pool: &PoolMap) -> Option<f64> {
+    pool.fragmentation.map(|percent| percent as f64 / 100.0)
 }
 
 /// MB that the modelled disk would write a second for the application; `None` if there was no
@@ -107,7 +105,7 @@ fn row_of_devices(level: &FragLevel) -> Vec<Cell> {
         Cell::Ratio(level.fill as f64 / 100.0),
         ratio(bytes, result.bytes),
         bytes.checked_div(writes).map_or(Cell::Nothing, Cell::Bytes),
-        Cell::real((trace.writes > 0).then(|| trace.seeks as f64 * 1e3 / trace.writes as f64)),
+        Cell::real((trace.ops > 0).then(|| trace.seeks as f64 * 1e3 / trace.ops as f64)),
         Cell::real(modelled_rate(level)),
     ];
     match &level.pool {
@@ -144,16 +142,16 @@ fn samples(levels: &[FragLevel]) -> ReportTable {
 fn metaslabs(levels: &[FragLevel]) -> ReportTable {
     let mut table = ReportTable { shown: true, ..ReportTable::new("metaslabs", &METASLABS) };
     for (level, pool) in levels.iter().filter_map(|l| Some((l, l.pool.as_ref()?))) {
-        for (state, cells) in [("before", &pool.before), ("after", &pool.after)] {
-            table.rows.extend(cells.iter().map(|cell| {
+        for (state, map) in [("before", &pool.before), ("after", &pool.after)] {
+            table.rows.extend(metaslabs_of(map).map(|(vdev, metaslab)| {
                 vec![
                     level.curve.as_str().into(),
                     Cell::Ratio(level.fill as f64 / 100.0),
                     state.into(),
-                    Cell::Count(cell.vdev.into()),
-                    Cell::Count(cell.metaslab),
-                    Cell::Ratio(cell.fill),
-                    Cell::ratio(cell.fragmentation.map(|f| f as f64 / 100.0)),
+                    Cell::Count(vdev),
+                    Cell::Count(metaslab.id),
+                    Cell::ratio(lab::ratio(metaslab.allocated, metaslab.size)),
+                    Cell::ratio(metaslab.fragmentation.map(|f| f as f64 / 100.0)),
                 ]
             }));
         }
@@ -169,16 +167,16 @@ fn names(levels: &[FragLevel]) -> Vec<&str> {
 }
 
 /// Figures 1 and 2: the metaslabs of the first curve of pools, a row for each level.
-fn maps(levels: &[FragLevel]) -> Vec<MetaslabMap> {
+fn maps(levels: &[FragLevel]) -> Vec<MapFigure> {
     let Some(first) = levels.iter().find(|l| l.pool.is_some()) else { return Vec::new() };
     let of_curve = || levels.iter().filter(|l| l.curve == first.curve);
-    let map = |title: &str, after: bool| MetaslabMap {
+    let map = |title: &str, after: bool| MapFigure {
         title: title.to_owned(),
-        rows: of_curve()
+        states: of_curve()
             .filter_map(|level| {
                 let pool = level.pool.as_ref()?;
-                let cells = if after { &pool.after } else { &pool.before };
-                Some(MapRow { name: format!("{}%", level.fill), cells: cells.clone() })
+                let map = if after { &pool.after } else { &pool.before };
+                Some(PoolMap { name: format!("{}%", level.fill), ..map.clone() })
             })
             .collect(),
     };
@@ -299,11 +297,9 @@ mod tests {
     }
 
     #[test]
-    fn fragmentation_weighs_free_space() {
-        let cell = |fill, fragmentation| MapCell { vdev: 0, metaslab: 0, fill, fragmentation };
-        let cells = [cell(0.5, Some(60)), cell(1.0, Some(100)), cell(0.75, Some(0))];
-        let mean = fragmentation(&cells).unwrap_or(f64::NAN);
-        assert!((mean - 0.4).abs() < 1e-9, "{mean}");
-        assert_eq!(fragmentation(&[cell(0.1, None)]), None);
+    fn fragmentation_is_that_of_zpool_list() {
+        let pool = crate::frag_map::tests::pool("50%", &[25, 50]);
+        assert_eq!(fragmentation(&pool), Some(0.01));
+        assert_eq!(fragmentation(&PoolMap { fragmentation: None, ..pool }), None);
     }
 }

@@ -1,5 +1,5 @@
 //! What a fragmentation bench overwrites: a pool in this process, with or without a mount, or
-//! the files of a directory.
+//! the files of a directory. [`RunningPool`] is any bench's pool that is written.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
@@ -9,16 +9,18 @@ use std::sync::Arc;
 use base::{Error, ObjectId, Result, Txg};
 use cenote::create::{CreateRequest, Force, NewKind, NewVdev, PoolSetting, Role};
 use cenote::files::{Caller, New, SetAttrs, WritePosition};
+use cenote::inspect::device::StatsSnapshot;
 use cenote::inspect::ondisk::BlkPtr;
-use cenote::{Engine, EngineConfig, FileSystem, Io, Pool, PropData};
+use cenote::{Dataset, Engine, EngineConfig, FileSystem, Io, Pool, PropData};
 
 use super::frag_load::{OverwriteLoad, OverwriteTarget, TargetCounters};
-use super::frag_model::WriteTrace;
+use super::frag_model::{DeviceTrace, TracedOps};
 use super::tidy::{Mounted, ScratchFile};
+use super::{BenchResult, Stop};
 
 /// The pool's name, and its file system's.
 pub(super) const POOL: &str = "benchf";
-const DATASET: &str = "benchf/fs";
+pub(super) const DATASET: &str = "benchf/fs";
 /// Bytes of a sector of the pool, as a power of two.
 const ASHIFT: u64 = 12;
 
@@ -49,15 +51,99 @@ pub(super) struct FragSpace {
     pub(super) deferred: u64,
 }
 
+/// A pool that this process writes. Dropped without [`RunningPool::end`], as after an error, it
+/// stops its writer, so that the devices are free again.
+pub(super) struct RunningPool {
+    pool: Arc<Pool>,
+    engine: Arc<Engine>,
+}
+
+impl RunningPool {
+    /// Takes over a pool that an engine has open.
+    pub(super) fn new(pool: Arc<Pool>, engine: Arc<Engine>) -> RunningPool {
+        RunningPool { pool, engine }
+    }
+
+    /// Makes the pool [`POOL`] with one empty file system, [`DATASET`].
+    ///
+    /// # Errors
+    /// Those of making pools.
+    pub(super) fn create(
+        engine: &Arc<Engine>,
+        spec: &FragPoolSpec,
+    ) -> Result<(RunningPool, Dataset)> {
+        let mut vdevs = spec.devices.iter().map(|p| new_vdev(p)).collect::<Result<Vec<_>>>()?;
+        if let Some(log) = &spec.log {
+            vdevs.push(new_vdev(log)?.for_role(Role::Log));
+        }
+        let request = CreateRequest {
+            force: if spec.own { Force::ALL } else { Force::default() },
+            settings: vec![PoolSetting::Stored("ashift", ASHIFT)],
+            ..CreateRequest::new(POOL, vdevs)
+        };
+        let pool = engine.create_pool(&request)?;
+        let pool = pool.ok_or_else(|| Error::bug("a pool that was not made"))?;
+        let running = RunningPool::new(pool, Arc::clone(engine));
+        let compression = if spec.compression { 1 } else { 2 };
+        let props = [("recordsize", spec.recordsize), ("compression", compression)];
+        let props = props.map(|(name, n)| (name.to_owned(), PropData::Num(n)));
+        let dataset = running.pool.create_filesystem(DATASET, &props, None)?;
+        Ok((running, dataset))
+    }
+
+    /// The pool.
+    pub(super) fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
+    /// The sums of the devices' counters.
+    ///
+    /// # Errors
+    /// None for a pool that is written.
+    pub(super) fn device_counters(&self) -> Result<StatsSnapshot> {
+        let tree = self.pool.writer()?.zio().tree();
+        let devices = tree.leaves().filter_map(|(_, leaf)| leaf.device());
+        Ok(devices.map(|d| d.stats().snapshot()).fold(StatsSnapshot::default(), |sum, now| {
+            StatsSnapshot {
+                reads: sum.reads + now.reads,
+                writes: sum.writes + now.writes,
+                flushes: sum.flushes + now.flushes,
+                bytes_read: sum.bytes_read + now.bytes_read,
+                bytes_written: sum.bytes_written + now.bytes_written,
+                ..sum
+            }
+        }))
+    }
+
+    /// Destroys the pool or, with `keep`, exports it. No file system of it may be open.
+    ///
+    /// # Errors
+    /// Those of the devices.
+    pub(super) fn end(self, keep: bool) -> Result<()> {
+        match keep {
+            true => self.pool.export(),
+            false => self.engine.destroy_pool(Arc::clone(&self.pool), None),
+        }
+    }
+}
+
+impl Drop for RunningPool {
+    fn drop(&mut self) {
+        if let Ok(writer) = self.pool.writer() {
+            // Without effect after an export.
+            writer.stop();
+        }
+    }
+}
+
 /// A pool that a bench made.
 pub(super) struct FragPool {
     // Before the pool, so that the mount ends first.
     mounted: Option<(DirFiles, Mounted)>,
     files: Vec<ObjectId>,
     fs: Arc<FileSystem>,
-    pub(super) pool: Arc<Pool>,
-    engine: Arc<Engine>,
-    trace: WriteTrace,
+    running: RunningPool,
+    trace: DeviceTrace,
     /// Bytes that its file system can hold.
     pub(super) available: u64,
 }
@@ -75,31 +161,17 @@ impl FragPool {
     /// # Errors
     /// Those of making pools and mounts.
     pub(super) fn new(spec: &FragPoolSpec, files: usize) -> Result<FragPool> {
-        let trace = WriteTrace::default();
+        let trace = DeviceTrace::new(TracedOps::Writes);
         let device_wrapper = Some(trace.wrapper());
         let engine = Engine::new(EngineConfig { device_wrapper, ..EngineConfig::default() })?;
-        let mut vdevs = spec.devices.iter().map(|p| new_vdev(p)).collect::<Result<Vec<_>>>()?;
-        if let Some(log) = &spec.log {
-            vdevs.push(new_vdev(log)?.for_role(Role::Log));
-        }
-        let request = CreateRequest {
-            force: if spec.own { Force::ALL } else { Force::default() },
-            settings: vec![PoolSetting::Stored("ashift", ASHIFT)],
-            ..CreateRequest::new(POOL, vdevs)
-        };
-        let pool = engine.create_pool(&request)?;
-        let pool = pool.ok_or_else(|| Error::bug("a pool that was not made"))?;
-        let compression = if spec.compression { 1 } else { 2 };
-        let props = [("recordsize", spec.recordsize), ("compression", compression)];
-        let props = props.map(|(name, n)| (name.to_owned(), PropData::Num(n)));
-        let dataset = pool.create_filesystem(DATASET, &props, None)?;
+        let (running, dataset) = RunningPool::create(&engine, spec)?;
         let fs = dataset.open_fs()?;
         let make = |n: usize| {
             let (new, name) = (New::file(0o644), file_name(n));
             Ok(fs.make(&Caller::root(), fs.root(), name.as_bytes(), &new)?.id)
         };
         let files = (0..files).map(make).collect::<Result<Vec<_>>>()?;
-        pool.sync()?;
+        running.pool.sync()?;
         let available = dataset.available()?;
         let mounted = match &spec.mount {
             Some(parent) => {
@@ -108,7 +180,12 @@ impl FragPool {
             }
             None => None,
         };
-        Ok(FragPool { mounted, files, fs, pool, engine, trace, available })
+        Ok(FragPool { mounted, files, fs, running, trace, available })
+    }
+
+    /// The pool.
+    pub(super) fn pool(&self) -> &Pool {
+        &self.running.pool
     }
 
     /// The pool's space.
@@ -116,8 +193,8 @@ impl FragPool {
     /// # Errors
     /// Those of reading the space maps.
     pub(super) fn space(&self) -> Result<FragSpace> {
-        let writer = self.pool.writer()?;
-        let slop = self.pool.spa().load_space_of(&writer.published().config)?.slop();
+        let writer = self.pool().writer()?;
+        let slop = self.pool().spa().load_space_of(&writer.published().config)?.slop();
         let space = writer.space();
         let (mut free, mut deferred) = (0, 0);
         // A separate log is the last vdev, in another class than the first.
@@ -156,7 +233,7 @@ impl FragPool {
     /// # Errors
     /// None for a pool that is written.
     pub(super) fn synced_txg(&self) -> Result<Txg> {
-        Ok(self.pool.writer()?.txgs().synced_txg())
+        Ok(self.pool().writer()?.txgs().synced_txg())
     }
 
     /// Ends the mount, and destroys the pool or, with `keep`, exports it.
@@ -164,9 +241,9 @@ impl FragPool {
     /// # Errors
     /// Those of the devices.
     pub(super) fn end(self, keep: bool) -> Result<()> {
-        let FragPool { mounted, fs, pool, engine, .. } = self;
+        let FragPool { mounted, fs, running, .. } = self;
         drop((mounted, fs));
-        if keep { pool.export() } else { engine.destroy_pool(pool, None) }
+        running.end(keep)
     }
 }
 
@@ -191,16 +268,13 @@ impl OverwriteTarget for FragPool {
         if let Some((files, _)) = &self.mounted {
             files.sync()?;
         }
-        self.pool.sync()
+        self.pool().sync()
     }
 
     fn counters(&self) -> Result<TargetCounters> {
-        let tree = self.pool.writer()?.zio().tree();
-        let devices = tree.leaves().filter_map(|(_, leaf)| leaf.device());
-        let device = devices
-            .map(|d| d.stats().snapshot())
-            .fold((0, 0), |sum, now| (sum.0 + now.writes, sum.1 + now.bytes_written));
-        Ok(TargetCounters { device: Some(device), trace: self.trace.snapshot() })
+        let now = self.running.device_counters()?;
+        let device = Some((now.writes, now.bytes_written));
+        Ok(TargetCounters { device, trace: self.trace.snapshot() })
     }
 }
 
@@ -236,9 +310,7 @@ impl DirFiles {
         let failed = |e| Error::io("cannot open the files", e).on_path(dir.to_string_lossy());
         let open = |n| OpenOptions::new().read(true).write(true).open(dir.join(file_name(n)));
         let opened = (0..files).map(open).collect::<std::io::Result<Vec<_>>>().map_err(failed)?;
-        let dev = std::fs::metadata(dir).map_err(failed)?.dev();
-        let device = (rustix::fs::major(dev), rustix::fs::minor(dev));
-        Ok(DirFiles { files: opened, device, _own: Vec::new() })
+        Ok(DirFiles { files: opened, device: disk_of(dir)?, _own: Vec::new() })
     }
 }
 
@@ -261,16 +333,46 @@ impl OverwriteTarget for DirFiles {
 
     fn counters(&self) -> Result<TargetCounters> {
         let text = std::fs::read_to_string("/proc/diskstats").unwrap_or_default();
-        Ok(TargetCounters { device: diskstats(&text, self.device), ..TargetCounters::default() })
+        let device = diskstats(&text, self.device).map(|d| (d.writes, d.bytes_written));
+        Ok(TargetCounters { device, ..TargetCounters::default() })
     }
 }
 
-/// Writes that a device completed, and their bytes, from the text of `/proc/diskstats`.
-fn diskstats(text: &str, device: (u32, u32)) -> Option<(u64, u64)> {
+/// Major and minor number of the device of a directory's file system.
+///
+/// # Errors
+/// It cannot be looked at.
+pub(super) fn disk_of(dir: &Path) -> Result<(u32, u32)> {
+    let failed = |e| Error::io("cannot look at the directory", e).on_path(dir.to_string_lossy());
+    let dev = std::fs::metadata(dir).map_err(failed)?.dev();
+    Ok((rustix::fs::major(dev), rustix::fs::minor(dev)))
+}
+
+/// Operations that a device completed, and their bytes, from the text of `/proc/diskstats`.
+pub(super) fn diskstats(text: &str, device: (u32, u32)) -> Option<StatsSnapshot> {
     let id = [device.0.to_string(), device.1.to_string()];
     let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     let line = text.lines().map(words).find(|w| w.len() > 9 && w[..2] == id)?;
-    Some((line[7].parse().ok()?, line[9].parse::<u64>().ok()? * 512))
+    let number = |at: usize| line[at].parse::<u64>().ok();
+    Some(StatsSnapshot {
+        reads: number(3)?,
+        bytes_read: number(5)?.checked_mul(512)?,
+        writes: number(7)?,
+        bytes_written: number(9)?.checked_mul(512)?,
+        ..StatsSnapshot::default()
+    })
+}
+
+/// The directories in a list `[NAME=]DIR,...`.
+pub(super) fn named_dirs(list: &str) -> BenchResult<Vec<(String, PathBuf)>> {
+    let one = |word: &str| {
+        let (name, dir) = word.split_once('=').unwrap_or((word, word));
+        match Path::new(dir).is_dir() {
+            true => Ok((name.to_owned(), dir.into())),
+            false => Err(Stop::usage(format!("--dir: '{dir}' is no directory"))),
+        }
+    };
+    list.split(',').map(one).collect()
 }
 
 #[cfg(test)]
@@ -280,7 +382,36 @@ mod tests {
     #[test]
     fn a_line_of_diskstats() {
         let text = "   7       0 loop0 0 0 0 0 0 0 0 0 0 0 0\n 254       0 vda 10 2 30 4 50 6 70 8 0 9 10\n";
-        assert_eq!(diskstats(text, (254, 0)), Some((50, 70 * 512)));
+        let wanted = StatsSnapshot {
+            reads: 10,
+            bytes_read: 30 * 512,
+            writes: 50,
+            bytes_written: 70 * 512,
+            ..StatsSnapshot::default()
+        };
+        assert_eq!(diskstats(text, (254, 0)), Some(wanted));
         assert_eq!(diskstats(text, (0, 41)), None);
+    }
+
+    /// Story: the writer of a run that ended with an error kept its thread and its devices: a
+    /// second pool on the same file was refused as busy.
+    #[test]
+    fn a_pool_that_is_dropped_frees_its_devices() {
+        let scratch = testkit::Scratch::new("frag-drop");
+        let image = scratch.path().join("pool.img");
+        std::fs::File::create(&image).unwrap().set_len(64 << 20).unwrap();
+        let spec = FragPoolSpec {
+            devices: vec![image],
+            log: None,
+            recordsize: 8 << 10,
+            compression: true,
+            own: true,
+            mount: None,
+        };
+        let first = FragPool::new(&spec, 1).unwrap();
+        let writer = std::sync::Arc::downgrade(first.pool().writer().unwrap());
+        drop(first);
+        assert!(writer.upgrade().is_none(), "the writer still runs");
+        FragPool::new(&spec, 1).unwrap().end(false).unwrap();
     }
 }

@@ -14,7 +14,7 @@ fn start(words: &[&str]) -> std::result::Result<(), String> {
 }
 
 /// zdb finds no leak in the exported pool.
-fn zdb(dir: &Path) {
+pub(in super::super) fn zdb(dir: &Path) {
     let run = Command::new("zdb").args(["-e", "-p"]).arg(dir).args(["-bcc", POOL]).output();
     let Ok(out) = run else {
         testkit::skip(testkit::Need::Zdb, "zdb is not installed");
@@ -25,16 +25,16 @@ fn zdb(dir: &Path) {
     assert!(out.status.success() && text.contains("No leaks"), "{text}");
 }
 
-fn json(path: &Path) -> Value {
+pub(in super::super) fn json(path: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
-fn rows<'a>(json: &'a Value, table: &str) -> &'a [Value] {
+pub(in super::super) fn rows<'a>(json: &'a Value, table: &str) -> &'a [Value] {
     json["tables"][table].as_array().unwrap()
 }
 
 /// Every tag that is opened is closed, in order.
-fn assert_well_formed(svg: &str) {
+pub(in super::super) fn assert_well_formed(svg: &str) {
     let mut open = Vec::new();
     for tag in svg.split('<').skip(1) {
         let tag = tag.split('>').next().unwrap();

@@ -13,7 +13,7 @@ use ui::table;
 use ui::terminal::TerminalStyle;
 
 use super::chart::{Axes, Chart, Series, Shape};
-use super::frag_map::MetaslabMap;
+use super::frag_map::MapFigure;
 
 /// One value of a table.
 #[derive(Clone, Debug, PartialEq)]
@@ -159,7 +159,7 @@ pub(super) struct Report {
     pub(super) settings: Vec<(&'static str, Cell)>,
     pub(super) tables: Vec<ReportTable>,
     /// Figures before the charts.
-    pub(super) maps: Vec<MetaslabMap>,
+    pub(super) maps: Vec<MapFigure>,
     pub(super) charts: Vec<Chart>,
     pub(super) targets: Vec<TargetFigure>,
     /// Parts that were skipped, with the reasons.

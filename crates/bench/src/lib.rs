@@ -8,7 +8,13 @@
 //! The daemon and its protocol, and the table of commands: a bench opens its own pools in this
 //! process, and has a parser of its own ([`Opt`]).
 
+mod aged;
+mod aged_history;
+mod aged_report;
+mod aged_target;
+mod aged_tree;
 mod args;
+mod atime;
 mod cache;
 mod cached;
 mod chart;
@@ -58,6 +64,8 @@ const ALL: &[Bench] = &[
     zil_sticky::BENCH,
     oltp::BENCH,
     frag::BENCH,
+    aged::BENCH,
+    atime::BENCH,
     codecs::BENCH,
     fuse_null::BENCH,
 ];

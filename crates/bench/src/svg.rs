@@ -5,7 +5,7 @@ use std::fmt::Write;
 use ui::xml::escape;
 
 use super::chart::{Chart, Shape, short};
-use super::frag_map::MetaslabMap;
+use super::frag_map::MapFigure;
 
 const WIDTH: f64 = 800.0;
 const HEIGHT: f64 = 360.0;
@@ -21,15 +21,16 @@ const COLORS: [&str; 6] = ["#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7"
 const MARKED: usize = 60;
 
 /// A document with all pictures below each other, maps first.
-pub(super) fn document(maps: &[MetaslabMap], charts: &[Chart]) -> String {
-    let mapped: f64 = maps.iter().map(MetaslabMap::height).sum();
+pub(super) fn document(maps: &[MapFigure], charts: &[Chart]) -> String {
+    let mapped: f64 = maps.iter().map(|m| m.size().1).sum();
+    let width = maps.iter().map(|m| m.size().0).fold(WIDTH, f64::max);
     let height = match maps.is_empty() {
         true => HEIGHT * charts.len().max(1) as f64,
         false => mapped + HEIGHT * charts.len() as f64,
     };
     let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
-         viewBox=\"0 0 {WIDTH} {height}\" font-family=\"sans-serif\" font-size=\"12\">\n\
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
+         viewBox=\"0 0 {width} {height}\" font-family=\"sans-serif\" font-size=\"12\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
     );
     let mut top = 0.0;
@@ -37,7 +38,7 @@ pub(super) fn document(maps: &[MetaslabMap], charts: &[Chart]) -> String {
         let _ = writeln!(out, "<g transform=\"translate(0 {top})\">");
         map.svg(&mut out);
         out.push_str("</g>\n");
-        top += map.height();
+        top += map.size().1;
     }
     for (i, chart) in charts.iter().enumerate() {
         let _ = writeln!(out, "<g transform=\"translate(0 {})\">", top + HEIGHT * i as f64);

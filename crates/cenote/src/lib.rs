@@ -36,6 +36,7 @@ mod errlog;
 mod holder;
 mod host;
 pub mod kstats;
+pub mod layout;
 pub mod memory;
 mod objects;
 mod opening;

@@ -107,7 +107,8 @@ pub(crate) fn run(
             let terminal = TerminalStyle::of_stdout();
             let rows = ui::rows();
             let lines = lines(rows, &found.maps);
-            let page = page(stamp, &found.maps, MapStyle { terminal, exact, lines });
+            let page =
+                page(stamp, &found.maps, MapStyle { terminal, exact, lines, histograms: true });
             ui::out(&match (redraw, first) {
                 (true, _) => frame(&page, rows, first),
                 (false, true) => page,

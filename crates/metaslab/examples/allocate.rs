@@ -33,6 +33,7 @@ fn run(space: &Space, threads: usize, each: u64, size: impl Fn(u64) -> u64 + Syn
                 class: SpaceClass::Normal,
                 txg: Txg(9),
                 hint: t as u64,
+                metadata: false,
                 gang_child: false,
                 avoid: None,
             };
@@ -57,6 +58,7 @@ fn main() -> base::Result<()> {
         class: SpaceClass::Normal,
         txg: Txg(9),
         hint: 0,
+        metadata: false,
         gang_child: false,
         avoid: None,
     };

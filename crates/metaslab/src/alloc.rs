@@ -6,6 +6,7 @@ use base::{Asize, Dva, Result, Txg, VdevId};
 use crate::group::{MetaslabGroup, Refusal};
 use crate::rotor::VdevRing;
 use crate::space::{Space, SpaceLayout};
+use crate::uses::MetaslabUse;
 use crate::{Denied, MsKey, SpaceClass, Want};
 
 /// How far apart a copy must be from the earlier copies.
@@ -167,13 +168,13 @@ impl Space {
             .filter(|d| d.vdev == group.vdev)
             .filter_map(|d| usize::try_from(group.ms_of(d.offset)).ok())
             .collect();
-        let streams = self.streams();
-        let slot = group.slot(self.stream(want.hint), copy, streams);
+        let purpose = MetaslabUse::of(want);
+        let slot = group.slot(purpose, self.stream(want.hint), copy, self.streams());
         // Counted first, because the pass that writes it may run before this returns.
         group.counters.reserved.fetch_add(size, Ordering::Relaxed);
         let got = match want.class {
-            crate::SpaceClass::Log => group.allocate_log(slot, size, want.txg, &not, hard),
-            _ => group.allocate(slot, size, want.txg, &not, hard),
+            SpaceClass::Log => group.allocate_log(slot, size, want.txg, &not, hard),
+            _ => group.allocate(purpose, slot, size, want.txg, &not, hard),
         };
         if got.is_err() {
             group.counters.reserved.fetch_sub(size, Ordering::Relaxed);

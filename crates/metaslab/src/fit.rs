@@ -32,6 +32,11 @@ impl Cursors {
         };
         &mut self.0[i]
     }
+
+    /// The next search for this size begins at the metaslab's start.
+    pub(crate) fn rewind(&mut self, size: u64) {
+        *self.of(size) = 0;
+    }
 }
 
 /// The first aligned offset for `size` bytes in a range.
@@ -66,6 +71,18 @@ fn best_fit(tree: &mut RangeTree, least: u64, size: u64, align: u64) -> Option<u
 }
 
 impl Metaslab {
+    /// As [`Metaslab::pick`], but the first fit behind the cursor, or none. Blocks thus fill the
+    /// holes of a metaslab in one sweep.
+    pub(crate) fn pick_behind(&mut self, size: u64) -> Option<u64> {
+        let align = self.align.max(1);
+        let cursor = self.cursors.of(size);
+        let from = (*cursor).max(self.start);
+        let mut behind = self.allocatable.as_ref()?.from(from);
+        let at = behind.find_map(|seg| aligned_offset(seg.start, seg.len, size, align))?;
+        *cursor = at + size;
+        Some(at)
+    }
+
     /// An offset for `size` bytes, which stay free. Moves the cursor behind them.
     pub(crate) fn pick(&mut self, size: u64) -> Option<u64> {
         let (align, whole) = (self.align.max(1), self.size);

@@ -6,6 +6,7 @@ use base::{Error, Result, Txg, VdevId};
 
 use crate::range_tree::Seg;
 use crate::slab::Metaslab;
+use crate::uses::{Claim, ClaimFacts, MetaslabUse, USES, UseClaims};
 use crate::{SpaceClass, Totals, VdevDesc};
 
 /// No metaslab.
@@ -18,6 +19,13 @@ const GOOD_ENOUGH: u64 = 1 << 20;
 const GOOD_ENOUGH_TIMES: u64 = 16;
 /// Size classes by which an unloaded metaslab must be better than a loaded one.
 const LOAD_PENALTY: u32 = 2;
+
+/// Bytes of a block of small data for which metaslabs are loaded ahead.
+const SMALL_BLOCK: u64 = 8 << 10;
+
+/// Bytes in free ranges are known by the ranges' size class, from 2^9 to 2^17.
+const RANGE_CLASSES: std::ops::RangeInclusive<u32> = 9..=17;
+const RANGE_CLASS_COUNT: usize = 9;
 
 /// An ordinary vdev with more metaslabs than this reserves one for intent logs
 /// (`zfs_embedded_slog_min_ms`).
@@ -44,7 +52,18 @@ struct Hints {
     /// Number of ranges in the size class of the largest.
     count: AtomicU64,
     free: AtomicU64,
+    /// Bytes in free ranges of at least each of [`RANGE_CLASSES`], estimated from below.
+    in_ranges: [AtomicU64; RANGE_CLASS_COUNT],
     unflushed_txg: AtomicU64,
+}
+
+impl Hints {
+    /// Bytes in free ranges of at least about `size` bytes.
+    fn in_ranges(&self, size: u64) -> u64 {
+        let class = size.checked_ilog2().unwrap_or(0);
+        let i = class.clamp(*RANGE_CLASSES.start(), *RANGE_CLASSES.end()) - RANGE_CLASSES.start();
+        self.in_ranges[i as usize].load(Ordering::Relaxed)
+    }
 }
 
 /// A metaslab with its lock and its hints.
@@ -91,7 +110,10 @@ impl LockedMetaslab {
         hints.usable.store(ms.usable(), Ordering::Relaxed);
         hints.largest.store(largest, Ordering::Relaxed);
         hints.count.store(count, Ordering::Relaxed);
-        hints.free.store(ms.free_space(), Ordering::Relaxed);
+        let free = ms.free_space();
+        hints.free.store(free, Ordering::Relaxed);
+        let sums = bytes_in_ranges(ms, virgin);
+        hints.in_ranges.iter().zip(sums).for_each(|(to, n)| to.store(n, Ordering::Relaxed));
         hints.unflushed_txg.store(ms.unflushed_txg.0, Ordering::Relaxed);
     }
 
@@ -119,6 +141,34 @@ fn from_histogram(ms: &Metaslab) -> (u64, u64) {
     }
 }
 
+/// Bytes in free ranges of at least each of [`RANGE_CLASSES`].
+fn bytes_in_ranges(ms: &Metaslab, virgin: bool) -> [u64; RANGE_CLASS_COUNT] {
+    let free = ms.free_space();
+    if virgin && !ms.is_loaded() {
+        return [free; RANGE_CLASS_COUNT];
+    }
+    let bytes = |class: u32, n: u64| n.checked_shl(class).unwrap_or(u64::MAX);
+    let mut by_class = [0u64; 64];
+    match &ms.allocatable {
+        Some(tree) => {
+            let counts = tree.histogram();
+            by_class.iter_mut().zip(0..).zip(counts).for_each(|((b, i), n)| *b = bytes(i, n));
+        }
+        None => {
+            for (i, n) in (ms.shift..64).zip(ms.histogram) {
+                by_class[i as usize] = if n > free >> i { free } else { bytes(i, n) };
+            }
+        }
+    }
+    let from = |class: u32| {
+        let sum = by_class.iter().skip(class as usize).fold(0, |s: u64, b| s.saturating_add(*b));
+        sum.min(free)
+    };
+    let mut out = [0; RANGE_CLASS_COUNT];
+    out.iter_mut().zip(RANGE_CLASSES).for_each(|(to, class)| *to = from(class));
+    out
+}
+
 fn with(list: &[usize], one: usize) -> Vec<usize> {
     list.iter().copied().chain([one]).collect()
 }
@@ -142,8 +192,12 @@ pub(crate) struct MetaslabGroup {
     pub(crate) data_disks: u64,
     pub(crate) allocating: AtomicBool,
     pub(crate) slabs: Vec<LockedMetaslab>,
-    /// Metaslabs used by streams and copies; the last entry is for intent logs.
+    /// Metaslabs that are in use: for each use those of streams and copies; the last entry is
+    /// for the metaslab kept for intent logs.
     active: Vec<AtomicUsize>,
+    claims: UseClaims,
+    /// Metaslabs to which small data moved since the last txg ended, and in the txg before.
+    swept: [AtomicUsize; 2],
     /// The metaslab reserved for intent logs ([`MetaslabGroup::keep_for_logs`]).
     kept: Option<usize>,
     pub(crate) capacity: u64,
@@ -171,7 +225,9 @@ impl MetaslabGroup {
             data_disks: desc.data_disks.max(1),
             allocating: AtomicBool::new(desc.allocating),
             slabs: Vec::with_capacity(desc.metaslabs.len()),
-            active: (0..=slots).map(|_| AtomicUsize::new(NONE)).collect(),
+            active: (0..=slots * USES).map(|_| AtomicUsize::new(NONE)).collect(),
+            claims: UseClaims::default(),
+            swept: Default::default(),
             kept: None,
             capacity: 0,
             counters: Counters::default(),
@@ -213,6 +269,7 @@ impl MetaslabGroup {
             self.counters.allocated.fetch_add(ms.allocated(), Ordering::Relaxed);
             self.slabs.push(LockedMetaslab::new(ms));
         }
+        self.claims.grow(self.slabs.len());
         Ok(())
     }
 
@@ -251,7 +308,8 @@ impl MetaslabGroup {
         }
     }
 
-    fn try_slab(&self, i: usize, size: u64, txg: Txg) -> Option<(u64, bool)> {
+    /// Allocates from one metaslab; with `sweep`, behind the last block of its size alone.
+    fn try_slab(&self, i: usize, size: u64, txg: Txg, sweep: bool) -> Option<(u64, bool)> {
         let slab = self.slabs.get(i)?;
         let mut ms = slab.ms.lock();
         if !ms.usable() {
@@ -263,17 +321,24 @@ impl MetaslabGroup {
             ms.load_virgin().ok()?;
             slab.publish(&mut ms);
         }
-        let got = ms.allocate(size, txg);
+        let got = if sweep { ms.allocate_behind(size, txg) } else { ms.allocate(size, txg) };
         if got.is_none() && ms.is_loaded() {
             slab.publish(&mut ms);
         }
         got
     }
 
-    /// Maps a stream and copy to a slot: a small vdev has few metaslabs to spread over.
-    pub(crate) fn slot(&self, stream: usize, copy: usize, streams: usize) -> usize {
+    /// Maps a use, stream and copy to a slot: a small vdev has few metaslabs to spread over.
+    pub(crate) fn slot(
+        &self,
+        purpose: MetaslabUse,
+        stream: usize,
+        copy: usize,
+        streams: usize,
+    ) -> usize {
         let wanted = if copy == 0 { stream } else { streams + copy - 1 };
-        if wanted * 3 < self.slabs.len() { wanted } else { 0 }
+        let within = if wanted * 3 < self.slabs.len() { wanted } else { 0 };
+        purpose as usize * (self.active.len() / USES) + within
     }
 
     /// Allocates `size` bytes for an intent log block: from the reserved metaslab, if
@@ -287,21 +352,25 @@ impl MetaslabGroup {
         hard: bool,
     ) -> Result<(u64, bool), Refusal> {
         let Some(kept) = self.kept.filter(|k| !not.contains(k)) else {
-            return self.allocate(slot, size, txg, not, hard);
+            return self.allocate(MetaslabUse::Metadata, slot, size, txg, not, hard);
         };
         let hints = &self.slabs[kept].hints;
         if hints.usable.load(Ordering::Relaxed) && !hints.readable.load(Ordering::Relaxed) {
             return Err(Refusal::Load(kept));
         }
-        match self.try_slab(kept, size, txg) {
+        match self.try_slab(kept, size, txg, false) {
             Some(got) => Ok(got),
-            None => self.allocate_among(slot, size, txg, &with(not, kept), hard),
+            None => {
+                let not = with(not, kept);
+                self.allocate_among(MetaslabUse::Metadata, slot, size, txg, &not, hard)
+            }
         }
     }
 
     /// As [`MetaslabGroup::allocate_among`], but uses the metaslab reserved for logs last.
     pub(crate) fn allocate(
         &self,
+        purpose: MetaslabUse,
         slot: usize,
         size: u64,
         txg: Txg,
@@ -309,13 +378,13 @@ impl MetaslabGroup {
         hard: bool,
     ) -> Result<(u64, bool), Refusal> {
         let Some(kept) = self.kept.filter(|k| !not.contains(k)) else {
-            return self.allocate_among(slot, size, txg, not, hard);
+            return self.allocate_among(purpose, slot, size, txg, not, hard);
         };
-        match self.allocate_among(slot, size, txg, &with(not, kept), hard) {
+        match self.allocate_among(purpose, slot, size, txg, &with(not, kept), hard) {
             Err(Refusal::Full) => {
                 let last = self.active.len() - 1;
                 let others: Vec<usize> = (0..self.slabs.len()).filter(|i| *i != kept).collect();
-                self.allocate_among(last, size, txg, &others, hard)
+                self.allocate_among(purpose, last, size, txg, &others, hard)
             }
             other => other,
         }
@@ -326,39 +395,65 @@ impl MetaslabGroup {
     /// txg.
     fn allocate_among(
         &self,
+        purpose: MetaslabUse,
         slot: usize,
         size: u64,
         txg: Txg,
         not: &[usize],
         hard: bool,
     ) -> Result<(u64, bool), Refusal> {
+        let small = purpose == MetaslabUse::SmallData;
         let active = &self.active[slot];
         let now = active.load(Ordering::Relaxed);
         if now != NONE
             && !not.contains(&now)
-            && let Some(got) = self.try_slab(now, size, txg)
+            && let Some(got) = self.try_slab(now, size, txg, small)
         {
+            self.claims.allocated(purpose, size);
             return Ok(got);
         }
-        let mut tried: Vec<usize> = not.to_vec();
-        tried.push(now);
         let limit = if hard { usize::MAX } else { TRIES };
-        for _ in 0..limit {
-            let Some((best, readable)) = self.choose(slot, size, &tried, hard) else { break };
-            if !readable {
-                return Err(Refusal::Load(best));
+        // Small data sweeps through metaslabs. If none has room behind its cursor, or all are
+        // claimed, holes before the cursors are filled.
+        for sweep in [true, false] {
+            if sweep != small && sweep {
+                continue;
             }
-            if let Some(got) = self.try_slab(best, size, txg) {
-                active.store(best, Ordering::Relaxed);
-                return Ok(got);
+            let mut tried: Vec<usize> = not.to_vec();
+            if sweep || !small {
+                tried.push(now);
             }
-            tried.push(best);
+            for _ in 0..limit {
+                let Some((best, readable)) = self.choose(purpose, slot, size, &tried, hard) else {
+                    break;
+                };
+                if !readable {
+                    return Err(Refusal::Load(best));
+                }
+                if sweep {
+                    self.slabs[best].with(|ms| ms.cursors.rewind(size));
+                }
+                if let Some(got) = self.try_slab(best, size, txg, sweep) {
+                    active.store(best, Ordering::Relaxed);
+                    self.swept[0].fetch_add(usize::from(sweep), Ordering::Relaxed);
+                    self.claims.allocated(purpose, size);
+                    return Ok(got);
+                }
+                tried.push(best);
+            }
         }
         Err(Refusal::Full)
     }
 
     /// The best metaslab not yet tried, and whether it can be used at once.
-    fn choose(&self, slot: usize, size: u64, tried: &[usize], hard: bool) -> Option<(usize, bool)> {
+    fn choose(
+        &self,
+        purpose: MetaslabUse,
+        slot: usize,
+        size: u64,
+        tried: &[usize],
+        hard: bool,
+    ) -> Option<(usize, bool)> {
         let others: Vec<usize> = self
             .active
             .iter()
@@ -366,6 +461,7 @@ impl MetaslabGroup {
             .filter(|&(s, _)| s != slot)
             .map(|(_, a)| a.load(Ordering::Relaxed))
             .collect();
+        let small = purpose == MetaslabUse::SmallData;
         let mut best = None;
         for (i, slab) in self.slabs.iter().enumerate() {
             let h = &slab.hints;
@@ -376,18 +472,51 @@ impl MetaslabGroup {
                 continue;
             }
             let readable = h.readable.load(Ordering::Relaxed);
-            let enough = GOOD_ENOUGH.max(size.saturating_mul(GOOD_ENOUGH_TIMES));
-            let class = largest.checked_ilog2().unwrap_or(0);
-            let class = if readable { class + LOAD_PENALTY } else { class };
-            let count = h.count.load(Ordering::Relaxed);
             // Another stream's metaslab is used only if there is no other.
             let alone = !others.contains(&i);
-            let score = (loaded && alone && largest >= enough, alone, class, count);
+            let claim = std::cmp::Reverse(self.claims.of(i, purpose));
+            let score = if small {
+                // The one with the most room: its holes are the densest.
+                let room = h.in_ranges(size).max(1);
+                let room = if readable { room + room / 4 } else { room };
+                // About equal ones are used in the order of their addresses.
+                let step = room.ilog2().saturating_sub(2);
+                (claim, false, alone, room >> step << step, 0)
+            } else {
+                let enough = GOOD_ENOUGH.max(size.saturating_mul(GOOD_ENOUGH_TIMES));
+                let class = largest.checked_ilog2().unwrap_or(0);
+                let class = if readable { class + LOAD_PENALTY } else { class };
+                let count = h.count.load(Ordering::Relaxed);
+                (claim, loaded && alone && largest >= enough, alone, u64::from(class), count)
+            };
             if best.is_none_or(|(s, _, _)| score > s) {
                 best = Some((score, i, readable));
             }
         }
         best.map(|(_, i, readable)| (i, readable))
+    }
+
+    /// The unloaded metaslabs among those to which small data moves next ([`Space::preloads`]).
+    ///
+    /// [`Space::preloads`]: crate::Space::preloads
+    pub(crate) fn next_unloaded(&self, most: usize) -> Vec<usize> {
+        let swept = self.swept[1].load(Ordering::Relaxed);
+        let count = (swept + swept / 2).min(most);
+        if count == 0 || !self.allocating.load(Ordering::Relaxed) {
+            return Vec::new();
+        }
+        let room = |i: usize| {
+            let h = &self.slabs[i].hints;
+            let own = self.claims.of(i, MetaslabUse::SmallData) == Claim::Own;
+            let may = own && h.usable.load(Ordering::Relaxed) && self.kept != Some(i);
+            let room = h.in_ranges(SMALL_BLOCK);
+            (may && room > 0).then_some((room, i))
+        };
+        let mut next: Vec<(u64, usize)> = (0..self.slabs.len()).filter_map(room).collect();
+        next.sort_unstable_by(|a, b| b.cmp(a));
+        next.truncate(count);
+        next.retain(|&(_, i)| !self.slabs[i].hints.readable.load(Ordering::Relaxed));
+        next.into_iter().map(|(_, i)| i).collect()
     }
 
     /// Clears the list of active metaslabs, after a change of their states.
@@ -401,23 +530,53 @@ impl MetaslabGroup {
         self.active.iter().any(|slot| slot.load(Ordering::Relaxed) == i)
     }
 
-    /// At the end of a txg: deactivates a metaslab that has become much worse than
-    /// another loaded one.
+    /// At the end of a txg: adjusts the claims, and deactivates a metaslab that has become much
+    /// worse than another loaded one. A sweep of small data goes on.
     pub(crate) fn refresh_active(&self) {
-        for (s, slot) in self.active.iter().enumerate() {
+        let swept = self.swept[0].swap(0, Ordering::Relaxed);
+        self.swept[1].store(swept, Ordering::Relaxed);
+        let slots = self.active.len() / USES;
+        for (s, slot) in self.active.iter().enumerate().skip(slots) {
             let now = slot.load(Ordering::Relaxed);
             let Some(slab) = self.slabs.get(now) else { continue };
             let class = |slab: &LockedMetaslab| {
                 slab.hints.largest.load(Ordering::Relaxed).checked_ilog2().unwrap_or(0)
             };
             slab.change(|_| ());
+            let purpose = if s / slots == MetaslabUse::LargeData as usize {
+                MetaslabUse::LargeData
+            } else {
+                MetaslabUse::Metadata
+            };
+            if self.claims.of(now, purpose) == Claim::Other {
+                slot.store(NONE, Ordering::Relaxed);
+                continue;
+            }
             let not: Vec<usize> = [now].into_iter().chain(self.kept).collect();
-            if let Some((better, true)) = self.choose(s, GOOD_ENOUGH, &not, false)
+            if let Some((better, true)) = self.choose(purpose, s, GOOD_ENOUGH, &not, false)
+                && self.claims.of(better, purpose) <= self.claims.of(now, purpose)
                 && class(&self.slabs[better]) > class(slab) + LOAD_PENALTY
                 && !self.is_active(better)
             {
                 slot.store(better, Ordering::Relaxed);
             }
+        }
+        if self.class == SpaceClass::Normal {
+            // A sweep is not interrupted.
+            let swept: Vec<usize> =
+                self.active[..slots].iter().map(|a| a.load(Ordering::Relaxed)).collect();
+            let facts = |(i, slab): (usize, &LockedMetaslab)| {
+                let h = &slab.hints;
+                let usable = h.usable.load(Ordering::Relaxed);
+                let of = |purpose: MetaslabUse| h.in_ranges(purpose.range_min());
+                ClaimFacts {
+                    usable: usable && self.kept != Some(i) && !swept.contains(&i),
+                    free: h.free.load(Ordering::Relaxed),
+                    in_ranges: [of(MetaslabUse::Metadata), of(MetaslabUse::LargeData)],
+                }
+            };
+            let facts: Vec<ClaimFacts> = self.slabs.iter().enumerate().map(facts).collect();
+            self.claims.rebalance(&facts);
         }
     }
 }

@@ -23,6 +23,10 @@
 //! * Data read from a disk never causes a panic: contradictions are `Corrupt`.
 //!
 //! # Policy, and departures from OpenZFS
+//! * *Uses* (`uses`): small data, large data and metadata have metaslabs of their own, as long
+//!   as there is space elsewhere. Small data moves to the metaslab with the most free space, and
+//!   fills its holes in one sweep in address order. The rest of this list is about the other two.
+//!   docs/allocator.md has the reasons, the alternatives and their figures.
 //! * *Within a metaslab* ([`Metaslab`]): four cursors by size instead of 64 by
 //!   alignment. Compressed records have all kinds of alignment, and the blocks of one
 //!   file should be adjacent. A block is placed at its cursor if it fits there;
@@ -68,6 +72,7 @@ pub mod slab;
 pub mod space;
 pub mod stats;
 pub mod sync;
+mod uses;
 
 pub use flush::{FlushLimits, LogFact};
 pub use range_tree::{RangeTree, Seg};
@@ -152,6 +157,9 @@ pub struct Want {
     pub txg: Txg,
     /// Blocks with the same hint are placed together; for example, an object id.
     pub hint: u64,
+    /// A block of metadata: an indirect block, or content of an object that only the
+    /// format uses.
+    pub metadata: bool,
     /// A part of a gang block: every metaslab is considered.
     pub gang_child: bool,
     /// A vdev to use last, because an attempt there failed.

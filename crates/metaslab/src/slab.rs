@@ -186,6 +186,16 @@ impl Metaslab {
     /// first allocation of `txg` that is not yet written.
     pub(crate) fn allocate(&mut self, size: u64, txg: Txg) -> Option<(u64, bool)> {
         let at = self.pick(size)?;
+        self.take_found(at, size, txg)
+    }
+
+    /// As [`Metaslab::allocate`], but only behind the last block of this size.
+    pub(crate) fn allocate_behind(&mut self, size: u64, txg: Txg) -> Option<(u64, bool)> {
+        let at = self.pick_behind(size)?;
+        self.take_found(at, size, txg)
+    }
+
+    fn take_found(&mut self, at: u64, size: u64, txg: Txg) -> Option<(u64, bool)> {
         let first = self.take(at, size, txg);
         debug_assert!(first.is_ok(), "a range that was found cannot be taken: {first:?}");
         first.ok().map(|first| (at, first))

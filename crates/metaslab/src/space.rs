@@ -300,20 +300,47 @@ impl Space {
         all.filter(|&(_, object, _)| object != 0).collect()
     }
 
-    /// Unloads metaslabs from which nothing was allocated for `idle` txgs; returns
-    /// their number.
-    pub fn unload_idle(&self, txg: Txg, idle: u64) -> usize {
+    /// Unloads metaslabs from which nothing was allocated for `idle` txgs, and, as long as the
+    /// loaded ones have more than `ranges_max` free ranges together, those that were used
+    /// longest ago; returns their number.
+    pub fn unload_idle(&self, txg: Txg, idle: u64, ranges_max: usize) -> usize {
         let layout = self.layout();
-        let mut count = 0;
+        let mut loaded: Vec<(Txg, usize, &MetaslabGroup, usize)> = Vec::new();
         for group in &layout.groups {
             for (i, slab) in group.slabs.iter().enumerate() {
-                let old = slab.with(|ms| ms.is_loaded() && ms.used_in.0 + idle < txg.0);
-                if old && !group.is_active(i) && slab.change(Metaslab::unload) {
-                    count += 1;
+                let facts = |ms: &mut Metaslab| {
+                    ms.allocatable.as_ref().map(|tree| (ms.used_in, tree.len()))
+                };
+                if let Some((used_in, ranges)) = slab.with(facts) {
+                    loaded.push((used_in, ranges, group, i));
                 }
             }
         }
+        let mut ranges: usize = loaded.iter().map(|l| l.1).sum();
+        loaded.sort_unstable_by_key(|l| l.0);
+        let mut count = 0;
+        for (used_in, own, group, i) in loaded {
+            if used_in.0 + idle >= txg.0 && ranges <= ranges_max {
+                break;
+            }
+            if !group.is_active(i) && group.slabs[i].change(Metaslab::unload) {
+                count += 1;
+                ranges -= own;
+            }
+        }
         count
+    }
+
+    /// Metaslabs that the next txg will probably need, and that are not loaded: those to which
+    /// small data moves next, half as many again as it used in the last txg, at most `most` for
+    /// a vdev.
+    pub fn preloads(&self, most: usize) -> Vec<MsKey> {
+        let layout = self.layout();
+        let of = |group: &MetaslabGroup| {
+            let key = |i: usize| MsKey { vdev: group.vdev, ms: i as u64 };
+            group.next_unloaded(most).into_iter().map(key).collect::<Vec<_>>()
+        };
+        layout.groups.iter().filter(|g| g.class != SpaceClass::Log).flat_map(of).collect()
     }
 
     /// Applies an entry of the log of txg `log`, at import, in order of txgs and

@@ -31,7 +31,16 @@ fn space(vdevs: &[VdevDesc]) -> Space {
 }
 
 fn want(class: SpaceClass, copies: u8) -> Want {
-    Want { psize: 8192, copies, class, txg: Txg(7), hint: 0, gang_child: false, avoid: None }
+    Want {
+        psize: 8192,
+        copies,
+        class,
+        txg: Txg(7),
+        hint: 0,
+        metadata: false,
+        gang_child: false,
+        avoid: None,
+    }
 }
 
 fn take(space: &Space, want: &Want, size: u64) -> Result<Vec<Dva>, Denied> {
@@ -330,7 +339,8 @@ fn a_large_vdev_keeps_a_metaslab_for_intent_logs() {
     // A small vdev reserves none.
     let s = space(&[vdev(0, SpaceClass::Normal, 64)]);
     let ms = |class| take(&s, &want(class, 1), M).map(|d| d[0].offset / (16 * M));
-    assert_eq!(ms(SpaceClass::Log), ms(SpaceClass::Normal));
+    assert!((0..64 * 16).all(|_| ms(SpaceClass::Normal).is_ok()));
+    assert_eq!(ms(SpaceClass::Log), Err(Denied::NoSpace));
 }
 
 /// A read found wrong bytes of a block, and the right ones are to be written. Meanwhile
@@ -364,4 +374,54 @@ fn pinned_space_is_not_allocated() {
     sync(&space, Txg(21));
     space.check().unwrap();
     assert!(space.pin(vdev, 17 * M, Txg(21)).is_err(), "there is no such place");
+}
+
+/// A block is refused, and so becomes a gang, only where no free range is four times as large,
+/// whatever the metaslabs are used for.
+#[test]
+fn no_block_is_refused_while_a_free_range_is_four_times_as_large() {
+    let s = space(&[vdev(0, SpaceClass::Normal, 300)]);
+    let of = |psize, metadata| Want { psize, metadata, ..want(SpaceClass::Normal, 1) };
+    let mut rng = 88_172_645_463_325_252u64;
+    let mut below = |n: u64| {
+        rng ^= rng << 13;
+        rng ^= rng >> 7;
+        rng ^= rng << 17;
+        rng % n
+    };
+    let mut free = RangeTree::new();
+    free.add(0, 300 * 16 * M).unwrap();
+    let (mut held, mut deferred, mut refused) = (Vec::new(), Vec::<(u64, Dva)>::new(), 0);
+    for txg in 7..40 {
+        // What a txg freed is allocatable in the third one after it.
+        for (_, dva) in deferred.extract_if(.., |d| d.0 + 3 <= txg) {
+            free.add(dva.offset, dva.asize.0).unwrap();
+        }
+        for _ in 0..3000 {
+            let size = 4096 << below(9);
+            let w = Want { txg: Txg(txg), ..of(size, below(4) == 0) };
+            match take(&s, &w, size) {
+                Ok(dvas) => {
+                    free.remove(dvas[0].offset, size).unwrap();
+                    held.push(dvas[0]);
+                }
+                Err(Denied::NoSpace) => {
+                    refused += 1;
+                    let largest = free.iter().map(|s| s.len).max().unwrap_or(0);
+                    assert!(largest < 4 * size, "{size}: {largest} is free");
+                }
+                Err(other) => panic!("{other:?}"),
+            }
+        }
+        if txg % 6 == 0 {
+            for _ in 0..held.len() / 6 {
+                let dva = held.swap_remove(below(held.len() as u64) as usize);
+                s.free(Txg(txg), dva).unwrap();
+                deferred.push((txg, dva));
+            }
+        }
+        sync(&s, Txg(txg));
+    }
+    assert!(refused > 100, "{refused}");
+    s.check().unwrap();
 }

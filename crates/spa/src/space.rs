@@ -135,7 +135,7 @@ impl PoolSpace {
     /// The slop space (chapter 05 §11.2).
     pub fn slop(&self) -> u64 {
         let normal = self.vdevs.iter().filter(|v| v.class == AllocClass::Normal);
-        slop_of(sum(normal.map(|v| v.deflated(v.size()))))
+        metaslab::slop(sum(normal.map(|v| v.deflated(v.size()))), 0)
     }
 
     /// Fragmentation of the normal class, percent.
@@ -158,11 +158,6 @@ impl PoolSpace {
 /// A sum that a forged space map cannot make overflow.
 fn sum(parts: impl Iterator<Item = u64>) -> u64 {
     parts.fold(0, u64::saturating_add)
-}
-
-fn slop_of(capacity: u64) -> u64 {
-    let slop = (capacity >> 5).min(128 << 30);
-    slop.max((capacity / 2).min(128 << 20))
 }
 
 impl Spa {
@@ -356,15 +351,6 @@ fn metaslab_range(id: u64, shift: u32, align: Option<u64>) -> (u64, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn slop_follows_the_vectors_of_the_specification() {
-        assert_eq!(slop_of(100 << 20), 50 << 20);
-        assert_eq!(slop_of(2 << 30), 128 << 20);
-        assert_eq!(slop_of(10 << 30), 320 << 20);
-        assert_eq!(slop_of(1 << 40), 32 << 30);
-        assert_eq!(slop_of(8 << 40), 128 << 30);
-    }
 
     #[test]
     fn fragmentation_follows_the_example_of_the_specification() {

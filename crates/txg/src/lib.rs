@@ -19,6 +19,11 @@
 //! §10 as they approach their limit, and block them at the limit, first come, first
 //! served ([`Txgs::throttle`]).
 //!
+//! Space is reserved for each txg ([`SpaceReservation`]) and given back when it is on
+//! disk. Reservations delay writers on the same curve ([`Txgs::throttle_space`]). A
+//! writer that is delayed for space requests the open txg, because nothing but a txg on
+//! disk makes room, and it continues as soon as one is.
+//!
 //! A txg begins to sync when it is dirty and `timeout_s` has passed, when its dirty
 //! bytes exceed `dirty_sync_percent`, or when a thread requested it. Otherwise the sync
 //! thread sleeps: an idle pool writes nothing and wakes no thread.

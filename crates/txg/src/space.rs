@@ -27,6 +27,8 @@ pub struct SpaceReservation {
     slots: [AtomicU64; TXG_SLOTS],
     /// The txg already has the reservation made by [`SpaceReservation::once`].
     once: [AtomicBool; TXG_SLOTS],
+    /// Its bytes.
+    allowances: [AtomicU64; TXG_SLOTS],
 }
 
 impl SpaceReservation {
@@ -76,10 +78,23 @@ impl SpaceReservation {
         }
         let bytes = bytes();
         let fits = self.try_reserve(txg, bytes, limit);
-        if fits && has.swap(true, SeqCst) {
-            self.release(txg, bytes);
+        match fits && has.swap(true, SeqCst) {
+            true => self.release(txg, bytes),
+            false if fits => self.allowances[slot(txg.0)].store(bytes, SeqCst),
+            false => {}
         }
         fits
+    }
+
+    /// Bytes that [`SpaceReservation::once`] reserved for a txg.
+    pub fn allowance(&self, txg: Txg) -> u64 {
+        self.allowances[slot(txg.0)].load(SeqCst)
+    }
+
+    /// Bytes that [`SpaceReservation::once`] reserved for all txgs that are not on disk. They do
+    /// not grow with what writers do.
+    pub fn allowances(&self) -> u64 {
+        self.allowances.iter().map(|bytes| bytes.load(SeqCst)).fold(0, u64::saturating_add)
     }
 
     /// Releases reserved bytes of a txg that the caller holds, at most as many as there
@@ -94,6 +109,7 @@ impl SpaceReservation {
     /// Clears the reservation of a txg that is on disk, where its space is accounted
     /// for.
     pub fn synced(&self, txg: Txg) {
+        self.allowances[slot(txg.0)].store(0, SeqCst);
         self.once[slot(txg.0)].store(false, SeqCst);
         let had = self.slots[slot(txg.0)].swap(0, SeqCst);
         self.inflight.fetch_sub(had, SeqCst);
@@ -108,6 +124,17 @@ impl SpaceReservation {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_txg_has_one_allowance() {
+        let space = SpaceReservation::new();
+        assert!(space.once(Txg(1), || 30, 100) && space.once(Txg(1), || 40, 100));
+        assert!(space.once(Txg(2), || 50, 100) && !space.once(Txg(3), || 30, 100));
+        let of = [1, 2, 3].map(|txg| space.allowance(Txg(txg)));
+        assert_eq!((of, space.allowances(), space.inflight()), ([30, 50, 0], 80, 80));
+        space.synced(Txg(1));
+        assert_eq!((space.allowances(), space.inflight()), (50, 50));
+    }
 
     #[test]
     fn a_short_reservation_may_overdraw_a_limit_that_is_not_reached() {

@@ -412,6 +412,71 @@ fn near_the_limit_writers_are_slowed() {
     assert!(txgs.throttle_stats().delay_ns.get() > 0);
 }
 
+/// Reserves space in the open txg, which is 4.
+fn reserved(limits: Limits, bytes: u64) -> Arc<Txgs> {
+    let txgs = txgs(Limits { timeout_s: 3600, ..limits });
+    let hold = txgs.hold().unwrap();
+    txgs.dirty(hold.txg(), 1);
+    assert!(txgs.space().try_reserve(hold.txg(), bytes, u64::MAX));
+    txgs
+}
+
+/// Story: on a pool of 64 MiB, half full, random overwrites nearly stopped. Writers were
+/// delayed because little space was left, and the txg that would give it back waited for
+/// its timer.
+#[test]
+fn writers_slowed_for_space_request_the_txg() {
+    for (bytes, requested) in [(60, None), (90, Some(Txg(4)))] {
+        let txgs = reserved(Limits::default(), bytes);
+        txgs.throttle_space(100);
+        let delays = txgs.throttle_stats().dirty_delay.get();
+        assert_eq!(delays, u64::from(requested.is_some()));
+        // After a stop only what was requested is written.
+        txgs.stop();
+        assert_eq!(txgs.next_to_sync(), requested, "{bytes} bytes");
+    }
+}
+
+/// Story: the same. Eight writers took slots of 100 ms each, although the txg took 10 ms.
+#[test]
+fn writers_slowed_for_space_continue_when_a_txg_is_on_disk() {
+    let hour = 3600 * SECOND;
+    let limits = Limits { delay_scale_ns: hour, delay_max_ns: hour, ..Limits::default() };
+    let txgs = reserved(limits, 99);
+    let writers: Vec<_> = (0..3).map(|_| thread(&txgs, |txgs| txgs.throttle_space(100))).collect();
+    assert_eq!(txgs.next_to_sync(), Some(Txg(4)));
+    txgs.synced(Txg(4));
+    // A writer that comes only now finds nothing reserved.
+    writers.into_iter().for_each(|writer| writer.join().unwrap());
+    // Slots in the future of the last txg delay no writer of the next one.
+    assert!(txgs.space().try_reserve(Txg(5), 61, 100));
+    txgs.set_limits(&Limits { delay_scale_ns: 1, ..txgs.limits() });
+    txgs.throttle_space(100);
+}
+
+/// A txg's allowance for indirect blocks is no reason for a delay.
+#[test]
+fn allowances_do_not_slow_writers() {
+    let txgs = reserved(Limits::default(), 20);
+    assert!(txgs.space().once(Txg(4), || 50, 100));
+    txgs.throttle_space(100);
+    assert_eq!(txgs.throttle_stats().dirty_delay.get(), 0);
+    txgs.space().charge(Txg(4), 20);
+    txgs.throttle_space(100);
+    assert_eq!(txgs.throttle_stats().dirty_delay.get(), 1);
+}
+
+#[test]
+fn a_request_leaves_the_txg_open() {
+    let txgs = reserved(Limits::default(), 1);
+    txgs.request(Txg(9));
+    assert_eq!(txgs.open_txg(), Txg(4));
+    assert_eq!(txgs.next_to_sync(), Some(Txg(4)));
+    txgs.stop();
+    txgs.synced(Txg(4));
+    assert_eq!(txgs.next_to_sync(), None, "5 was not open then");
+}
+
 fn failure() -> Error {
     Error::io("device gone", std::io::Error::other("unplugged"))
 }

@@ -1,4 +1,5 @@
-//! The queue of writers at the limit for dirty data: first come, first served.
+//! The queue of writers at the limit for dirty data: first come, first served; and the slots in
+//! which delayed writers continue ([`DelaySlots`]).
 //!
 //! Each waiting writer has its own condition. When there is room, the writer at the
 //! front is woken, and it wakes the next one when it leaves. A writer that arrives
@@ -27,12 +28,32 @@ pub struct ThrottleStats {
     pub delay_ns: Counter,
 }
 
-/// The queue, and the time until which writers were already delayed on the curve.
+/// The time until which writers were already delayed on a curve, so that the pool's rate is that
+/// of the curve, however many threads write.
+#[derive(Default)]
+pub(crate) struct DelaySlots {
+    last_wakeup: AtomicU64,
+}
+
+impl DelaySlots {
+    /// Takes the next slot: the time at which a transaction that began at `start` continues.
+    pub(crate) fn next(&self, start: u64, delay: u64) -> u64 {
+        let next = |last: u64| Some(wakeup(start, last, delay));
+        let last = self.last_wakeup.fetch_update(SeqCst, SeqCst, next);
+        wakeup(start, last.unwrap_or(start), delay)
+    }
+
+    /// Gives all slots back, because the reason for the delays is gone.
+    pub(crate) fn reset(&self) {
+        self.last_wakeup.store(0, SeqCst);
+    }
+}
+
+/// The queue.
 #[derive(Default)]
 pub(crate) struct ThrottleQueue {
     waiting: AtomicU64,
     queue: Mutex<VecDeque<Arc<Condvar>>>,
-    last_wakeup: AtomicU64,
 }
 
 impl ThrottleQueue {
@@ -81,13 +102,5 @@ impl ThrottleQueue {
     /// Wakes all waiters, because other state changed.
     pub(crate) fn wake_all(&self) {
         self.queue.lock().iter().for_each(|waiter| waiter.notify_one());
-    }
-
-    /// Takes the next slot on the curve: the time at which a transaction that began at
-    /// `start` continues.
-    pub(crate) fn next_slot(&self, start: u64, delay: u64) -> u64 {
-        let next_slot = |last: u64| Some(wakeup(start, last, delay));
-        let last = self.last_wakeup.fetch_update(SeqCst, SeqCst, next_slot);
-        wakeup(start, last.unwrap_or(start), delay)
     }
 }

@@ -14,7 +14,7 @@ use crate::holds::{Hold, Holds, TxgCore};
 use crate::limits::{AtomicLimits, Limits, delay_ns};
 use crate::space::SpaceReservation;
 use crate::state::{Dirt, Due, FailMode, Gate, Lifecycle, TxgsState};
-use crate::throttle::{ThrottleQueue, ThrottleStats};
+use crate::throttle::{DelaySlots, ThrottleQueue, ThrottleStats};
 use crate::{TXG_LAST_MAX, slot};
 
 /// The transaction groups of a pool.
@@ -28,7 +28,12 @@ pub struct Txgs {
     /// lock.
     awaited: AtomicU64,
     synced: AtomicU64,
+    /// The last txg given to [`Txgs::request`].
+    early: AtomicU64,
     throttle_queue: ThrottleQueue,
+    /// Slots of writers delayed for dirty data, and for space.
+    dirty_slots: DelaySlots,
+    space_slots: DelaySlots,
     stats: ThrottleStats,
 }
 
@@ -62,7 +67,10 @@ impl Txgs {
             limits: AtomicLimits::new(&Limits::default()),
             awaited: AtomicU64::new(0),
             synced: AtomicU64::new(last_synced.0),
+            early: AtomicU64::new(0),
             throttle_queue: ThrottleQueue::default(),
+            dirty_slots: DelaySlots::default(),
+            space_slots: DelaySlots::default(),
             stats: ThrottleStats::default(),
         })
     }
@@ -132,29 +140,68 @@ impl Txgs {
     /// The same for space: must be called before [`Txgs::hold`] by a thread that is
     /// going to reserve space, when all reservations together may have `limit` bytes.
     /// The delay follows the curve of dirty memory, so that threads need not wait for
-    /// whole txgs at the limit.
+    /// whole txgs at the limit. The fixed allowances of txgs
+    /// ([`SpaceReservation::allowances`]) are no part of the curve: waiting does not
+    /// shrink them.
+    ///
+    /// Dirty memory shrinks while a txg is written; reservations end only when it is on
+    /// disk. So a delayed thread requests the open txg, and continues as soon as any txg
+    /// is on disk, even if its delay is not over.
     pub fn throttle_space(&self, limit: u64) {
+        // Before the reservations are read, so that a txg that ends them ends the delay.
+        let synced = self.synced.load(SeqCst);
+        let fixed = self.space.allowances();
+        let limit = limit.saturating_sub(fixed);
         let limits = Limits { dirty_data_max: limit.max(1), ..self.limits.get() };
-        let inflight = self.space.inflight();
+        let inflight = self.space.inflight().saturating_sub(fixed);
         // At the limit itself the reservation is refused, and the caller waits for a
         // txg.
         if inflight > limits.delay_from() && inflight < limit {
-            self.delay(self.core.now(), delay_ns(inflight, &limits));
+            self.delay_for_space(synced, delay_ns(inflight, &limits));
         }
     }
 
-    /// Sleeps until the pool's next slot on the curve.
+    /// Sleeps until the pool's next slot on the curve of dirty data.
     fn delay(&self, start: u64, delay: u64) {
         if delay == 0 {
             return;
         }
-        let wakeup = self.throttle_queue.next_slot(start, delay);
+        let wakeup = self.dirty_slots.next(start, delay);
         let sleep = wakeup.saturating_sub(self.core.now());
         if sleep > 0 {
-            self.stats.dirty_delay.bump();
-            self.stats.delay_ns.add(sleep);
+            self.count_delay(sleep);
             rt::sleep(Duration::from_nanos(sleep));
         }
+    }
+
+    /// Requests the open txg; waits until the next slot on the curve of space, or until a
+    /// txg after `synced` is on disk.
+    fn delay_for_space(&self, synced: u64, delay: u64) {
+        if delay == 0 {
+            return;
+        }
+        self.request(self.open_txg());
+        let start = self.core.now();
+        let mut state = self.core.state.lock();
+        if state.synced != synced {
+            return;
+        }
+        let wakeup = self.space_slots.next(start, delay);
+        loop {
+            let left = wakeup.saturating_sub(self.core.now());
+            let writes = state.life == Lifecycle::Running && !state.is_suspended();
+            if left == 0 || state.synced != synced || !writes {
+                break;
+            }
+            self.core.done.wait_timeout(&mut state, Duration::from_nanos(left));
+        }
+        drop(state);
+        self.count_delay(self.core.now().saturating_sub(start));
+    }
+
+    fn count_delay(&self, nanoseconds: u64) {
+        self.stats.dirty_delay.bump();
+        self.stats.delay_ns.add(nanoseconds);
     }
 
     // ------------------------------------------------------------------ waiters
@@ -251,6 +298,21 @@ impl Txgs {
         self.core.work.notify_all();
     }
 
+    /// Requests that txgs up to this one are synced as soon as the sync thread is free,
+    /// without waiting; a txg that is open stays open until then. Only the first request
+    /// for a txg takes a lock.
+    pub fn request(&self, txg: Txg) {
+        let txg = txg.min(self.open_txg());
+        if self.early.fetch_max(txg.0, SeqCst) >= txg.0 {
+            return;
+        }
+        let mut state = self.core.state.lock();
+        if state.life == Lifecycle::Running && state.requested < txg.0 {
+            state.requested = txg.0;
+            self.core.work.notify_all();
+        }
+    }
+
     // ------------------------------------------------------------------ the sync thread
 
     /// The next txg to write: closed and without holders. Waits until one is due. After
@@ -330,6 +392,7 @@ impl Txgs {
         // afterwards.
         self.dirty.clear(txg.0);
         self.space.synced(txg);
+        self.space_slots.reset();
         let keep = self.limits.get().txg_history;
         state.complete(txg.0, self.core.now(), keep);
         self.synced.store(txg.0, SeqCst);

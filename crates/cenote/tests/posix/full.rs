@@ -72,3 +72,58 @@ fn records_smaller_than_a_sector_fill_a_pool() {
     rig.sync();
     rig.end();
 }
+
+/// Story: on a pool of 64 MiB, half full, random overwrites of 8 KiB nearly stopped, at about one
+/// txg a second. A txg that has reserved a quarter of the space should be written early. Its
+/// allowance for indirect blocks alone is a quarter of a small pool's space, so that the step
+/// above this share, for which the ledger waited, never came.
+#[test]
+fn a_small_pool_writes_txgs_early() {
+    let rig = PosixFixture::new("early", 64 * MB);
+    rig.set(&[("recordsize", 8 << 10)]);
+    let file = rig.file(rig.root(), "f");
+    let room = rig.pool.dataset(DATASET).unwrap().available().unwrap();
+    let records = room / 2 / (8 << 10);
+    (0..records).for_each(|n| rig.write(file, n * (8 << 10), &noise(n, 8 << 10)));
+    rig.sync();
+    let txgs = rig.pool.writer().unwrap().txgs();
+    // The timer starts no txg.
+    txgs.set_limits(&txg::Limits { timeout_s: 36_000, ..txgs.limits() });
+    let before = txgs.synced_txg();
+    // Above a quarter of what is free, and below the share at which writers are delayed.
+    let mut rng = Rng::new(64);
+    for n in 0..room / 2 * 2 / 7 / (8 << 10) {
+        rig.write(file, rng.below(records) * (8 << 10), &noise(n, 8 << 10));
+    }
+    for _ in 0..3000 {
+        if txgs.synced_txg() > before {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert!(txgs.synced_txg() > before, "the txg waits for its timer");
+    txgs.set_limits(&txg::Limits { timeout_s: 5, ..txgs.limits() });
+    rig.end();
+}
+
+/// Story: on an idle pool, `chmod` changed a dnode and no block, so no txg's timer was started, and
+/// the change waited in memory until something else was written.
+#[test]
+fn a_change_of_attributes_alone_is_written_in_time() {
+    let rig = PosixFixture::new("attrs", 64 * MB);
+    let file = rig.file(rig.root(), "f");
+    rig.sync();
+    let txgs = rig.pool.writer().unwrap().txgs();
+    txgs.set_limits(&txg::Limits { timeout_s: 1, ..txgs.limits() });
+    let before = txgs.synced_txg();
+    let mode = SetAttrs { mode: Some(0o600), ..SetAttrs::default() };
+    rig.fs.set_attrs(&Caller::root(), file, &mode).unwrap();
+    for _ in 0..3000 {
+        if txgs.synced_txg() > before {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert!(txgs.synced_txg() > before, "the change waits for another one");
+    rig.end();
+}

@@ -285,6 +285,10 @@ impl Objset {
             // A change that failed half-way is in the txg as well.
             if !had && inner.slots[at].is_some() {
                 live.dirty_objects.lock().entry(txg).or_default().insert(id.0);
+                // A change of the dnode alone has no bytes, and must start the txg's timer, too.
+                if let Some(dirt) = tx.dirt() {
+                    dirt.dirty(txg, 0);
+                }
             }
             if out.is_err() && inner.is_clean() {
                 drop(inner);

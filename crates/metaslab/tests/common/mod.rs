@@ -170,6 +170,7 @@ impl<'a> SpaceModel<'a> {
             class: SpaceClass::Normal,
             txg,
             hint: self.rng.below(8),
+            metadata: self.rng.below(3) == 0,
             gang_child: self.rng.below(4) == 0,
             avoid: None,
         };
@@ -383,7 +384,8 @@ impl<'a> SpaceModel<'a> {
         let defer = !self.undeferred.contains(&txg);
         self.space.synced(txg, defer).map_err(text)?;
         if self.rng.below(4) == 0 {
-            self.space.unload_idle(txg, self.rng.0 % 3);
+            let ranges_max = self.rng.below(60) as usize;
+            self.space.unload_idle(txg, self.rng.below(3), ranges_max);
         }
         self.space.check().map_err(text)?;
         if self.rng.below(9) == 0 { self.import() } else { Ok(()) }

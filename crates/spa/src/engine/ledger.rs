@@ -60,8 +60,8 @@ use super::Writer;
 /// Txgs for which one call waits, because space freed in them becomes available (chapter 05
 /// §6).
 const DRAIN_TXGS: u32 = 4;
-/// A txg whose reservations exceed this share of the pool's available space is written
-/// early.
+/// A txg whose reservations, apart from its allowance for indirect blocks, exceed this share
+/// of the pool's available space, apart from all allowances, is written early.
 const EARLY_SHARE: u64 = 4;
 /// Bytes of a pointer in its indirect block and that block's copies.
 const POINTERS: u64 = 3 * 128;
@@ -502,9 +502,11 @@ impl Ledger {
             Some(had) => Some((had, here, here)),
         };
         if let Some((before, bytes, back)) = got {
-            let enough = limit / EARLY_SHARE;
-            if before < enough && before + bytes >= enough {
-                self.txgs.kick(txg);
+            // In a small or nearly full pool the allowance alone is as much as this share of the
+            // limit, and the limit shrinks while frees are deferred.
+            let data = before.saturating_add(bytes).saturating_sub(space.allowance(txg));
+            if data >= limit.saturating_sub(space.allowances()) / EARLY_SHARE {
+                self.txgs.request(txg);
             }
             return Ok(back);
         }

@@ -1,12 +1,12 @@
 //! The pool's space for the pipeline: allocation from the metaslabs, which are loaded on
 //! demand.
 //!
-//! Lock order: `loading` is held while a space map is read; under it only locks of reading
-//! are taken.
+//! Lock order: one of `loading` is held while a space map is read; under it only locks of
+//! reading are taken.
 
 use std::sync::{Arc, OnceLock, Weak};
 
-use base::rt::{Mutex, RwLock};
+use base::rt::{self, Mutex, RwLock};
 use base::{Dva, Error, ErrorKind, ObjectId, Psize, Result, Txg, VdevId};
 use dmu::{Io, Objset, OutagePolicy};
 use dsl::Mos;
@@ -17,13 +17,19 @@ use zio::{SpaceSource, Want, Zio};
 /// How often a metaslab may change while it is read.
 const LOADS_MAX: usize = 64;
 
+/// Locks of metaslabs that are being loaded.
+const LOADERS: usize = 8;
+/// Metaslabs of a vdev that one txg loads ahead.
+const PRELOADS_MAX: usize = 64;
+
 /// [`SpaceSource`] of an open pool.
 pub(crate) struct SpaceIo {
     pub(crate) space: Arc<Space>,
     zio: Weak<Zio>,
     /// Weak, because the MOS reads through the pipeline that allocates here.
     mos: OnceLock<Weak<Objset>>,
-    loading: Mutex<()>,
+    /// One thread reads a space map; threads that need other ones do not wait for it.
+    loading: [Mutex<()>; LOADERS],
     /// Valid until vdevs are added.
     limits: RwLock<Option<(u64, u64)>>,
 }
@@ -47,7 +53,7 @@ impl SpaceIo {
             space,
             zio: Arc::downgrade(zio),
             mos: OnceLock::new(),
-            loading: Mutex::new(()),
+            loading: Default::default(),
             limits: RwLock::new(None),
         }
     }
@@ -69,7 +75,7 @@ impl SpaceIo {
     /// Loads a metaslab; one that contradicts itself, or that cannot be read, is not
     /// allocated from any more.
     pub(crate) fn load(&self, key: MsKey, outage: OutagePolicy) -> Result<()> {
-        let _one = self.loading.lock();
+        let _one = self.loading[key.ms as usize % LOADERS].lock();
         for _ in 0..LOADS_MAX {
             let Some(plan) = self.space.load_plan(key)? else { return Ok(()) };
             let params = Params::metaslab(plan.seg.start, plan.seg.len, plan.shift);
@@ -86,6 +92,23 @@ impl SpaceIo {
             }
         }
         Err(Error::bug("a space map changes whenever it is read"))
+    }
+
+    /// Loads the metaslabs that the next txg will probably need, several at a time, so that its
+    /// allocations do not wait for each of them in turn. One that cannot be loaded is not
+    /// allocated from any more.
+    pub(crate) fn preload(&self) {
+        let keys = self.space.preloads(PRELOADS_MAX);
+        if keys.is_empty() {
+            return;
+        }
+        let threads = LOADERS.min(keys.len());
+        rt::fan_out(threads, |thread| {
+            for key in keys.iter().skip(thread).step_by(threads) {
+                // The metaslab is disabled then, and an allocation that needs it says why.
+                let _ = self.load(*key, OutagePolicy::WaitAlways);
+            }
+        });
     }
 
     /// The first `length` bytes of a space map.
@@ -124,6 +147,7 @@ impl SpaceSource for SpaceIo {
             class: class_of(want.class),
             txg: want.txg,
             hint: want.hint,
+            metadata: want.metadata,
             gang_child: want.gang_child,
             avoid: None,
         };

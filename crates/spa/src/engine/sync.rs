@@ -71,6 +71,11 @@ use super::store::Store;
 use super::tasks::TaskCx;
 use super::{SyncState, Writer};
 
+/// Txgs after which a metaslab that nothing is allocated from is unloaded.
+const UNLOAD_IDLE: u64 = 64;
+/// Free ranges of loaded metaslabs in memory, each of about 50 bytes; above that the metaslabs
+/// that were used longest ago are unloaded.
+const FREE_RANGES_MAX: usize = 4 << 20;
 /// From this pass on blocks of the txg are rewritten in place.
 const PASS_REWRITE: u32 = 2;
 /// From this pass on, without logs of space maps, frees wait for the next txg.
@@ -297,7 +302,8 @@ impl Writer {
         let left = self.space.synced(txg, defer)?;
         self.zio.announce(txg);
         state.draining = !left.is_empty();
-        self.space.unload_idle(txg, 64);
+        self.space.unload_idle(txg, UNLOAD_IDLE, FREE_RANGES_MAX);
+        self.space_io.preload();
         Ok(())
     }
 

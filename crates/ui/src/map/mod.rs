@@ -19,7 +19,7 @@ use cenote::VdevClass;
 use cenote::props::{nicebytes, nicenum};
 use cenote::space_map::{MetaslabMap, combine, percent};
 
-pub use svg::svg;
+pub use svg::{SVG_WIDTH, svg, svg_elements};
 pub use text::{legend, text};
 
 use crate::terminal::TerminalStyle;
@@ -33,6 +33,8 @@ pub struct MapStyle {
     pub exact: bool,
     /// Lines of cells for each vdev, at most.
     pub lines: usize,
+    /// Free segments by size are shown, too.
+    pub histograms: bool,
 }
 
 /// Steps of fullness: one for each ten percent.

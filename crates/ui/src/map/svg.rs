@@ -9,7 +9,9 @@ use super::{
 };
 use crate::xml::escape;
 
-const WIDTH: u64 = 880;
+/// Width of the picture, pixels.
+pub const SVG_WIDTH: u64 = 880;
+const WIDTH: u64 = SVG_WIDTH;
 const MARGIN: u64 = 16;
 /// Room for the index of a line's first metaslab.
 const INDEX: u64 = 56;
@@ -25,24 +27,30 @@ const BARS: (u64, u64) = (INDEX + 210, 560);
 
 /// A document with all pools below each other.
 pub fn svg(pools: &[PoolMap]) -> String {
-    let mut body = SvgBody { text: String::new(), y: MARGIN };
+    let (elements, height) = svg_elements(pools, true);
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
+         viewBox=\"0 0 {WIDTH} {height}\" font-family=\"sans-serif\" font-size=\"11\">\n\
+         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n{elements}</svg>\n"
+    )
+}
+
+/// The elements of a part of a document, from its upper left corner, with their height in
+/// pixels; they are [`SVG_WIDTH`] pixels wide. Without `histograms`, free segments are left out.
+pub fn svg_elements(pools: &[PoolMap], histograms: bool) -> (String, u64) {
+    let mut body = SvgBody { text: String::new(), y: MARGIN, histograms };
     body.legend();
     for pool in pools {
         body.pool(pool);
     }
-    let height = body.y + MARGIN;
-    format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
-         viewBox=\"0 0 {WIDTH} {height}\" font-family=\"sans-serif\" font-size=\"11\">\n\
-         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n{}</svg>\n",
-        body.text
-    )
+    (body.text, body.y + MARGIN)
 }
 
 /// The elements so far, and where the next line begins.
 struct SvgBody {
     text: String,
     y: u64,
+    histograms: bool,
 }
 
 impl SvgBody {
@@ -99,7 +107,7 @@ impl SvgBody {
         for vdev in &pool.vdevs {
             self.vdev(vdev);
         }
-        if pool.vdevs.len() > 1 {
+        if pool.vdevs.len() > 1 && self.histograms {
             self.y += LINE / 2;
             self.line(12, &format!("{}: free segments of all vdevs but logs", pool.name));
             self.histogram(&pool.segments);
@@ -134,7 +142,9 @@ impl SvgBody {
             }
             self.y += CELL.1;
         }
-        self.histogram(&v.segments);
+        if self.histograms {
+            self.histogram(&v.segments);
+        }
     }
 
     fn histogram(&mut self, segments: &SegmentHistogram) {

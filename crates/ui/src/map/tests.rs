@@ -65,7 +65,7 @@ fn small() -> PoolMap {
 
 fn style(width: usize, color: bool) -> MapStyle {
     let terminal = TerminalStyle { width, color, unicode: color };
-    MapStyle { terminal, exact: false, lines: 16 }
+    MapStyle { terminal, exact: false, lines: 16, histograms: true }
 }
 
 /// A line as it appears: without control sequences.
@@ -264,4 +264,17 @@ fn a_picture() {
         assert_eq!(opened.count(), shown.matches(&close).count(), "{tag}");
     }
     assert!(svg(&[]).ends_with("</svg>\n"));
+}
+
+/// A part of another document, without free segments.
+#[test]
+fn elements_of_a_part() {
+    let pools = [small()];
+    let (whole, part) = (svg_elements(&pools, true), svg_elements(&pools, false));
+    assert!(svg(&pools).contains(&whole.0) && !part.0.contains("<svg"));
+    assert_eq!(part.0.matches("<title>").count(), whole.0.matches("<title>").count());
+    assert!(part.1 < whole.1, "{} {}", part.1, whole.1);
+    let bars = MapStyle { histograms: false, ..style(80, false) };
+    assert!(text(&small(), style(80, false)).contains("SIZE"));
+    assert!(!text(&small(), bars).contains("SIZE"));
 }

@@ -32,7 +32,7 @@ pub fn text(pool: &PoolMap, style: MapStyle) -> String {
         out.push('\n');
         vdev_text(&mut out, vdev, style);
     }
-    if pool.vdevs.len() > 1 {
+    if pool.vdevs.len() > 1 && style.histograms {
         out.push('\n');
         wrap(&mut out, width, &format!("{}: free segments of all vdevs but logs", pool.name), &[]);
         histogram(&mut out, &pool.segments, style);
@@ -60,7 +60,9 @@ fn vdev_text(out: &mut String, v: &VdevMap, style: MapStyle) {
         let cells: Vec<String> = line.iter().map(|m| cell(m, color)).collect();
         let _ = writeln!(out, "{}", cells.join(" "));
     }
-    histogram(out, &v.segments, style);
+    if style.histograms {
+        histogram(out, &v.segments, style);
+    }
 }
 
 fn cell(m: &MetaslabMap, color: bool) -> String {

@@ -86,6 +86,8 @@ pub struct Want {
     pub txg: Txg,
     /// Identifies the block's owner: blocks with the same hint should be adjacent.
     pub hint: u64,
+    /// Metadata, and intent logs: short-lived blocks, kept apart from data.
+    pub metadata: bool,
     /// A gang header or a member of a gang: no extent was large enough for the whole
     /// block.
     pub gang_child: bool,
@@ -252,6 +254,7 @@ struct ReadyBlock {
     header_copies: u8,
     class: Class,
     hint: u64,
+    metadata: bool,
     outage: OutagePolicy,
     content: BlockContent,
 }

@@ -30,6 +30,7 @@ impl Zio {
             class: ready.class,
             txg: ready.block.effective_physical_birth(),
             hint: ready.hint,
+            metadata: ready.metadata,
             gang_child: false,
             outage: ready.outage,
         };
