@@ -41,6 +41,8 @@ function __cenote_takes
             printf '%s\n' -d -o -t -s
         case 'zfs mount'
             printf '%s\n' -R -o
+        case 'zfs rewrite'
+            printf '%s\n' -o -l
         case 'cenote daemon'
             printf '%s\n' --metrics
         case 'cenote zdb'
@@ -202,6 +204,7 @@ __cenote_complete -n '__cenote_wants cenote' -a version -d 'show the version'
 __cenote_complete -n '__cenote_wants zpool' -a create -d 'make a pool of devices'
 __cenote_complete -n '__cenote_wants zpool' -a destroy -d 'destroy a pool'
 __cenote_complete -n '__cenote_wants zpool' -a add -d 'add devices to a pool'
+__cenote_complete -n '__cenote_wants zpool' -a advise -d 'say what hurts pools, and what to do'
 __cenote_complete -n '__cenote_wants zpool' -a clear -d 'forget errors of devices, and go on with those that came back'
 __cenote_complete -n '__cenote_wants zpool' -a online -d 'take devices back that were gone'
 __cenote_complete -n '__cenote_wants zpool' -a remove -d 'remove log devices, cache devices and spares from a pool'
@@ -231,6 +234,7 @@ __cenote_complete -n '__cenote_wants zfs' -a get -d 'show properties of datasets
 __cenote_complete -n '__cenote_wants zfs' -a mount -d 'mount file systems, or show what is mounted'
 __cenote_complete -n '__cenote_wants zfs' -a unmount -d 'unmount file systems'
 __cenote_complete -n '__cenote_wants zfs' -a umount -d 'unmount file systems'
+__cenote_complete -n '__cenote_wants zfs' -a rewrite -d 'write the blocks of files again with the current properties'
 __cenote_complete -n '__cenote_wants zfs' -a version -d 'show the version'
 __cenote_complete -n '__cenote_at zpool create' -s f -d 'even if devices seem to be in use, or redundancy differs'
 __cenote_complete -n '__cenote_at zpool create' -s n -d 'only show what would be made'
@@ -255,6 +259,9 @@ __cenote_complete -n '__cenote_at zpool add' -l allow-replication-mismatch -d 'a
 __cenote_complete -n '__cenote_at zpool add' -l allow-ashift-mismatch -d 'another sector size than the pool\'s'
 __cenote_complete -n '__cenote_at zpool add 0' -f -a '(__cenote_pools)'
 __cenote_complete -n '__cenote_at zpool add +1' -F
+__cenote_complete -n '__cenote_at zpool advise' -s j -l json -d 'JSON output'
+__cenote_complete -n '__cenote_at zpool advise' -s p -d 'exact numbers'
+__cenote_complete -n '__cenote_at zpool advise +0' -f -a '(__cenote_pools)'
 __cenote_complete -n '__cenote_at zpool clear 0' -f -a '(__cenote_pools)'
 __cenote_complete -n '__cenote_at zpool clear +1' -f -a '(__cenote_vdevs)'
 __cenote_complete -n '__cenote_at zpool online 0' -f -a '(__cenote_pools)'
@@ -399,6 +406,15 @@ __cenote_complete -n '__cenote_at zfs mount +0' -f -a '(__cenote_datasets)'
 __cenote_complete -n '__cenote_at zfs unmount,umount' -s a -d 'all that are mounted'
 __cenote_complete -n '__cenote_at zfs unmount,umount' -s f -d 'even what is busy'
 __cenote_complete -n '__cenote_at zfs unmount,umount +0' -f -a '(__cenote_datasets)'
+__cenote_complete -n '__cenote_at zfs rewrite' -s r -d 'the files below directories, too'
+__cenote_complete -n '__cenote_at zfs rewrite' -s x -d 'do not cross into other file systems'
+__cenote_complete -n '__cenote_at zfs rewrite' -s v -d 'print the path of each file that was rewritten'
+__cenote_complete -n '__cenote_at zfs rewrite' -s P -d 'keep the blocks\' logical birth (feature physical_rewrite)'
+__cenote_complete -n '__cenote_at zfs rewrite' -s S -d 'skip blocks that a snapshot shares'
+__cenote_complete -n '__cenote_at zfs rewrite' -s C -d 'skip cloned blocks'
+__cenote_complete -n '__cenote_at zfs rewrite' -s o -d 'begin at this byte of each file' -r -f
+__cenote_complete -n '__cenote_at zfs rewrite' -s l -d 'at most this many bytes of each file' -r -f
+__cenote_complete -n '__cenote_at zfs rewrite +0' -F
 __cenote_complete -n '__cenote_at zfs version' -s j -l json -d 'as JSON'
 __cenote_complete -n '__cenote_at cenote daemon' -l foreground -d 'stay in the foreground, for service managers'
 __cenote_complete -n '__cenote_at cenote daemon' -l metrics -d 'serve the kstats for Prometheus there' -r -f
@@ -499,7 +515,7 @@ __cenote_complete -n '__cenote_at cenote map' -s d -d 'look for the pool there; 
 __cenote_complete -n '__cenote_at cenote map' -l txg -d 'as of this transaction group (\'cenote uberblocks\' lists them)' -r -f
 __cenote_complete -n '__cenote_at cenote io' -s T -d 'the time above each report' -r -f -a 'd u'
 __cenote_complete -n '__cenote_at cenote io +0' -f -a '(__cenote_pools)'
-__cenote_complete -n '__cenote_at cenote bench 0' -f -a 'cached poison du stress write sync zil-sticky oltp fragmentation aged atime codecs fuse-null cache'
+__cenote_complete -n '__cenote_at cenote bench 0' -f -a 'cached poison du stress write sync zil-sticky oltp fragmentation codecs fuse-null cache'
 __cenote_complete -n '__cenote_at cenote bench +1' -F
 __cenote_complete -n '__cenote_at cenote sim' -l seed -d 'the first run\'s seed (1); each next run has the next one' -r -f
 __cenote_complete -n '__cenote_at cenote sim' -l runs -d 'runs (1)' -r -f

@@ -18,7 +18,7 @@ use std::collections::BTreeSet;
 use base::Result;
 use base::rt::now;
 
-use models::{Classic, ClassicModel, Policy, Real, Reference, Request};
+use models::{Classic, ClassicModel, Policy, Real, Reference, SpaceRequest};
 
 mod models;
 
@@ -34,9 +34,9 @@ const RATE: f64 = 150e6;
 /// Percent of the vdev that a txg overwrites.
 const TXG_PERCENT: u64 = 2;
 
-struct Rng(u64);
+struct PolicyRng(u64);
 
-impl Rng {
+impl PolicyRng {
     fn below(&mut self, n: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -46,7 +46,7 @@ impl Rng {
 }
 
 #[derive(Default)]
-struct Figures {
+struct PolicyFigures {
     requests: u64,
     bytes: u64,
     gangs: u64,
@@ -63,7 +63,7 @@ struct Figures {
     window_bytes: u64,
 }
 
-impl Figures {
+impl PolicyFigures {
     fn write(&mut self, at: u64, size: u64, data: bool) {
         self.window.push((at, size, data));
         self.window_bytes += size;
@@ -121,13 +121,13 @@ struct Load<'a> {
     indirect: Vec<Pieces>,
     small: Vec<Pieces>,
     gangs: std::collections::HashMap<u64, Pieces>,
-    rng: Rng,
-    figures: Figures,
+    rng: PolicyRng,
+    figures: PolicyFigures,
     full: bool,
 }
 
 impl Load<'_> {
-    fn allocate(&mut self, want: Request) -> Pieces {
+    fn allocate(&mut self, want: SpaceRequest) -> Pieces {
         let began = now();
         let got = self.policy.allocate(&want);
         self.figures.nanoseconds += began.elapsed().as_nanos();
@@ -144,8 +144,8 @@ impl Load<'_> {
         }
         self.figures.gangs += 1;
         let half = (want.size / 2).next_multiple_of(4096);
-        let mut out = self.allocate(Request { size: half, ..want });
-        out.extend(self.allocate(Request { size: want.size - half, ..want }));
+        let mut out = self.allocate(SpaceRequest { size: half, ..want });
+        out.extend(self.allocate(SpaceRequest { size: want.size - half, ..want }));
         out
     }
 
@@ -157,7 +157,7 @@ impl Load<'_> {
     fn txg(&mut self, records: &BTreeSet<u64>) -> Result<()> {
         let mut freed: Pieces = Vec::new();
         for &n in records {
-            let data = Request { size: RECORD, copies: 1, metadata: false, hint: 7 };
+            let data = SpaceRequest { size: RECORD, copies: 1, metadata: false, hint: 7 };
             let got = self.allocate(data);
             let slot = &mut self.records[n as usize];
             if *slot != u32::MAX {
@@ -177,12 +177,12 @@ impl Load<'_> {
         let parents: BTreeSet<u64> = records.iter().map(|n| n / POINTERS).collect();
         for parent in parents {
             let size = 4096 * (10 + self.rng.below(9));
-            let got = self.allocate(Request { size, copies: 2, metadata: true, hint: 7 });
+            let got = self.allocate(SpaceRequest { size, copies: 2, metadata: true, hint: 7 });
             freed.extend(std::mem::replace(&mut self.indirect[parent as usize], got));
         }
         for i in 0..self.small.len() {
             let size = 4096 * (1 + self.rng.below(4));
-            let got = self.allocate(Request { size, copies: 3, metadata: true, hint: 0 });
+            let got = self.allocate(SpaceRequest { size, copies: 3, metadata: true, hint: 0 });
             freed.extend(std::mem::replace(&mut self.small[i], got));
         }
         self.figures.flush();
@@ -201,8 +201,8 @@ fn run(policy: &mut dyn Policy, size: u64, fill: u64) -> Result<()> {
         indirect: vec![Vec::new(); records.div_ceil(POINTERS) as usize],
         small: vec![Vec::new(); 16],
         gangs: Default::default(),
-        rng: Rng(88_172_645_463_325_252),
-        figures: Figures { size, ..Figures::default() },
+        rng: PolicyRng(88_172_645_463_325_252),
+        figures: PolicyFigures { size, ..PolicyFigures::default() },
         full: false,
     };
     let mut at = 0;
@@ -215,7 +215,7 @@ fn run(policy: &mut dyn Policy, size: u64, fill: u64) -> Result<()> {
     for txg in 0..txgs {
         if txg == txgs * 3 / 4 {
             let head = load.figures.head;
-            load.figures = Figures { head, size, ..Figures::default() };
+            load.figures = PolicyFigures { head, size, ..PolicyFigures::default() };
         }
         let mut some = BTreeSet::new();
         while (some.len() as u64) < each.min(records / 2) {

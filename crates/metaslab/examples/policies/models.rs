@@ -12,7 +12,7 @@ const DEFER: usize = 2;
 
 /// A request.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Request {
+pub(crate) struct SpaceRequest {
     pub(crate) size: u64,
     pub(crate) copies: u8,
     /// A block of metadata.
@@ -24,7 +24,7 @@ pub(crate) struct Request {
 pub(crate) trait Policy {
     fn name(&self) -> &'static str;
     /// An offset for each copy; `None` if one does not fit in one piece.
-    fn allocate(&mut self, want: &Request) -> Option<Vec<u64>>;
+    fn allocate(&mut self, want: &SpaceRequest) -> Option<Vec<u64>>;
     fn free(&mut self, at: u64, size: u64) -> Result<()>;
     /// The txg ends: what it freed becomes allocatable two txgs later.
     fn end_txg(&mut self) -> Result<()>;
@@ -94,7 +94,7 @@ impl Policy for ClassicModel {
         }
     }
 
-    fn allocate(&mut self, want: &Request) -> Option<Vec<u64>> {
+    fn allocate(&mut self, want: &SpaceRequest) -> Option<Vec<u64>> {
         if self.free.largest() < want.size {
             return None;
         }
@@ -206,7 +206,7 @@ impl Policy for Reference {
         "reference"
     }
 
-    fn allocate(&mut self, want: &Request) -> Option<Vec<u64>> {
+    fn allocate(&mut self, want: &SpaceRequest) -> Option<Vec<u64>> {
         let mut out: Vec<u64> = Vec::new();
         for copy in 0..usize::from(want.copies) {
             let not = out.first().map(|at| (at >> self.shift) as usize);
@@ -282,7 +282,7 @@ impl Policy for Real {
         "cenote"
     }
 
-    fn allocate(&mut self, want: &Request) -> Option<Vec<u64>> {
+    fn allocate(&mut self, want: &SpaceRequest) -> Option<Vec<u64>> {
         let inner = Want {
             psize: want.size,
             copies: want.copies,

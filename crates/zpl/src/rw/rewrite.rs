@@ -50,7 +50,7 @@ const PIECES: u64 = 8;
 
 /// The blocks of one piece.
 #[derive(Default)]
-struct Piece {
+struct RewritePiece {
     /// To be moved, with their content.
     blocks: Vec<(u64, Buf)>,
     skipped: u64,
@@ -137,9 +137,14 @@ impl FileSystem {
     }
 
     /// Reads the blocks to be moved; the caller holds the lock on their range.
-    fn piece_of(&self, node: &FileNode, range: Range<u64>, shared_until: Txg) -> Result<Piece> {
+    fn piece_of(
+        &self,
+        node: &FileNode,
+        range: Range<u64>,
+        shared_until: Txg,
+    ) -> Result<RewritePiece> {
         let (object, io) = (&node.object, self.io());
-        let mut piece = Piece::default();
+        let mut piece = RewritePiece::default();
         for blkid in range {
             if object.is_hole(blkid, io)? {
                 continue;
