@@ -69,13 +69,14 @@ fn planted_conditions_are_found() {
         assert!(found.contains(&due), "{rule}: {found:?}");
     }
     let text = s.ok(&["zpool", "advise", "tank"]);
+    // Lines are as wide as a terminal.
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     for line in [
-        "problem:  40.3M are stored without compression.",
-        "    run:  zfs set relatime=on tank",
-        "in 2 file systems (atime=on,",
+        "are stored without compression.",
+        "run: zfs set relatime=on tank",
+        "in 2 file systems (atime=on, relatime=off).",
     ] {
-        let start = line.split("  40").next().unwrap();
-        assert!(text.contains(start), "{line}: {text}");
+        assert!(text.contains(line), "{line}: {text}");
     }
     // What the rules about use rest on is counted.
     let paths = s.ok(&["kstat", "-p", "-m", "zfs"]);

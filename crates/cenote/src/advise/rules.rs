@@ -136,7 +136,7 @@ fn mean_time(histogram: &[u64]) -> (u64, u64) {
     let (mut sum, mut count) = (0u128, 0u128);
     for (class, &n) in (0u32..64).zip(histogram) {
         let middle = (3u128 << class) / 2;
-        sum += middle.saturating_mul(n.into());
+        sum = sum.saturating_add(middle.saturating_mul(n.into()));
         count += u128::from(n);
     }
     let mean = sum.checked_div(count).unwrap_or(0);
