@@ -168,7 +168,7 @@ fn ready(w: &Write<'_>, block: Block, rewrite: Option<BlockLayout>, stored: Buf)
             class: w.props.class,
             hint: w.hint,
             outage: w.outage,
-            content: BlockContent { whole, stored, cache: w.cache },
+            content: BlockContent { whole, stored, cache: w.cache, tiers: w.props.tiers },
         })),
     }
 }
