@@ -5,7 +5,7 @@
 _cenote_commands() {
 	case $1 in
 	cenote) echo 'zpool zfs daemon zdb arc arcstat arc_summary zilstat trace kstat tune ls tree cat cp uberblocks map io bench sim completion mount.cenote help version' ;;
-	zpool) echo 'create destroy add clear online remove labelclear list map status iostat import export upgrade reguid history get set sync wait version' ;;
+	zpool) echo 'create destroy add clear offline online remove labelclear list map status iostat import export upgrade reguid history get set sync wait version' ;;
 	zfs) echo 'create destroy snapshot snap set inherit list get mount unmount umount version' ;;
 	esac
 }
@@ -346,6 +346,12 @@ _cenote_operand() {
 		esac
 		;;
 	'zpool clear')
+		case $2 in
+		0) echo 'pool' ;;
+		*) echo 'vdev' ;;
+		esac
+		;;
+	'zpool offline')
 		case $2 in
 		0) echo 'pool' ;;
 		*) echo 'vdev' ;;

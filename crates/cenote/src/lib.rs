@@ -27,6 +27,7 @@
 //! * Front ends access the engine through this crate alone.
 //! * A pool is imported once per engine; its devices are locked while it is.
 
+mod cache_devices;
 mod changes;
 pub mod create;
 mod dataset;
@@ -85,5 +86,5 @@ pub mod features {
 /// The engine's internals, for tools that inspect pools. Only `zdb`, `stats`, `bench`,
 /// `testkit`, tests and `daemon::vdev_history` use them; `scripts/tidy.sh` checks it.
 pub mod inspect {
-    pub use {codec, device, dmu, dsl, nvlist, ondisk, spa, vdev, zil, zio, zpl};
+    pub use {arc, codec, device, dmu, dsl, nvlist, ondisk, spa, vdev, zil, zio, zpl};
 }
