@@ -1,6 +1,7 @@
 //! Cache devices: blocks come back from them, whatever happens to the devices.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
 
@@ -77,6 +78,22 @@ fn l2(engine: &Engine) -> cenote::inspect::arc::stats::SecondTierStats {
     engine.arc_stats().l2
 }
 
+/// OpenZFS's zdb reads the device's header, and finds every log block that it counts.
+fn judge_cache(path: &Path) {
+    let Ok(out) = Command::new("zdb").arg("-l").arg(path).output() else {
+        return testkit::skip(testkit::Need::Zdb, "zdb is not installed");
+    };
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    assert!(out.status.success() && text.contains("L2ARC device header"), "{text}");
+    let count = |name: &str| {
+        let at = text.find(name).unwrap_or_else(|| panic!("no {name}: {text}"));
+        let digits = text[at + name.len()..].trim_start_matches([':', ' ', '\t']);
+        digits.split_whitespace().next().unwrap().parse::<u64>().unwrap()
+    };
+    let (said, found) = (count("lb_count_refcount"), count("log_blk_count"));
+    assert!(said > 0 && said == found, "{text}");
+}
+
 /// Fills a pool, evicts it to the cache device, reads it back from there before and after
 /// an export, and lets zdb judge the pool.
 fn story(name: &str, disks: &DiskFiles, vdev: NewVdev, last: usize, ashift: u64) {
@@ -107,6 +124,7 @@ fn story(name: &str, disks: &DiskFiles, vdev: NewVdev, last: usize, ashift: u64)
     pool.export().unwrap();
     drop((objects, pool));
     drop(engine);
+    judge_cache(&disks.path().join(format!("d{last}")));
     let engine = small_engine(EngineConfig::default());
     let pool = import_from(&engine, &disks.path(), &writing()).unwrap();
     await_caches(&pool, 1);
