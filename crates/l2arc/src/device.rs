@@ -82,7 +82,7 @@ pub struct DeviceCounts {
 }
 
 #[derive(Default)]
-struct Counters {
+struct DeviceCounters {
     reads: [AtomicU64; 2],
     writes: [AtomicU64; 2],
     read_errors: AtomicU64,
@@ -206,7 +206,7 @@ pub struct CacheDevice {
     pub(crate) gone: AtomicBool,
     pub(crate) memory: AtomicU64,
     pub(crate) abandoned: Abandoned,
-    counters: Counters,
+    counters: DeviceCounters,
     since: rt::Instant,
 }
 
@@ -235,7 +235,7 @@ impl CacheDevice {
             gone: AtomicBool::new(false),
             memory: AtomicU64::new(0),
             abandoned: Abandoned::default(),
-            counters: Counters::default(),
+            counters: DeviceCounters::default(),
             since: rt::now(),
             spec,
         })

@@ -92,7 +92,7 @@ impl IndexSums {
 
 /// A [`CachedBlock`], packed.
 #[derive(Clone, Copy, Default)]
-struct Record {
+struct PackedBlock {
     /// Offset in sectors, and flags in the low byte.
     place: u64,
     birth: u64,
@@ -110,8 +110,8 @@ const PREFETCH: u64 = 4;
 const PROTECTED: u64 = 8;
 const MFU: u64 = 16;
 
-impl Record {
-    fn of(block: &CachedBlock) -> Record {
+impl PackedBlock {
+    fn of(block: &CachedBlock) -> PackedBlock {
         let (id, facts) = (&block.id, &block.facts);
         let flag = |on: bool, bit: u64| if on { bit } else { 0 };
         let flags = LIVE
@@ -119,7 +119,7 @@ impl Record {
             | flag(facts.prefetch, PREFETCH)
             | flag(facts.protected, PROTECTED)
             | flag(facts.mfu, MFU);
-        Record {
+        PackedBlock {
             place: (id.offset >> 9) << 8 | flags,
             birth: id.birth,
             daddr: (block.daddr >> 9) << 16 | ((facts.psize >> 9) - 1),
@@ -158,7 +158,7 @@ impl Record {
 
 /// Records in one allocation.
 const CHUNK: u64 = 256;
-type Chunk = Box<[Record; CHUNK as usize]>;
+type Chunk = Box<[PackedBlock; CHUNK as usize]>;
 
 /// The number of the first record; far from both ends of the range, and a multiple of
 /// [`CHUNK`].
@@ -214,16 +214,16 @@ impl RingIndex {
 
     /// Memory, bytes.
     pub fn memory(&self) -> u64 {
-        let chunks = self.chunks.len() * (size_of::<[Record; CHUNK as usize]>() + 8);
+        let chunks = self.chunks.len() * (size_of::<[PackedBlock; CHUNK as usize]>() + 8);
         (chunks + self.table.allocation_size()) as u64
     }
 
-    fn record(&self, number: u64) -> Option<&Record> {
+    fn record(&self, number: u64) -> Option<&PackedBlock> {
         let at = number.checked_sub(self.base)?;
         self.chunks.get((at / CHUNK) as usize).map(|chunk| &chunk[(at % CHUNK) as usize])
     }
 
-    fn record_mut(&mut self, number: u64) -> Option<&mut Record> {
+    fn record_mut(&mut self, number: u64) -> Option<&mut PackedBlock> {
         let at = number.checked_sub(self.base)?;
         self.chunks.get_mut((at / CHUNK) as usize).map(|chunk| &mut chunk[(at % CHUNK) as usize])
     }
@@ -241,7 +241,7 @@ impl RingIndex {
 
     /// The block with this identity.
     pub fn get(&self, id: &BlockId) -> Option<CachedBlock> {
-        self.record(self.find(id)?).map(Record::block)
+        self.record(self.find(id)?).map(PackedBlock::block)
     }
 
     /// Whether the block is there.
@@ -250,7 +250,7 @@ impl RingIndex {
     }
 
     fn enter(&mut self, number: u64, block: &CachedBlock) {
-        let record = Record::of(block);
+        let record = PackedBlock::of(block);
         if let Some(slot) = self.record_mut(number) {
             *slot = record;
         }
@@ -273,7 +273,7 @@ impl RingIndex {
         }
         self.remove(&block.id);
         if self.next == self.base + self.chunks.len() as u64 * CHUNK {
-            self.chunks.push_back(Box::new([Record::default(); CHUNK as usize]));
+            self.chunks.push_back(Box::new([PackedBlock::default(); CHUNK as usize]));
         }
         let number = self.next;
         self.next += 1;
@@ -288,7 +288,7 @@ impl RingIndex {
             return false;
         }
         if self.oldest == self.base {
-            self.chunks.push_front(Box::new([Record::default(); CHUNK as usize]));
+            self.chunks.push_front(Box::new([PackedBlock::default(); CHUNK as usize]));
             self.base -= CHUNK;
         }
         self.oldest -= 1;
@@ -367,7 +367,7 @@ mod tests {
 
     #[test]
     fn a_record_has_32_bytes_and_a_block_at_most_48() {
-        assert_eq!(size_of::<Record>(), 32);
+        assert_eq!(size_of::<PackedBlock>(), 32);
         let mut index = RingIndex::new(512, 1);
         let mut worst = 0.0f64;
         for n in 0..100_000u64 {

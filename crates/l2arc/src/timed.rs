@@ -30,14 +30,14 @@ struct BatchState {
 pub(crate) type Abandoned = Arc<AtomicU64>;
 
 /// The obligation to report an operation; it reports also if the device drops it.
-struct Report {
+struct AwaitedOp {
     batch: Arc<Batch>,
     abandoned: Abandoned,
     at: usize,
     sent: bool,
 }
 
-impl Report {
+impl AwaitedOp {
     fn send(&mut self, completion: Completion) {
         self.sent = true;
         let mut state = self.batch.state.lock();
@@ -51,7 +51,7 @@ impl Report {
     }
 }
 
-impl Drop for Report {
+impl Drop for AwaitedOp {
     fn drop(&mut self) {
         if !self.sent {
             let result = Err(Error::bug("a device dropped an operation without completing it"));
@@ -72,7 +72,7 @@ pub(crate) fn run(
     let count = ios.len();
     let op = |(at, io)| {
         let (batch, abandoned) = (Arc::clone(&batch), Arc::clone(abandoned));
-        let mut report = Report { batch, abandoned, at, sent: false };
+        let mut report = AwaitedOp { batch, abandoned, at, sent: false };
         Op::new(io, move |completion| report.send(completion))
     };
     let began = rt::now();

@@ -91,14 +91,14 @@ fn a_block_is_found_in_the_queue_and_on_the_device() {
     pool.drain();
     assert!(!read(&pool, 2), "forgotten in the queue");
     pool.close();
-    assert_eq!(arc::SecondTier::<Key>::memory(&*level), 0);
+    assert_eq!(arc::SecondTier::<NumberedKey>::memory(&*level), 0);
 }
 
 /// A key for the trait's calls.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Key;
+struct NumberedKey;
 
-impl crate::PoolBlock for Key {
+impl crate::PoolBlock for NumberedKey {
     fn load(&self) -> u32 {
         1
     }
@@ -116,7 +116,7 @@ fn wrong_bytes_are_a_miss_and_are_not_read_twice() {
     let wrong = |_: &[u8]| false;
     assert!(pool.read(&id(1), 4096, &wrong).is_none());
     assert!(!read(&pool, 1));
-    let stats = arc::SecondTier::<Key>::stats(&*level);
+    let stats = arc::SecondTier::<NumberedKey>::stats(&*level);
     assert_eq!((stats.cksum_bad, stats.hits, stats.misses), (1, 0, 2));
     pool.close();
 }
@@ -151,7 +151,7 @@ fn the_queue_is_bounded() {
     // 64 MiB / 32 is 512 blocks of 4 KiB.
     let cached = (0..1000).filter(|&n| offer(&pool, id(n), |_| {}) == Offered::Cached).count();
     assert_eq!(cached, 512);
-    let stats = arc::SecondTier::<Key>::stats(&*level);
+    let stats = arc::SecondTier::<NumberedKey>::stats(&*level);
     assert_eq!((stats.waiting, stats.offered, stats.admitted), (2 << 20, 1000, 512));
     pool.close();
 }
