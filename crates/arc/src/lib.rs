@@ -5,8 +5,8 @@
 //! blocks. [`Cache`] holds the buffers, stripes the directory so that a hit takes no
 //! lock that all cores share, and ensures that a block is read once, however many
 //! threads miss it. [`balance`] divides the space between data and metadata, [`config`]
-//! has the tunables, [`stats`] the counters, and [`tier`] is the interface for future
-//! cache devices. The head of [`cache`] has invariants and lock order.
+//! has the tunables, [`stats`] the counters, and [`tier`] is the interface to cache
+//! devices. The head of [`cache`] has invariants and lock order.
 //!
 //! Dirty data is never in the cache (decision 5): the layers above report how much
 //! memory it uses ([`Cache::reserve`]), and insert blocks once they are written.
@@ -25,7 +25,7 @@ pub use config::{Config, PolicyKind};
 pub use policy::CacheKind;
 pub use pressure::{MemorySample, Pressure};
 pub use stats::ArcStats;
-pub use tier::{NoSecondTier, SecondTier};
+pub use tier::{NoSecondTier, SecondTier, TierUse};
 
 /// The kind of access in a lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]

@@ -60,25 +60,65 @@ pub struct HitForms {
     pub decompressed: u64,
 }
 
-/// The second tier's counters; all zero without one.
+/// The second tier's counters by the names of chapter 10 §7; all zero without one. Sizes
+/// are bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names are those of arcstats, which the chapter describes")]
 pub struct SecondTierStats {
-    /// Cache devices.
     pub ndev: u64,
-    /// Misses of the first tier that it served.
     pub hits: u64,
-    /// Misses that it did not serve.
     pub misses: u64,
-    /// Bytes read from it.
+    pub prefetch_asize: u64,
+    pub mru_asize: u64,
+    pub mfu_asize: u64,
+    pub bufc_data_asize: u64,
+    pub bufc_metadata_asize: u64,
+    pub feeds: u64,
     pub read_bytes: u64,
-    /// Bytes written to it.
     pub write_bytes: u64,
-    /// Logical bytes that it holds.
+    pub writes_sent: u64,
+    pub writes_done: u64,
+    pub writes_error: u64,
+    pub evict_reading: u64,
+    pub free_on_write: u64,
+    pub abort_lowmem: u64,
+    pub cksum_bad: u64,
+    pub io_error: u64,
     pub size: u64,
-    /// Bytes that it uses on its devices.
     pub asize: u64,
-    /// Memory of its headers.
     pub hdr_size: u64,
+    /// Bytes of blocks that wait to be written.
+    pub waiting: u64,
+    pub log_blk_writes: u64,
+    pub log_blk_asize: u64,
+    pub log_blk_count: u64,
+    /// Bytes of all log blocks that were written, and of the blocks with them.
+    pub log_blk_written: u64,
+    pub rebuild_success: u64,
+    pub rebuild_unsupported: u64,
+    pub rebuild_io_errors: u64,
+    pub rebuild_dh_errors: u64,
+    pub rebuild_cksum_lb_errors: u64,
+    pub rebuild_lowmem: u64,
+    pub rebuild_size: u64,
+    pub rebuild_asize: u64,
+    pub rebuild_bufs: u64,
+    pub rebuild_bufs_precached: u64,
+    pub rebuild_log_blks: u64,
+    /// Blocks that were offered, and of these those that were admitted.
+    pub offered: u64,
+    pub admitted: u64,
+}
+
+/// Logical bytes that left the first tier, by what the second one did with them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EvictedToTier {
+    /// The second tier has them.
+    pub cached: u64,
+    /// It could have, and has not: blocks used once, blocks used again.
+    pub eligible: [u64; 2],
+    /// It may not have them.
+    pub ineligible: u64,
 }
 
 /// A nearly consistent snapshot of the cache; sizes in bytes, counts since the cache
@@ -171,6 +211,8 @@ pub struct ArcStats {
     pub prescient: PrefetchCounts,
     /// The second tier.
     pub l2: SecondTierStats,
+    /// What left the first tier, by what the second one did with it.
+    pub evicted_to: EvictedToTier,
     /// Number of requests to shrink at once.
     pub memory_direct_count: u64,
     /// Number of shrinks by the memory monitor.

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use base::{Error, Result, rt};
-use cachesim::{Format, PolicyKind, ReplayOptions, Row};
+use cachesim::{Format, L2Policy, PolicyKind, ReplayOptions, Row, SecondRow};
 use serde::Serialize;
 use ui::Exit;
 use ui::progress::Progress;
@@ -20,6 +20,7 @@ pub(super) const OPTIONS: &[Opt] = &[
     opt("--trace", "FILE", "a trace; more may follow, each with the option"),
     opt("--size", "N[,N...]", "sizes of the cache, in pages"),
     opt("--policy", "NAME[,NAME...]", "these policies (all)"),
+    opt("--second", "N[,N...]", "a second tier of N times the size, under both rules of admission"),
     opt("--format", "NAME", "how the trace is written (told by its content)"),
     opt("--json", "FILE", "write the figures as JSON (- is standard output)"),
     opt("--svg", "FILE", "write the pictures"),
@@ -27,7 +28,9 @@ pub(super) const OPTIONS: &[Opt] = &[
 ];
 
 const USAGE: &str = "usage: bench cache --trace FILE... --size N[,N...] [--policy NAME[,NAME...]] \
-    [--format NAME] [--json FILE] [--svg FILE]";
+    [--second N[,N...]] [--format NAME] [--json FILE] [--svg FILE]";
+/// Largest second tier, as a multiple of the first.
+const TIMES_MAX: usize = 1024;
 /// Largest cache that is simulated, pages.
 const SIZE_MAX: u64 = 1 << 28;
 
@@ -35,6 +38,8 @@ const SIZE_MAX: u64 = 1 << 28;
 #[derive(Debug, Default)]
 struct ReplayRequest {
     options: ReplayOptions,
+    /// Sizes of a second tier, as multiples.
+    second: Vec<usize>,
     json: Option<PathBuf>,
     svg: Option<String>,
 }
@@ -65,6 +70,19 @@ pub(super) fn main(words: &[&str]) -> Result<Exit> {
             return Ok(Exit::USAGE);
         }
     };
+    if !request.second.is_empty() {
+        let rows = cachesim::run_second(&request.options, &request.second)?;
+        return match &request.json {
+            Some(path) => {
+                write_json(path, &second_json(&rows)?)?;
+                Ok(Exit::OK)
+            }
+            None => {
+                ui::out(&second_table(&rows));
+                Ok(Exit::OK)
+            }
+        };
+    }
     let line = rt::Mutex::new(Progress::new("", None));
     let progress = |row: &Row, done: usize, all: usize| {
         let what = format!("{} {} {}", row.trace, row.policy.name(), row.size);
@@ -81,9 +99,7 @@ pub(super) fn main(words: &[&str]) -> Result<Exit> {
                 ui::out(&format!("\n{}", picture.draw(style_of_stdout())));
             }
             if let Some(path) = other {
-                let failed = |e| Error::io(format!("cannot write {}", path.display()), e);
-                let mut file = std::fs::File::create(path).map_err(failed)?;
-                file.write_all(text.as_bytes()).map_err(failed)?;
+                write_json(path, &text)?;
             }
         }
     }
@@ -91,6 +107,74 @@ pub(super) fn main(words: &[&str]) -> Result<Exit> {
         frame::write_file(path, &svg::document(&[], &charts(&rows, &request.options)))?;
     }
     Ok(Exit::OK)
+}
+
+fn write_json(path: &std::path::Path, text: &str) -> Result<()> {
+    if path.as_os_str() == "-" {
+        ui::out(text);
+        return Ok(());
+    }
+    let failed = |e| Error::io(format!("cannot write {}", path.display()), e);
+    let mut file = std::fs::File::create(path).map_err(failed)?;
+    file.write_all(text.as_bytes()).map_err(failed)
+}
+
+/// One line of `--json` with `--second`.
+#[derive(Serialize)]
+struct SecondJson<'a> {
+    trace: &'a str,
+    size: usize,
+    times: usize,
+    policy: &'static str,
+    second_hit_ratio: f64,
+    written_pages: u64,
+    hits_per_write: f64,
+}
+
+fn rule(policy: L2Policy) -> &'static str {
+    match policy {
+        L2Policy::Openzfs => "openzfs",
+        L2Policy::Default => "default",
+    }
+}
+
+fn second_json(rows: &[SecondRow]) -> Result<String> {
+    let rows: Vec<SecondJson<'_>> = rows
+        .iter()
+        .map(|r| SecondJson {
+            trace: &r.trace,
+            size: r.size,
+            times: r.times,
+            policy: rule(r.policy),
+            second_hit_ratio: r.outcome.hit_ratio(),
+            written_pages: r.outcome.writes,
+            hits_per_write: r.outcome.hits_per_write(),
+        })
+        .collect();
+    let failed = |e| Error::invalid(format!("cannot write JSON: {e}"));
+    Ok(format!("{{\"rows\":{}}}\n", serde_json::to_string(&rows).map_err(failed)?))
+}
+
+/// One row for each trace, size and multiple: hits of the second tier in percent of the
+/// first one's misses, pages written, and hits for each page written, under both rules.
+fn second_table(rows: &[SecondRow]) -> String {
+    let wide = rows.iter().map(|r| r.trace.chars().count()).max().unwrap_or(0).max(5);
+    let mut out = format!("{:<wide$}  {:>9}  {:>5}", "TRACE", "PAGES", "TIMES");
+    for rule in ["OPENZFS", "DEFAULT"] {
+        out += &format!("  {:>9}  {:>9}  {:>9}", format!("{rule} %"), "WRITTEN", "HITS/W");
+    }
+    out.push('\n');
+    for pair in rows.chunks(2) {
+        let Some(first) = pair.first() else { continue };
+        out += &format!("{:<wide$}  {:>9}  {:>5}", first.trace, first.size, first.times);
+        for row in pair {
+            let SecondRow { outcome, .. } = row;
+            let (hits, each) = (outcome.hit_ratio() * 100.0, outcome.hits_per_write());
+            out += &format!("  {hits:>9.2}  {:>9}  {each:>9.3}", outcome.writes);
+        }
+        out.push('\n');
+    }
+    out
 }
 
 /// A chart for each trace: one line for each policy over the sizes.
@@ -138,6 +222,13 @@ fn parse(words: &[&str]) -> Result<ReplayRequest> {
             "--size" => {
                 for size in value()?.split(',') {
                     options.sizes.push(pages(size)?);
+                }
+            }
+            "--second" => {
+                for times in value()?.split(',') {
+                    let good = times.parse().ok().filter(|n| (1..=TIMES_MAX).contains(n));
+                    let bad = || Error::invalid(format!("'{times}' is no multiple of a cache"));
+                    request.second.push(good.ok_or_else(bad)?);
                 }
             }
             "--policy" => {

@@ -8,6 +8,7 @@
 //! charged nothing.
 
 mod rivals;
+mod second;
 mod sim;
 mod trace;
 
@@ -17,6 +18,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use base::Result;
 use base::rt::{self, Mutex};
 
+pub use l2arc::L2Policy;
+pub use second::{SecondResult, SecondRow, run_second, simulate_second};
 pub use sim::{KEY_BYTES, PAGE_BYTES, PolicyKind, ReplayResult, simulate};
 pub use trace::{Format, REQUESTS_MAX, Trace};
 

@@ -115,7 +115,7 @@ fn rival(mut cache: impl Rival, trace: &Trace) -> ReplayResult {
 const NONE: Id = Id::MAX;
 
 /// A directory of pages over one of the engine's policies.
-struct EngineCache<P> {
+pub(crate) struct EngineCache<P> {
     policy: P,
     /// The policy's id of each key, or `NONE`.
     ids: Vec<Id>,
@@ -126,10 +126,14 @@ struct EngineCache<P> {
     charge: bool,
     charged: u64,
     most_charged: u64,
+    /// Keys that came back after they had left, by key.
+    returned: Vec<bool>,
+    /// Keys that left since they were taken last, and whether they had come back.
+    evicted: Vec<(u32, bool)>,
 }
 
 impl<P: Policy> EngineCache<P> {
-    fn new(policy: P, trace: &Trace, charge: bool) -> Self {
+    pub(crate) fn new(policy: P, trace: &Trace, charge: bool) -> Self {
         let bytes = policy.target();
         EngineCache {
             policy,
@@ -140,6 +144,8 @@ impl<P: Policy> EngineCache<P> {
             charge,
             charged: 0,
             most_charged: 0,
+            returned: vec![false; trace.keys],
+            evicted: Vec::new(),
         }
     }
 
@@ -149,7 +155,13 @@ impl<P: Policy> EngineCache<P> {
         ReplayResult { requests, hits, charged: self.most_charged }
     }
 
-    fn access(&mut self, key: u32) -> bool {
+    /// The keys that left the cache since the last call.
+    pub(crate) fn take_evicted(&mut self) -> Vec<(u32, bool)> {
+        std::mem::take(&mut self.evicted)
+    }
+
+    pub(crate) fn access(&mut self, key: u32) -> bool {
+        self.evicted.clear();
         let mut id = self.ids[key as usize];
         if id != NONE && matches!(self.policy.state(id), PolicyState::Mru | PolicyState::Mfu) {
             self.policy.hit(id);
@@ -165,7 +177,8 @@ impl<P: Policy> EngineCache<P> {
             self.keys[id as usize] = key;
             self.ids[key as usize] = id;
         }
-        self.policy.admit(id, PAGE_BYTES);
+        let was = self.policy.admit(id, PAGE_BYTES);
+        self.returned[key as usize] = was != PolicyState::Unknown;
         self.settle();
         if self.charge {
             self.pay();
@@ -175,6 +188,8 @@ impl<P: Policy> EngineCache<P> {
 
     fn settle(&mut self) {
         while let Some(id) = self.policy.evict(&mut |_| false) {
+            let key = self.keys[id as usize];
+            self.evicted.push((key, self.returned[key as usize]));
             if self.policy.state(id) == PolicyState::Unknown {
                 self.release(id);
             }

@@ -299,7 +299,9 @@ impl Dataset {
             return writer.read_dataset(self.name());
         }
         let none = || Error::corrupt("the dataset has no content").in_dataset(self.name());
-        self.ds().open_objset()?.ok_or_else(none)
+        let os = self.ds().open_objset()?.ok_or_else(none)?;
+        os.set_tiers(self.cache_tiers());
+        Ok(os)
     }
 
     /// The counters for reads of this file system or volume; snapshots have no kstat

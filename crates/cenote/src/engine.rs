@@ -70,6 +70,8 @@ impl std::fmt::Debug for DeviceWrapper {
 /// The block cache of one process, and its pools.
 pub struct Engine {
     cache: Arc<zio::BlockCache>,
+    /// The cache devices of all pools.
+    second_level: Arc<l2arc::SecondLevel>,
     /// The kind of device engine: each pool, and each search for pools, has one of its own.
     devices: EngineKind,
     device_wrapper: Option<DeviceWrapper>,
@@ -158,13 +160,16 @@ impl Engine {
             (least, c) = (crate::tune::automatic_min(most, sample.as_ref()), most);
         }
         let sizes = arc::Config { arc_min: least, arc_max: most, ..config.arc };
-        let cache = Arc::new(zio::BlockCache::new(sizes, c)?);
+        let second_level = l2arc::SecondLevel::new(most);
+        let tier = Arc::clone(&second_level);
+        let cache = Arc::new(zio::BlockCache::with_tier(sizes, c, tier)?);
         let watched = Arc::new(Mutex::new(sizes));
         let status = Arc::<Mutex<Status>>::default();
         let give_back = config.give_back;
         let hooks = Hooks { cache: Arc::clone(&cache), status: Arc::clone(&status), give_back };
         let engine = Arc::new(Engine {
             cache,
+            second_level,
             devices: config.engine,
             device_wrapper: config.device_wrapper,
             names: Arc::default(),
@@ -264,6 +269,11 @@ impl Engine {
         &self.cache
     }
 
+    /// The cache devices of all pools.
+    pub(crate) fn second_level(&self) -> &Arc<l2arc::SecondLevel> {
+        &self.second_level
+    }
+
     /// The imported pools.
     pub(crate) fn imported(&self) -> Vec<Arc<Pool>> {
         self.names.pools()
@@ -325,6 +335,7 @@ impl Engine {
     /// As [`Engine::set_arc_config`], for a caller that holds `automatic` and updates it.
     pub(crate) fn configure(&self, config: arc::Config) -> Result<()> {
         self.cache.configure(config)?;
+        self.second_level.set_first_tier(config.arc_max);
         *self.watched.lock() = config;
         Ok(())
     }

@@ -28,6 +28,7 @@
 //! * A pool is imported once per engine; its devices are locked while it is.
 
 pub mod advise;
+mod cache_devices;
 mod changes;
 pub mod create;
 mod dataset;
@@ -87,5 +88,5 @@ pub mod features {
 /// The engine's internals, for tools that inspect pools. Only `zdb`, `stats`, `bench`,
 /// `testkit`, tests and `daemon::vdev_history` use them; `scripts/tidy.sh` checks it.
 pub mod inspect {
-    pub use {codec, device, dmu, dsl, nvlist, ondisk, spa, vdev, zil, zio, zpl};
+    pub use {arc, codec, device, dmu, dsl, nvlist, ondisk, spa, vdev, zil, zio, zpl};
 }

@@ -223,6 +223,11 @@ impl PoolLeaves {
         Arc::new(CutDevice::new(device, name, &self.cutoff))
     }
 
+    /// Whether the pool was given up.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.cutoff.is_cut()
+    }
+
     /// The device engine.
     pub(crate) fn engine(&self) -> &Arc<device::Engine> {
         &self.files.0
@@ -309,6 +314,7 @@ impl Engine {
             opened.abandon_txgs();
             return Err(e.in_pool(name));
         }
+        self.open_caches(&opened, &pool.inner);
         // A pool without kstats is better than none.
         let _absent = crate::kstats::register_pool(&opened.core);
         reserved.fill(pool.guid, &opened);
@@ -372,6 +378,7 @@ impl Pool {
     pub fn give_up(&self) {
         self.abandon_txgs();
         self.core.leaves.cutoff.cut();
+        self.core.close_caches();
     }
 
     /// Whether it was given up.

@@ -12,6 +12,7 @@ use crate::pool::{Pool, PoolCore};
 
 impl Drop for PoolCore {
     fn drop(&mut self) {
+        self.close_caches();
         // The sync thread of a suspended pool keeps a reference to the writer while it
         // waits.
         if let Some(writer) = self.writer.as_ref().filter(|w| w.txgs().suspended().is_some()) {
@@ -28,7 +29,7 @@ impl Pool {
 }
 
 /// Whether a vdev has this name, path, last part of its path, or guid.
-fn is_called(v: &VdevStatus, name: &str) -> bool {
+pub(crate) fn is_called(v: &VdevStatus, name: &str) -> bool {
     let path = v.path.as_ref().and_then(|p| p.to_str());
     let last = path.and_then(|p| p.rsplit('/').next());
     v.name == name || path == Some(name) || last == Some(name) || name.parse() == Ok(v.guid.0)
@@ -41,7 +42,7 @@ impl Pool {
     }
 
     /// The vdev of this name, path, last part of its path, or guid.
-    fn vdev_named(&self, name: &str) -> Result<Guid> {
+    pub(crate) fn vdev_named(&self, name: &str) -> Result<Guid> {
         let mut found = None;
         self.spa().vdev_status().for_each(&mut |v: &VdevStatus| {
             if is_called(v, name) {
@@ -61,7 +62,10 @@ impl Pool {
         let command = command.map(Command::new);
         let aux = crate::pool::aux_devices(self.spa());
         if let Some(found) = aux.iter().find(|v| is_called(v, device)) {
-            return self.writer()?.remove_aux(found.guid, command);
+            self.writer()?.remove_aux(found.guid, command)?;
+            self.core.drop_cache_device(found.guid);
+            self.core.cache_faults.lock().remove(&found.guid);
+            return Ok(());
         }
         let guid = self.vdev_named(device)?;
         self.writer()?.remove_log(guid, command)
@@ -77,11 +81,14 @@ impl Engine {
     /// the pool stays as it is.
     pub fn clear(&self, pool: &Pool, device: Option<&str>, command: Option<&str>) -> Result<()> {
         let writer = pool.writer()?;
+        let was_cache = self.clear_caches(pool, device)?;
         let leaf = match device {
-            None => None,
-            Some(name) => Some(pool.vdev_named(name)?),
+            Some(name) if !was_cache => Some(pool.vdev_named(name)?),
+            _ => None,
         };
-        writer.reopen(leaf, &pool.core.leaves)?;
+        if device.is_none() || !was_cache {
+            writer.reopen(leaf, &pool.core.leaves)?;
+        }
         let Some(command) = command.map(Command::new) else { return Ok(()) };
         // The pool may be suspended again at once, so the caller does not wait for the
         // history.

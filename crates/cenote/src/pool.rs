@@ -48,6 +48,9 @@ pub(crate) struct PoolCore {
     pub(crate) files: Mutex<BTreeMap<u64, WeakFileSystem>>,
     /// Counters of open datasets, by object id.
     pub(crate) counters: Mutex<BTreeMap<u64, Weak<kstat::IoCounters>>>,
+    /// Cache devices that are not in use.
+    pub(crate) cache_faults: crate::cache_devices::CacheFaults,
+    pub(crate) closed: std::sync::atomic::AtomicBool,
 }
 
 impl PoolCore {
@@ -251,6 +254,8 @@ impl Pool {
                 hosts: Mutex::new(Vec::new()),
                 files: Mutex::new(BTreeMap::new()),
                 counters: Mutex::new(BTreeMap::new()),
+                cache_faults: Mutex::default(),
+                closed: false.into(),
             }),
         }
     }
@@ -301,6 +306,7 @@ impl Pool {
     /// # Errors
     /// Those of the devices.
     pub fn close(&self) -> Result<()> {
+        self.core.close_caches();
         let Some(writer) = &self.core.writer else { return Ok(()) };
         let done = writer.check_running().and_then(|()| writer.sync().map(|_| ()));
         writer.stop();
@@ -317,10 +323,11 @@ impl Pool {
     }
 
     fn finish(&self, state: ondisk::config::PoolState) -> Result<()> {
-        match &self.core.writer {
-            Some(writer) => writer.export(state).map_err(|e| e.in_pool(self.name())),
-            None => Ok(()),
+        if let Some(writer) = &self.core.writer {
+            writer.export(state).map_err(|e| e.in_pool(self.name()))?;
         }
+        self.core.close_caches();
+        Ok(())
     }
 
     /// The directory that mountpoints are below.
@@ -365,7 +372,7 @@ impl Pool {
             guid: self.guid(),
             health: root.state(),
             reason,
-            aux: aux_devices(&self.core.spa),
+            aux: self.core.aux_devices(),
             scan: self.scan_status().or_else(|e| known(e).map(|()| None))?,
             error_count: self.error_count().or_else(|e| known(e).map(|()| 0))?,
             suspended,
@@ -481,6 +488,17 @@ fn fill_in(root: &mut VdevStatus, space: &PoolSpace) {
         top.size = v.size();
         top.allocated = v.allocated();
         top.fragmentation = v.fragmentation();
+    }
+}
+
+impl PoolCore {
+    /// Cache devices and spares, with what is known of them.
+    pub(crate) fn aux_devices(&self) -> Vec<VdevStatus> {
+        let mut all = aux_devices(&self.spa);
+        for device in all.iter_mut().filter(|v| v.class == VdevClass::Cache) {
+            self.describe_cache(device);
+        }
+        all
     }
 }
 

@@ -15,13 +15,16 @@
 //!
 //! Lock order: `Engine::automatic` → the engine's configuration.
 
+mod text;
+
 use std::path::Path;
 
 use arc::MemorySample;
 use arc::config::ARC_MIN_FLOOR;
 use arc::{Config, PolicyKind};
 use base::{Error, Result};
-use dsl::props::{nicenum, parse_size};
+use dsl::props::nicenum;
+use l2arc::{L2Policy, Tunables as L2Tunables};
 use vdev::IoClass;
 use zio::prefetch::{TUNABLES as ZFETCH, Tunable as Zfetch};
 
@@ -138,6 +141,7 @@ fn small(n: u64) -> u32 {
 
 const OFF_ON: &[&str] = &["off", "on"];
 const POLICIES: &[&str] = &["default", "arc"];
+const L2_POLICIES: &[&str] = &["default", "openzfs"];
 
 /// A tunable of the prefetcher, with the text of its own table.
 const fn zfetch(
@@ -176,7 +180,7 @@ macro_rules! zfetch {
     };
 }
 
-/// A tunable of the write throttle or of the device queues.
+/// A tunable of the write throttle, of the device queues, or of cache devices.
 const fn writing(
     name: &'static str,
     what: &'static str,
@@ -204,8 +208,159 @@ macro_rules! active {
     };
 }
 
+/// A tunable of cache devices.
+macro_rules! l2arc {
+    ($name:expr, $what:expr, $unit:expr, $default:expr, $range:expr, $get:expr, $set:expr) => {
+        writing(
+            $name,
+            $what,
+            $unit,
+            $default,
+            $range,
+            |e| {
+                let get: fn(&L2Tunables) -> u64 = $get;
+                get(&e.second_level().tunables())
+            },
+            |e, n| {
+                let set: fn(&mut L2Tunables, u64) = $set;
+                let _one = e.automatic.lock();
+                let mut tunables = e.second_level().tunables();
+                set(&mut tunables, n);
+                e.second_level().set_tunables(tunables);
+                Ok(())
+            },
+        )
+    };
+}
+
 /// Every tunable, by name.
-pub static TUNABLES: [Tunable; 44] = [
+pub static TUNABLES: [Tunable; 58] = [
+    l2arc!(
+        "l2arc_exclude_special",
+        "do not write blocks of special vdevs to cache devices",
+        Unit::Choice(OFF_ON),
+        0,
+        || (0, 1),
+        |t| t.exclude_special.into(),
+        |t, n| t.exclude_special = n != 0
+    ),
+    l2arc!(
+        "l2arc_feed_again",
+        "write to cache devices sooner when much waits to be written",
+        Unit::Choice(OFF_ON),
+        1,
+        || (0, 1),
+        |t| t.feed_again.into(),
+        |t, n| t.feed_again = n != 0
+    ),
+    l2arc!(
+        "l2arc_feed_min_ms",
+        "least pause between writes to cache devices, milliseconds",
+        Unit::Count,
+        200,
+        || (1, 3_600_000),
+        |t| t.feed_min_ms,
+        |t, n| t.feed_min_ms = n
+    ),
+    l2arc!(
+        "l2arc_feed_secs",
+        "usual pause between writes to cache devices",
+        Unit::Seconds,
+        1,
+        || (1, 3600),
+        |t| t.feed_secs,
+        |t, n| t.feed_secs = n
+    ),
+    l2arc!(
+        "l2arc_headroom",
+        "bytes considered for a turn's write to a cache device, as a multiple of it; 0: no limit",
+        Unit::Count,
+        8,
+        || (0, 1 << 20),
+        |t| t.headroom,
+        |t, n| t.headroom = n
+    ),
+    l2arc!(
+        "l2arc_meta_percent",
+        "largest share of the cache for the index of cache devices",
+        Unit::Percent,
+        33,
+        || (1, 100),
+        |t| t.meta_percent,
+        |t, n| t.meta_percent = n
+    ),
+    l2arc!(
+        "l2arc_mfuonly",
+        "1: cache devices get only blocks used again; 2: and all metadata",
+        Unit::Count,
+        0,
+        || (0, 2),
+        |t| t.mfuonly,
+        |t, n| t.mfuonly = n
+    ),
+    l2arc!(
+        "l2arc_noprefetch",
+        "cache devices get no blocks that were prefetched and not used",
+        Unit::Choice(OFF_ON),
+        1,
+        || (0, 1),
+        |t| t.noprefetch.into(),
+        |t, n| t.noprefetch = n != 0
+    ),
+    l2arc!(
+        "l2arc_policy",
+        "blocks for cache devices: those that came back, or, as in OpenZFS, all that leave memory",
+        Unit::Choice(L2_POLICIES),
+        0,
+        || (0, 1),
+        |t| t.policy as u64,
+        |t, n| t.policy = if n == 1 { L2Policy::Openzfs } else { L2Policy::Default }
+    ),
+    l2arc!(
+        "l2arc_rebuild_blocks_min_l2size",
+        "cache devices that end before this do not keep their content",
+        Unit::Bytes,
+        1 << 30,
+        || (0, 1 << 60),
+        |t| t.rebuild_min,
+        |t, n| t.rebuild_min = n
+    ),
+    l2arc!(
+        "l2arc_rebuild_enabled",
+        "restore the content of cache devices at import",
+        Unit::Choice(OFF_ON),
+        1,
+        || (0, 1),
+        |t| t.rebuild_enabled.into(),
+        |t, n| t.rebuild_enabled = n != 0
+    ),
+    l2arc!(
+        "l2arc_trim_ahead",
+        "trim cache devices ahead of the writes, by this share of a turn",
+        Unit::Percent,
+        0,
+        || (0, 100_000),
+        |t| t.trim_ahead,
+        |t, n| t.trim_ahead = n
+    ),
+    l2arc!(
+        "l2arc_write_boost",
+        "more bytes in a turn while a cache device is filled for the first time",
+        Unit::Bytes,
+        32 << 20,
+        || (0, 1 << 40),
+        |t| t.write_boost,
+        |t, n| t.write_boost = n
+    ),
+    l2arc!(
+        "l2arc_write_max",
+        "bytes written to a cache device in a turn",
+        Unit::Bytes,
+        32 << 20,
+        || (1 << 20, 1 << 40),
+        |t| t.write_max,
+        |t, n| t.write_max = n
+    ),
     zfetch!(HoleShift, Unit::Shift),
     zfetch!(MaxDistance, Unit::Bytes),
     zfetch!(MaxIdistance, Unit::Bytes),
@@ -601,74 +756,6 @@ impl Tunable {
     /// Least and largest value, without 0 for automatic.
     pub fn range(&self) -> (u64, u64) {
         (self.range)()
-    }
-
-    /// The range in words.
-    pub fn range_text(&self) -> String {
-        let (low, high) = self.range();
-        match self.unit {
-            Unit::Choice(words) => words.join(" or "),
-            _ if self.automatic => {
-                format!("0 (automatic), or {} to {}", self.show(low), self.show(high))
-            }
-            _ => format!("{} to {}", self.show(low), self.show(high)),
-        }
-    }
-
-    /// A number in words.
-    pub fn show(&self, value: u64) -> String {
-        let word = match self.unit {
-            Unit::Choice(words) => usize::try_from(value).ok().and_then(|i| words.get(i)),
-            _ => None,
-        };
-        match (word, self.unit) {
-            (Some(word), _) => (*word).to_owned(),
-            (None, Unit::Bytes) => nicenum(value),
-            (None, Unit::Seconds) => format!("{value} s"),
-            (None, Unit::Percent) => format!("{value} %"),
-            (None, _) => value.to_string(),
-        }
-    }
-
-    fn refuse(&self, text: &str) -> Error {
-        let shown: String = text.chars().take(80).collect();
-        Error::invalid(format!(
-            "'{shown}' is no value of {}: it takes {}",
-            self.name,
-            self.range_text()
-        ))
-    }
-
-    /// Parses a value within the range.
-    ///
-    /// # Errors
-    /// `Invalid`, with the range.
-    pub fn parse(&self, text: &str) -> Result<u64> {
-        let text = text.trim();
-        let number = match self.unit {
-            Unit::Bytes => parse_size(text).ok(),
-            Unit::Choice(words) => {
-                let synonym = match text {
-                    "yes" | "true" | "enabled" => "on",
-                    "no" | "false" | "disabled" => "off",
-                    other => other,
-                };
-                let word = words.iter().position(|w| *w == synonym);
-                word.map(|i| i as u64).or_else(|| text.parse().ok())
-            }
-            _ => text.parse().ok(),
-        };
-        let (low, high) = self.range();
-        let good = |n: &u64| (low..=high).contains(n) || (*n == 0 && self.automatic);
-        number.filter(good).ok_or_else(|| self.refuse(text))
-    }
-
-    /// Sets it to a value in text form, at once.
-    ///
-    /// # Errors
-    /// `Invalid`, with the possible values; nothing is changed then.
-    pub fn set(&self, engine: &Engine, text: &str) -> Result<()> {
-        (self.set)(engine, self.parse(text)?)
     }
 }
 

@@ -91,6 +91,14 @@ pub(super) const COMMANDS: &[Command] = &[
         ..POOL
     },
     Command {
+        name: "offline",
+        about: "take cache devices out of use until they are brought online",
+        synopsis: "offline [-t] <pool> <device> ...",
+        flags: &[ignored('t')],
+        words: &[Word::Pool, Word::PoolOrVdev],
+        ..POOL
+    },
+    Command {
         name: "online",
         about: "take devices back that were gone",
         synopsis: "online <pool> <device> ...",

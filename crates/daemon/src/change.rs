@@ -193,6 +193,12 @@ pub(super) fn change(
                 Error::new(e.kind(), format!("cannot remove {device}: {}", e.message()))
             })?;
         }
+        Change::Offline(device) => {
+            let pool = pool()?;
+            state.engine().offline(&pool, device).map_err(|e| {
+                Error::new(e.kind(), format!("cannot offline {device}: {}", e.message()))
+            })?;
+        }
         Change::Clear(device) => {
             let (pool, device) = (pool()?, device.as_deref());
             state.engine().clear(&pool, device, command).map_err(|e| {

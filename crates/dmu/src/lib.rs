@@ -31,4 +31,4 @@ pub use tx::{DirtyMeter, Tx};
 pub use zap::{Match, Zap, ZapEntry};
 pub use zap_write::{ZapLimits, ZapMut, ZapStore};
 pub use zfetch::{PrefetchMode, Zfetch, ZfetchFiles};
-pub use zio::{Access, Caching, Copies, Io, Mode, OutagePolicy};
+pub use zio::{Access, CacheTiers, CacheUse, Caching, Copies, Io, Mode, OutagePolicy};

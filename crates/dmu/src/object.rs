@@ -95,7 +95,7 @@ impl Object {
     /// The dnode whose tree is on disk now, and how to read by its pointers.
     fn rooted(&self, io: Io) -> Result<(Arc<Dnode>, Io)> {
         // Taken before the tree is fetched (`zio::Origin`).
-        let origin = self.os.origin();
+        let (origin, io) = (self.os.origin(), io.in_tiers(self.os.tiers()));
         if self.os.live_part().is_none() {
             return Ok((Arc::clone(&self.dnode), io.by(origin)));
         }

@@ -8,7 +8,7 @@ use base::{Buf, Error, ErrorKind, ObjectId, Result, Txg};
 use ondisk::dnode::{DNODE_SIZE, DNODES_PER_BLOCK, Dnode, OBJECT_SHIFT_MAX, dnodes_in_block};
 use ondisk::objset::ObjsetType;
 use ondisk::{BlkPtr, ObjsetPhys};
-use zio::{Io, ObjectBlock, Origin, Zio};
+use zio::{CacheTiers, Io, ObjectBlock, Origin, Zio};
 
 use crate::live::{LiveObjset, ObjsetProps, merged};
 use crate::object::Object;
@@ -34,6 +34,8 @@ pub struct Objset {
     disk: RwLock<Arc<OnDisk>>,
     dnodes: [Mutex<IdMap<u64, Arc<Dnode>>>; SHARDS],
     live: Option<LiveObjset>,
+    /// Which tiers of the cache may keep its blocks.
+    tiers: RwLock<CacheTiers>,
 }
 
 impl std::fmt::Debug for Objset {
@@ -92,7 +94,18 @@ impl Objset {
         let dnodes = std::array::from_fn(|_| Mutex::default());
         let instance = zio.next_objset();
         let disk = RwLock::new(Arc::new(OnDisk { bp, phys: Arc::new(phys), meta }));
-        Objset { zio, id, instance, disk, dnodes, live }
+        let tiers = live.as_ref().map_or(CacheTiers::ALL, |live| live.props().tiers);
+        Objset { zio, id, instance, disk, dnodes, live, tiers: RwLock::new(tiers) }
+    }
+
+    /// Sets which tiers of the cache may keep the blocks that are read from now on.
+    pub fn set_tiers(&self, tiers: CacheTiers) {
+        *self.tiers.write() = tiers;
+    }
+
+    /// Which tiers of the cache may keep its blocks.
+    pub fn tiers(&self) -> CacheTiers {
+        *self.tiers.read()
     }
 
     pub(crate) fn live_part(&self) -> Option<&LiveObjset> {

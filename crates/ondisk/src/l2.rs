@@ -14,12 +14,12 @@
 use base::{Dva, Error, Guid, Result, Txg};
 
 use crate::endian::Endian;
-use crate::label::{LABEL_START_SIZE, verify_region};
-use crate::removal::dva;
+use crate::label::{LABEL_START_SIZE, leaf_asize, seal_region, usable_size, verify_region};
+use crate::removal::{dva, dva_words};
 
 /// Device offset of the header.
 pub const HEADER_OFFSET: u64 = LABEL_START_SIZE;
-const HEADER_MAGIC: u64 = 0x5a46_5341_4348_4845;
+const HEADER_MAGIC: u64 = 0x5a46_5343_4143_4845;
 const LOG_MAGIC: u64 = 0x4c4f_4742_4c4b_4844;
 const VERSION: u64 = 1;
 /// Bytes of a log block, uncompressed.
@@ -28,17 +28,34 @@ pub const LOG_BLOCK_SIZE: usize = 65_536;
 pub const LOG_ENTRIES_MAX: u64 = 1022;
 const LOG_ENTRY_SIZE: usize = 64;
 const LOG_ENTRIES_AT: usize = 128;
-/// Smaller devices have no log blocks.
-const REBUILD_SIZE_MIN: u64 = 1 << 30;
+/// Smaller devices have no log blocks, by default (`l2arc_rebuild_blocks_min_l2size`).
+pub const REBUILD_SIZE_MIN: u64 = 1 << 30;
+/// Checksum id of log blocks: fletcher-4.
+const LOG_CHECKSUM: u64 = 7;
+/// Longest sizes in sectors that a packed property can express.
+const SECTORS_MAX: u64 = 1 << 16;
 
 /// Bytes of the header on a device of this ashift.
 pub fn header_size(ashift: u32) -> usize {
     512.max(1usize.checked_shl(ashift).unwrap_or(0))
 }
 
-/// Entries in each log block of a device with this ring.
-pub fn log_entries(start: u64, end: u64) -> u64 {
-    if end < REBUILD_SIZE_MIN { 0 } else { (end.saturating_sub(start) >> 24).min(LOG_ENTRIES_MAX) }
+/// Start and end of the ring of a device of `size` bytes; `None` if it is too small for
+/// labels, header and any block.
+pub fn ring(size: u64, ashift: u32) -> Option<(u64, u64)> {
+    let start = HEADER_OFFSET + header_size(ashift) as u64;
+    let end = HEADER_OFFSET + leaf_asize(usable_size(size))?;
+    (start < end).then_some((start, end))
+}
+
+/// Entries in each log block of a device with this ring. Devices whose ring ends before
+/// `least` have no log blocks.
+pub fn log_entries(start: u64, end: u64, least: u64) -> u64 {
+    if end < least { 0 } else { (end.saturating_sub(start) >> 24).min(LOG_ENTRIES_MAX) }
+}
+
+fn sectors(bytes: u64) -> u64 {
+    (bytes >> 9).clamp(1, SECTORS_MAX) - 1
 }
 
 /// The location of a log block.
@@ -60,6 +77,20 @@ impl LogPtr {
     fn from_words(words: [u64; 8]) -> LogPtr {
         let [daddr, payload_asize, payload_start, prop, c0, c1, c2, c3] = words;
         LogPtr { daddr, payload_asize, payload_start, prop, cksum: [c0, c1, c2, c3] }
+    }
+
+    /// A pointer to a log block of `asize` bytes on the device.
+    pub fn new(daddr: u64, asize: u64, compression: u8, cksum: [u64; 4]) -> LogPtr {
+        let prop = sectors(LOG_BLOCK_SIZE as u64)
+            | sectors(asize) << 16
+            | u64::from(compression & 0x7f) << 32
+            | LOG_CHECKSUM << 40;
+        LogPtr { daddr, prop, cksum, ..LogPtr::default() }
+    }
+
+    fn words(&self) -> [u64; 8] {
+        let [c0, c1, c2, c3] = self.cksum;
+        [self.daddr, self.payload_asize, self.payload_start, self.prop, c0, c1, c2, c3]
     }
 
     /// Uncompressed bytes.
@@ -85,10 +116,11 @@ impl LogPtr {
         let inside = asize <= LOG_BLOCK_SIZE as u64
             && self.lsize() == LOG_BLOCK_SIZE as u64
             && self.payload_start >= header.start
-            && self.payload_start <= last
+            && self.payload_start < header.end
+            && self.daddr >= header.start
             && last <= header.end;
         if header.first_sweep {
-            return inside && last < hand;
+            return inside && self.payload_start <= last && last < hand;
         }
         let (from, to, evict) = (self.payload_start, last, header.evict);
         let holds = |a: u64, b: u64, x: u64| {
@@ -142,11 +174,25 @@ impl DeviceHeader {
     /// and no data is lost.
     pub fn parse(bytes: &[u8]) -> Result<DeviceHeader> {
         let endian = verify_region(bytes, HEADER_OFFSET)?;
-        let header = Self::parse_unverified(bytes, endian)?;
-        if header.log_entries != log_entries(header.start, header.end) {
-            return Err(Error::corrupt("a cache device of another shape"));
-        }
-        Ok(header)
+        Self::parse_unverified(bytes, endian)
+    }
+
+    /// The [`header_size`] bytes of the header, with its checksum.
+    ///
+    /// # Errors
+    /// None for a header of valid size.
+    pub fn encode(&self, ashift: u32) -> Result<Vec<u8>> {
+        let [first, second] = self.newest;
+        let mut words = vec![HEADER_MAGIC, VERSION, self.pool_guid.0, self.vdev_guid.0];
+        words.extend([self.log_entries, self.evict, u64::from(self.first_sweep)]);
+        words.extend([self.start, self.end]);
+        words.extend(first.words());
+        words.extend(second.words());
+        words.extend([self.lb_asize, self.lb_count, self.trim_time, self.trim_state]);
+        let mut out: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
+        out.resize(header_size(ashift), 0);
+        seal_region(&mut out, HEADER_OFFSET)?;
+        Ok(out)
     }
 
     /// As [`DeviceHeader::parse`], without verifying the checksum.
@@ -209,7 +255,56 @@ pub struct LogEntry {
     pub complevel: u64,
 }
 
+/// What a log entry says of a buffer, apart from its identity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct EntryFacts {
+    /// Logical bytes.
+    pub lsize: u64,
+    /// Physical bytes.
+    pub psize: u64,
+    /// Compression id.
+    pub compression: u8,
+    /// Metadata, else data.
+    pub metadata: bool,
+    /// Prefetched.
+    pub prefetch: bool,
+    /// Encrypted or authenticated.
+    pub protected: bool,
+    /// Frequently (else recently) used.
+    pub mfu: bool,
+}
+
+impl EntryFacts {
+    fn prop(&self) -> u64 {
+        sectors(self.lsize)
+            | sectors(self.psize) << 16
+            | u64::from(self.compression & 0x7f) << 32
+            | u64::from(self.prefetch) << 39
+            | (1 + u64::from(self.metadata)) << 48
+            | u64::from(self.protected) << 56
+            | if self.mfu { 3 } else { 1 } << 57
+    }
+}
+
 impl LogEntry {
+    /// The entry of a buffer at device offset `daddr`.
+    pub fn new(dva: Dva, birth: Txg, daddr: u64, facts: EntryFacts) -> LogEntry {
+        LogEntry { dva, birth, prop: facts.prop(), daddr, complevel: 0 }
+    }
+
+    /// What it says of the buffer.
+    pub fn facts(&self) -> EntryFacts {
+        EntryFacts {
+            lsize: self.lsize(),
+            psize: self.psize(),
+            compression: self.compression(),
+            metadata: self.is_metadata(),
+            prefetch: self.is_prefetch(),
+            protected: self.is_protected(),
+            mfu: self.is_mfu(),
+        }
+    }
+
     /// Logical bytes.
     pub fn lsize(&self) -> u64 {
         ((self.prop & 0xffff) + 1) << 9
@@ -256,6 +351,22 @@ pub struct LogBlock {
 }
 
 impl LogBlock {
+    /// The block's [`LOG_BLOCK_SIZE`] bytes, uncompressed. Entries beyond
+    /// [`LOG_ENTRIES_MAX`] are left out.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(LOG_BLOCK_SIZE);
+        out.extend(LOG_MAGIC.to_le_bytes());
+        out.extend(self.prev.words().iter().flat_map(|w| w.to_le_bytes()));
+        out.resize(LOG_ENTRIES_AT, 0);
+        for e in self.entries.iter().take(LOG_ENTRIES_MAX as usize) {
+            let [d0, d1] = dva_words(e.dva);
+            let words = [d0, d1, e.birth.0, e.prop, e.daddr, e.complevel, 0, 0];
+            out.extend(words.iter().flat_map(|w| w.to_le_bytes()));
+        }
+        out.resize(LOG_BLOCK_SIZE, 0);
+        out
+    }
+
     /// Parses a block of which `log_entries` entries are in use.
     ///
     /// # Errors
@@ -311,11 +422,63 @@ mod tests {
             let [newest, second] = h.newest;
             assert_eq!((newest.lsize(), newest.asize(), newest.compression()), (65_536, 4096, 15));
             assert_eq!(h.hand(), 0xbf_a000);
+            assert_eq!(h.encode(ashift).unwrap(), raw);
+            let mut again = LogPtr::new(newest.daddr, newest.asize(), 15, newest.cksum);
+            again.payload_asize = newest.payload_asize;
+            again.payload_start = newest.payload_start;
+            assert_eq!(again, newest);
             assert!(newest.is_usable(&h, h.hand()) && second.is_usable(&h, h.hand()));
             assert!(!newest.is_usable(&h, newest.daddr));
             raw[300] ^= 1;
             assert!(DeviceHeader::parse(&raw).is_err());
         }
+    }
+
+    /// The header that OpenZFS wrote on the cache device of the golden pool `l2arc`.
+    #[test]
+    fn a_header_of_openzfs() {
+        let words: [u64; 29] = [
+            0x5a46_5343_4143_4845,
+            1,
+            0x1519_a75c_9c6e_e872,
+            0x6571_1521_74f7_db4b,
+            0xf,
+            0x40_0200,
+            1,
+            0x40_0200,
+            0xff8_0000,
+            0x38b_9c00,
+            0x16_1000,
+            0x375_8c00,
+            0x70f_0001_007f,
+            0x53_0c2a_1f11,
+            0x2f19_00af_e7c2,
+            0xe_7ae3_a3bb_54d3,
+            0x33a_707b_6eeb_8bc3,
+            0x375_8800,
+            0x18_1a00,
+            0x35d_6e00,
+            0x70f_0001_007f,
+            0x4d_bda1_8e89,
+            0x2a80_c925_3a83,
+            0xc_afaa_d79a_6d4d,
+            0x2c6_123f_6350_9bf8,
+            0xc800,
+            0x32,
+            0,
+            0,
+        ];
+        let mut raw: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
+        raw.resize(472, 0);
+        raw.extend(0x0210_da7a_b10c_7a11u64.to_le_bytes());
+        raw.extend([
+            0x15, 0x93, 0xfb, 0x9b, 0x51, 0xb0, 0xf9, 0x44, 0x2a, 0x14, 0xb0, 0x66, 0x37, 0x18,
+            0x7c, 0xe0, 0xc0, 0xfa, 0x26, 0xbb, 0x79, 0xb0, 0x24, 0xfd, 0x20, 0xe8, 0x84, 0x6f,
+            0x28, 0xd5, 0x12, 0x9e,
+        ]);
+        let header = DeviceHeader::parse(&raw).unwrap();
+        assert_eq!((header.lb_count, header.lb_asize, header.log_entries), (50, 51_200, 15));
+        assert_eq!(header.encode(9).unwrap(), raw);
     }
 
     #[test]
@@ -333,15 +496,21 @@ mod tests {
         assert_eq!((e.lsize(), e.psize(), e.compression(), e.daddr), (8192, 8192, 2, 0xaf_b000));
         assert!(!e.is_metadata() && !e.is_mfu() && !e.is_prefetch() && !e.is_protected());
         assert_eq!(LogBlock::parse(&raw, u64::MAX, Endian::Little).unwrap().entries.len(), 1022);
+        assert_eq!(LogEntry::new(e.dva, e.birth, e.daddr, e.facts()), e);
+        assert_eq!(LogBlock { entries: block.entries[..1].to_vec(), ..block }.encode(), raw);
         assert!(LogBlock::parse(&raw, 127, Endian::Big).is_err());
         assert!(LogBlock::parse(&raw[..200], 127, Endian::Little).is_err());
     }
 
     #[test]
     fn entries_follow_the_size() {
-        assert_eq!(log_entries(0x40_1000, 0x7ff8_0000), 127);
-        assert_eq!(log_entries(0x40_1000, (1 << 30) - 1), 0);
-        assert_eq!(log_entries(0, 1 << 60), 1022);
+        let least = REBUILD_SIZE_MIN;
+        assert_eq!(log_entries(0x40_1000, 0x7ff8_0000, least), 127);
+        assert_eq!(log_entries(0x40_1000, (1 << 30) - 1, least), 0);
+        assert_eq!(log_entries(0x40_1000, (1 << 30) - 1, 0), 63);
+        assert_eq!(log_entries(0, 1 << 60, least), 1022);
+        assert_eq!(ring(2 << 30, 12), Some((0x40_1000, 0x7ff8_0000)));
+        assert_eq!(ring(63 << 20, 12), None);
     }
 
     proptest! {

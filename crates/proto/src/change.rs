@@ -109,8 +109,10 @@ pub enum Change {
     Set(String, String),
     /// Clear the errors of all devices or of one, and use them again.
     Clear(Option<String>),
-    /// Remove a log device.
+    /// Remove a log device, a cache device or a spare.
     Remove(String),
+    /// Take a cache device offline.
+    Offline(String),
 }
 
 /// A record of a pool's history.

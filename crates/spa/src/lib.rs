@@ -22,6 +22,7 @@
 
 pub mod assemble;
 pub mod audit;
+pub mod cache_devices;
 pub mod discover;
 pub mod engine;
 pub mod history;

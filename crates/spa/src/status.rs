@@ -6,7 +6,7 @@ use std::time::Duration;
 use base::Guid;
 use vdev::{AllocClass, Aux, NodeId, Tree, VdevKind};
 
-pub use vdev::{ClassDetail, IoCount, IoCounts, IoDetail, State as VdevState};
+pub use vdev::{ClassDetail, IoClass, IoCount, IoCounts, IoDetail, State as VdevState};
 
 /// The heading under which a vdev is listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]

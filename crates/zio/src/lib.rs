@@ -1,7 +1,7 @@
 //! The I/O pipeline above the vdev tree: from block pointer to buffer and back.
 //!
 //! # Theory
-//! A read takes these steps: hint → cache → each address of the pointer in turn → every
+//! A read takes these steps: hint → cache → cache devices → each address of the pointer in turn → every
 //! copy and reconstruction of the vdev, until one candidate has the pointer's checksum
 //! → decompression → cache. The cache holds the block as stored where that is smaller,
 //! and its decompressed form as long as that pays, in the byte order of its writer;
@@ -38,6 +38,7 @@ mod outage;
 pub mod prefetch;
 mod read;
 mod scrub;
+mod second;
 mod ticket_lock;
 mod write;
 
@@ -58,6 +59,7 @@ pub use outage::{Outage, OutagePolicy, enter_sync_context};
 pub use prefetch::Prefetch;
 pub use read::BlockFault;
 pub use scrub::CopyCheck;
+pub use second::{CacheTiers, CacheUse};
 pub use ticket_lock::{Ticket, TicketLock, chunks_in_order};
 pub use write::{
     BlockChange, Class, Gangs, Lost, Outcome, Placed, Prepared, SpaceSource, Want, Write,
@@ -116,6 +118,8 @@ pub struct Io {
     pub origin: Origin,
     /// What to do when devices are absent.
     pub outage: OutagePolicy,
+    /// Which blocks the tiers of the cache may keep.
+    pub tiers: CacheTiers,
 }
 
 impl Io {
@@ -127,6 +131,7 @@ impl Io {
         copies: Copies::No,
         origin: Origin::Unknown,
         outage: OutagePolicy::Fail,
+        tiers: CacheTiers::ALL,
     };
     /// A blocking read of the sync thread: it waits for absent devices.
     pub const SYNC: Io = Io { outage: OutagePolicy::WaitAlways, ..Io::WAIT };
@@ -143,6 +148,12 @@ impl Io {
     #[must_use]
     pub fn by(self, origin: Origin) -> Io {
         Io { origin, ..self }
+    }
+
+    /// The same read of a block that the tiers may keep as they say.
+    #[must_use]
+    pub fn in_tiers(self, tiers: CacheTiers) -> Io {
+        Io { tiers, ..self }
     }
 
     /// The same read, with this policy for absent devices.
@@ -177,6 +188,8 @@ pub struct Zio {
     errors: ErrorLog,
     healing: heal::Healing,
     placed: write::PlacedCounts,
+    /// The pool's cache devices.
+    second: RwLock<Option<Arc<l2arc::CachePool>>>,
     /// Takes writes instead of the tree, in tests.
     sink: RwLock<Option<Arc<dyn write::Sink>>>,
 }
@@ -216,6 +229,7 @@ impl Zio {
             errors: ErrorLog::default(),
             healing: heal::Healing::default(),
             placed: write::PlacedCounts::default(),
+            second: RwLock::new(None),
             sink: RwLock::new(None),
         }
     }

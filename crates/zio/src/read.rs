@@ -130,7 +130,9 @@ impl Zio {
             ));
         }
         let (key, lsize) = (self.key(block), block.head.lsize.0);
-        let ask = LookupRequest { kind: kind_of(block), access: io.access, copies: io.copies };
+        let (kind, access, copies) = (kind_of(block), io.access, io.copies);
+        let keep = io.tiers.first.keeps(kind);
+        let ask = LookupRequest { kind, access, copies, keep };
         if io.caching == Caching::Bypass {
             return Ok((self.read_and_expand(block, io)?.1.slice(range), None));
         }
@@ -150,8 +152,13 @@ impl Zio {
                 Mode::MayWait => Ok((self.read_and_expand(block, io)?.1.slice(range), None)),
             };
         }
-        let part = self.part_of(found, range).map_err(|e| e.at_dva(block.dva()))?;
-        Ok((part, Some(at)))
+        let last = range.end as u64 == lsize;
+        let part = self.part_of(found, range, keep).map_err(|e| e.at_dva(block.dva()))?;
+        if !keep && kind == CacheKind::Data && last && access == Access::Demand {
+            // Its reader is done with it.
+            self.cache.discard(&key);
+        }
+        Ok((part, keep.then_some(at)))
     }
 
     /// Reads the block for its fill ticket.
@@ -165,13 +172,18 @@ impl Zio {
         let (stored, whole) = self.read_and_expand(block, io)?;
         // The kernel will hold the block itself if it gets all of it.
         let all = range.start == 0 && range.end == whole.len();
+        let keep = io.tiers.first.keeps(kind_of(block));
+        if !keep && !is_metadata(block) && io.access == Access::Demand && range.end == whole.len() {
+            return Ok((whole.slice(range), None));
+        }
         let at = ticket.complete(arc::Block {
             stored,
             tag: block.compression,
             whole: whole.clone(),
-            remember: io.caching == Caching::Remember && all && !is_metadata(block),
+            remember: keep && io.caching == Caching::Remember && all && !is_metadata(block),
+            usage: io.tiers.usage(block),
         });
-        Ok((whole.slice(range), at))
+        Ok((whole.slice(range), at.filter(|_| keep)))
     }
 
     /// Bytes of the block in slot `at`, if the cache still has it there.
@@ -185,17 +197,18 @@ impl Zio {
         range: Range<usize>,
         io: Io,
     ) -> Result<Option<Buf>> {
-        let ask = LookupRequest { kind: CacheKind::Data, access: io.access, copies: io.copies };
+        let (access, copies) = (io.access, io.copies);
+        let ask = LookupRequest { kind: CacheKind::Data, access, copies, keep: true };
         match self.cache.peek_at(at, ask) {
             Some(found) if found.lsize() == lsize && range.end as u64 <= lsize => {
-                self.part_of(found, range).map(Some)
+                self.part_of(found, range, true).map(Some)
             }
             _ => Ok(None),
         }
     }
 
     /// Cuts a range out of the cached block, decompressing no more than needed.
-    fn part_of(&self, found: ResidentBlock, range: Range<usize>) -> Result<Buf> {
+    fn part_of(&self, found: ResidentBlock, range: Range<usize>, front: bool) -> Result<Buf> {
         let (at, stored, lsize, tag, again) = match found {
             ResidentBlock::Whole { whole, .. } if range == (0..whole.len()) => return Ok(whole),
             ResidentBlock::Whole { whole, .. } => return Ok(whole.slice(range)),
@@ -203,7 +216,7 @@ impl Zio {
                 (at, stored, lsize, tag, again)
             }
         };
-        let keep = self.cache.wants_front(at, again);
+        let keep = front && self.cache.wants_front(at, again);
         if !keep && range.end < lsize as usize && codec::compress::has_head(tag) {
             let mut out = BufMut::alloc(range.end);
             codec::compress::decompress_head(tag, &stored, &mut out)?;
@@ -223,8 +236,12 @@ impl Zio {
             Access::Demand => Priority::SyncRead,
             Access::Prefetch | Access::Prescient => Priority::AsyncRead,
         };
-        let raw =
-            self.read_copies(block, why, io.origin).map_err(|faults| summarize(block, faults))?;
+        let raw = match self.read_second(block, io) {
+            Some(raw) => raw,
+            None => self
+                .read_copies(block, why, io.origin)
+                .map_err(|faults| summarize(block, faults))?,
+        };
         let stored = (block.compression != COMPRESS_OFF).then(|| raw.clone());
         let whole = expand(block.compression, raw, block.head.lsize.0 as usize)
             .map_err(|e| e.at_dva(block.dva()))?;

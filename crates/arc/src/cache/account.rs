@@ -76,6 +76,10 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         out.evict_skip += core.counts.evict_skip;
         out.evict_not_enough += core.counts.evict_not_enough;
         out.evicted += core.counts.evicted;
+        let (to, from) = (&mut out.evicted_to, core.counts.evicted_to);
+        to.cached += from.cached;
+        to.ineligible += from.ineligible;
+        to.eligible = [to.eligible[0] + from.eligible[0], to.eligible[1] + from.eligible[1]];
     }
 }
 

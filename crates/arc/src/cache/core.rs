@@ -17,8 +17,8 @@ use super::line::{
 use super::stripe::{CacheSlot, CacheStripe, Touch};
 use crate::balance::{Division, Pushes};
 use crate::policy::{CacheKind, Id, PolicyState};
-use crate::stats::StateBytes;
-use crate::tier::SecondTier;
+use crate::stats::{EvictedToTier, StateBytes};
+use crate::tier::{LeavingBlock, Offered, SecondTier, TierUse};
 use crate::{Access, PolicyKind};
 
 /// Unread prefetches may use between 1/64 and 1/8 of a partition; initially 1/32.
@@ -55,6 +55,8 @@ pub(super) struct CoreCounts {
     pub(super) evict_skip: u64,
     pub(super) evict_not_enough: u64,
     pub(super) evicted: u64,
+    /// Logical bytes that left, by what the second tier did with them.
+    pub(super) evicted_to: EvictedToTier,
 }
 
 pub(super) struct CacheCore {
@@ -88,6 +90,7 @@ pub(super) struct Incoming {
     pub(super) access: Access,
     /// A layer above keeps the block.
     pub(super) remember: bool,
+    pub(super) usage: TierUse,
 }
 
 impl CacheCore {
@@ -242,17 +245,19 @@ impl CacheCore {
         self.admit(kind, id, size);
     }
 
-    fn admit(&mut self, kind: CacheKind, id: Id, size: u32) {
+    /// Enters a block into its policy; true if the policy remembered it.
+    fn admit(&mut self, kind: CacheKind, id: Id, size: u32) -> bool {
         let line = &mut self.lines[kind as usize];
         let was = line.policy.admit(id, size);
         let list = match was {
             PolicyState::MruGhost => 0,
             PolicyState::MfuGhost => 1,
-            _ => return,
+            _ => return false,
         };
         line.ghost_hits += u64::from(size);
         self.ghosts_seen += 1;
         self.counts.ghosts[list] += 1;
+        true
     }
 
     /// Inserts a block into slot `i`, which is not resident.
@@ -269,7 +274,8 @@ impl CacheCore {
             stripe.slots[i as usize].id = line.alloc(index, i);
         }
         let id = stripe.slots[i as usize].id;
-        self.ghosts_seen += u64::from(line.return_from_far(id)) << FAR_SHIFT;
+        let from_far = line.return_from_far(id);
+        self.ghosts_seen += u64::from(from_far) << FAR_SHIFT;
         let known = line.policy.state(id) != PolicyState::Unknown;
         let form = if block.stored.is_empty() { &block.whole } else { &block.stored };
         let size = u32::try_from(form.footprint().max(1)).unwrap_or(u32::MAX);
@@ -281,6 +287,7 @@ impl CacheCore {
         let front = if block.stored.is_empty() { 0 } else { block.whole.footprint() };
         let fresh = (block.access != Access::Demand).then_some(block.access);
         stripe.fill(i, block, fresh);
+        stripe.slots[i as usize].returned = from_far;
         if fresh.is_some() || passed {
             // Its decompressed form, if any, is kept only once a reader requests it.
             if front > 0 {
@@ -293,7 +300,7 @@ impl CacheCore {
             self.fresh.bytes += u64::from(size);
             self.fresh.live += 1;
         } else {
-            self.admit(kind, id, size);
+            stripe.slots[i as usize].returned |= self.admit(kind, id, size);
             if front > 0 {
                 self.put_front(kind, id, front);
             }
@@ -379,7 +386,12 @@ impl CacheCore {
     /// Drops the logical form of slot `i`; without a stored form, only a ghost of the
     /// block remains. A block that was evicted and read again stays, because it is
     /// needed here.
-    pub(super) fn hand_over<K: Copy + Eq + Hash>(&mut self, stripe: &mut CacheStripe<K>, i: u32) {
+    pub(super) fn hand_over<K: Copy + Eq + Hash>(
+        &mut self,
+        tier: &dyn SecondTier<K>,
+        stripe: &mut CacheStripe<K>,
+        i: u32,
+    ) {
         let slot = &stripe.slots[i as usize];
         let (kind, id) = (slot.kind, slot.id);
         let state = self.lines[kind as usize].policy.state(id);
@@ -392,6 +404,7 @@ impl CacheCore {
             return;
         }
         let size = u32::try_from(slot.charged()).unwrap_or(u32::MAX);
+        self.offer(tier, slot, false, false);
         self.uncharge(slot);
         self.take_fresh(kind, id);
         stripe.empty(i);
@@ -496,8 +509,8 @@ impl CacheCore {
         self.drain(&mut stripe);
         let slot = &stripe.slots[at.slot as usize];
         let bytes = slot.charged() as u64;
-        let form = if slot.stored.is_empty() { &slot.whole } else { &slot.stored };
-        context.tier.offer(&slot.key, kind, form);
+        let again = self.lines[kind as usize].policy.state(id) == PolicyState::MfuGhost;
+        self.offer(context.tier, slot, again, false);
         self.uncharge(slot);
         self.counts.evicted += bytes;
         self.take_front(kind, id);
@@ -505,6 +518,36 @@ impl CacheCore {
         if self.lines[kind as usize].policy.state(id) == PolicyState::Unknown {
             self.move_to_far(context, &mut stripe, kind, id, bytes as u32);
         }
+    }
+
+    /// Offers a block that leaves to the second tier.
+    fn offer<K>(
+        &mut self,
+        tier: &dyn SecondTier<K>,
+        slot: &CacheSlot<K>,
+        again: bool,
+        prefetched: bool,
+    ) {
+        let stored = if slot.stored.is_empty() { &slot.whole } else { &slot.stored };
+        let again = again || slot.returned;
+        let offered = tier.offer(&LeavingBlock {
+            key: &slot.key,
+            kind: slot.kind,
+            usage: slot.usage(),
+            stored,
+            lsize: slot.lsize,
+            tag: slot.tag,
+            again,
+            returned: slot.returned,
+            prefetched,
+        });
+        let to = &mut self.counts.evicted_to;
+        let sum = match offered {
+            Offered::Cached => &mut to.cached,
+            Offered::Eligible => &mut to.eligible[usize::from(again)],
+            Offered::Ineligible => &mut to.ineligible,
+        };
+        *sum += u64::from(slot.lsize);
     }
 
     /// Handles a block `id` that the policy forgot; unread prefetched ones stay without
@@ -583,8 +626,10 @@ impl CacheCore {
             if self.lines[kind as usize].at[id as usize].waiting() != ticket {
                 continue;
             }
-            let bytes = stripe.slots[at.slot as usize].charged() as u64;
-            self.uncharge(&stripe.slots[at.slot as usize]);
+            let slot = &stripe.slots[at.slot as usize];
+            let bytes = slot.charged() as u64;
+            self.offer(context.tier, slot, false, at.queue == QueueMembership::Fresh);
+            self.uncharge(slot);
             self.counts.evicted += bytes;
             self.take_fresh(kind, id);
             stripe.empty(at.slot);

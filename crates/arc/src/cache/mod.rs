@@ -30,6 +30,7 @@
 
 mod account;
 mod core;
+mod fill;
 mod line;
 mod sample;
 mod stripe;
@@ -42,13 +43,15 @@ use base::rt::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use base::rt::{Mutex, MutexGuard, RwLock};
 use base::{Buf, Result};
 
+pub use self::fill::Fill;
+
 use self::core::{CacheCore, CoreContext, Incoming};
 use self::sample::Sampler;
 use self::stripe::{CacheStripe, LOG_MAX, PendingRead};
 use crate::balance::{Division, META_START};
 use crate::config::ARC_MIN_FLOOR;
 use crate::policy::CacheKind;
-use crate::tier::{NoSecondTier, SecondTier};
+use crate::tier::{NoSecondTier, SecondTier, TierUse};
 use crate::{Access, Config, Copies};
 
 /// Target bytes of each partition.
@@ -89,12 +92,15 @@ pub struct LookupRequest {
     pub access: Access,
     /// Whether the bytes will be copied (for the counters).
     pub copies: Copies,
+    /// Whether the block is to be kept. If not, it has a place among unread prefetches for
+    /// as long as that has room, however often it is used.
+    pub keep: bool,
 }
 
 impl LookupRequest {
     /// A lookup by a reader that waits for the block.
     pub fn demand(kind: CacheKind) -> LookupRequest {
-        LookupRequest { kind, access: Access::Demand, copies: Copies::No }
+        LookupRequest { kind, access: Access::Demand, copies: Copies::No, keep: true }
     }
 }
 
@@ -157,16 +163,6 @@ pub enum Lookup<'a, K: Copy + Eq + Hash> {
     Miss(Fill<'a, K>),
 }
 
-/// The obligation to read one block; dropping it lets another reader try.
-pub struct Fill<'a, K: Copy + Eq + Hash> {
-    cache: &'a Cache<K>,
-    key: K,
-    hash: u64,
-    req: LookupRequest,
-    began: base::rt::Instant,
-    pending: Option<Arc<PendingRead>>,
-}
-
 /// A block that was read.
 #[derive(Clone, Debug, Default)]
 pub struct Block {
@@ -178,6 +174,8 @@ pub struct Block {
     pub whole: Buf,
     /// A layer above keeps the block: remember it, and keep it only if it is requested again.
     pub remember: bool,
+    /// What the second tier may do with it.
+    pub usage: TierUse,
 }
 
 impl Block {
@@ -213,7 +211,7 @@ pub struct Cache<K> {
     fill_ns: AtomicU64,
     expand_ns: AtomicU64,
     sampler: Sampler,
-    tier: Box<dyn SecondTier<K>>,
+    tier: Arc<dyn SecondTier<K>>,
 }
 
 impl<K: Copy + Eq + Hash> Cache<K> {
@@ -222,6 +220,14 @@ impl<K: Copy + Eq + Hash> Cache<K> {
     /// # Errors
     /// Those of [`Config::check`].
     pub fn new(config: Config, c: u64) -> Result<Self> {
+        Cache::with_tier(config, c, Arc::new(NoSecondTier))
+    }
+
+    /// As [`Cache::new`], in front of a second tier.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn with_tier(config: Config, c: u64, tier: Arc<dyn SecondTier<K>>) -> Result<Self> {
         config.check()?;
         let cores = base::rt::parallelism().next_power_of_two();
         let most = (cores as u64).min(PARTITIONS_MAX);
@@ -252,7 +258,7 @@ impl<K: Copy + Eq + Hash> Cache<K> {
             fill_ns: AtomicU64::new(FILL_NS_START),
             expand_ns: AtomicU64::new(EXPAND_NS_START),
             sampler: Sampler::new(config.policy),
-            tier: Box::new(NoSecondTier),
+            tier,
         };
         cache.sampler.start([c / 2, c / 2]);
         Ok(cache)
@@ -494,13 +500,23 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         self.tier.forget(key);
     }
 
+    /// Drops a block that is in the cache only because it was not to be kept
+    /// ([`LookupRequest::keep`]). It stays in the second tier.
+    pub fn discard(&self, key: &K) {
+        self.change(key, |core, stripe, slot| {
+            if let Some(i) = slot.filter(|&i| stripe.slots[i as usize].fresh.is_some()) {
+                core.remove(stripe, &self.hasher, i);
+            }
+        });
+    }
+
     /// Records that a layer above (the kernel's page cache) keeps the block. Its logical form is
     /// dropped, and the block is remembered, so that it stays if it is requested again. A stored
     /// form, which no other layer has, stays.
     pub fn hand_over(&self, key: &K) {
         self.change(key, |core, stripe, slot| {
             if let Some(i) = slot {
-                core.hand_over(stripe, i);
+                core.hand_over(&*self.tier, stripe, i);
             }
         });
     }
@@ -560,7 +576,7 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         block: Block,
         pending: Option<&PendingRead>,
     ) -> Incoming {
-        let incoming = self.form(block, req.access, pending);
+        let incoming = self.form(block, req, pending);
         let bytes = incoming.whole.footprint().max(incoming.stored.footprint());
         self.grow(bytes as u64);
         if req.access == Access::Demand && self.sampler.wants(req.kind, mark_of(hash)) {
@@ -601,22 +617,30 @@ impl<K: Copy + Eq + Hash> Cache<K> {
     }
 
     /// The forms of a block to keep.
-    fn form(&self, block: Block, access: Access, pending: Option<&PendingRead>) -> Incoming {
+    fn form(&self, block: Block, req: LookupRequest, pending: Option<&PendingRead>) -> Incoming {
         let keep_stored = self.config.read().compressed;
         let saves = |stored: &Buf| {
             let whole = block.whole.footprint();
             stored.footprint() <= whole - (whole >> SAVES_SHIFT)
         };
+        let compressed = block.stored.is_some();
         let stored = block.stored.filter(|s| keep_stored && saves(s)).unwrap_or_default();
+        // The second tier needs the bytes as on the pool.
+        let eligible = block.usage.eligible && (!compressed || !stored.is_empty());
         let demanded = pending.is_none_or(|p| p.demanded.load(Relaxed));
         let lsize = u32::try_from(block.whole.len()).unwrap_or(u32::MAX);
         Incoming {
             lsize,
             tag: block.tag,
-            access: if demanded { Access::Demand } else { access },
+            access: match (req.keep, demanded, req.access) {
+                (false, _, _) => Access::Prefetch,
+                (true, true, _) => Access::Demand,
+                (true, false, access) => access,
+            },
             // A form that the kernel keeps decompressed is not kept decompressed here as well.
             whole: if block.remember && !stored.is_empty() { Buf::default() } else { block.whole },
             remember: block.remember && stored.is_empty(),
+            usage: TierUse { eligible, ..block.usage },
             stored,
         }
     }
@@ -643,15 +667,17 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         self.c.load(Relaxed)
     }
 
-    /// Bytes of the cache, including dirty data in the layers above.
+    /// Bytes of the cache, including dirty data in the layers above and the memory of the
+    /// second tier.
     pub fn size(&self) -> u64 {
         let parts: u64 = self.partitions.iter().map(|p| p.size.load(Relaxed)).sum();
-        parts + self.anon.load(Relaxed)
+        parts + self.anon.load(Relaxed) + self.tier.memory()
     }
 
     /// Target of each partition.
     fn partition_target(&self) -> u64 {
-        let free = self.target().saturating_sub(self.anon.load(Relaxed));
+        let others = self.anon.load(Relaxed) + self.tier.memory();
+        let free = self.target().saturating_sub(others);
         // Dirty data may shrink the cache, but not to nothing.
         free.max(self.target() >> 3) / self.partitions.len() as u64
     }
@@ -753,34 +779,6 @@ impl<K: Copy + Eq + Hash> Cache<K> {
             partition.front_room.store(true, Relaxed);
         }
         base::buf::trim(0);
-    }
-}
-
-impl<K: Copy + Eq + Hash> Fill<'_, K> {
-    /// Makes the block resident, or remembered, and wakes the waiters. Returns its slot.
-    pub fn complete(mut self, block: Block) -> Option<SlotRef> {
-        // The ticket keeps it until everything is done, so that a panic wakes the waiters.
-        let pending = Arc::clone(self.pending.as_ref()?);
-        average(&self.cache.fill_ns, self.began.elapsed());
-        let at = self.cache.move_in(self.key, self.hash, self.req, block, Some(&pending));
-        self.pending = None;
-        pending.finish();
-        at
-    }
-
-    /// The second tier's copy of the block, as stored and not yet verified.
-    pub fn second_tier(&self) -> Option<Buf> {
-        self.cache.tier.read(&self.key)
-    }
-}
-
-impl<K: Copy + Eq + Hash> Drop for Fill<'_, K> {
-    fn drop(&mut self) {
-        if let Some(pending) = self.pending.take() {
-            let at = self.cache.stripe_of(self.hash);
-            self.cache.stripe(at).lock().end(&self.key);
-            pending.finish();
-        }
     }
 }
 

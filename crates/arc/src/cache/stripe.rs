@@ -12,6 +12,7 @@ use super::core::Incoming;
 use super::{Hasher, LookupRequest, ResidentBlock, SlotRef};
 use crate::policy::{CacheKind, Id};
 use crate::stats::{Accesses, HitForms, PrefetchCounts};
+use crate::tier::TierUse;
 use crate::{Access, Copies};
 
 /// Hits that may wait in the log before they are applied to the policy.
@@ -84,6 +85,10 @@ pub(super) struct CacheSlot<K> {
     /// Prefetched and not yet used, and by which kind of access.
     pub(super) fresh: Option<Access>,
     pub(super) tag: u8,
+    /// What the second tier may do with the block: may keep it, protected.
+    usage: [bool; 2],
+    /// The block was known to have been here before when it was inserted.
+    pub(super) returned: bool,
     pub(super) lsize: u32,
     /// The stripe's count when the decompressed form was last missed, as `seq`.
     front_seq: u32,
@@ -93,6 +98,11 @@ pub(super) struct CacheSlot<K> {
 }
 
 impl<K> CacheSlot<K> {
+    pub(super) fn usage(&self) -> TierUse {
+        let [eligible, protected] = self.usage;
+        TierUse { eligible, protected }
+    }
+
     pub(super) fn resident(&self) -> bool {
         !self.whole.is_empty() || !self.stored.is_empty()
     }
@@ -217,6 +227,8 @@ impl<K: Copy + Eq + Hash> CacheStripe<K> {
             kind,
             tag: 0,
             packed: false,
+            usage: [false; 2],
+            returned: false,
             mark: (hash >> 32) as u32,
             fresh: None,
         };
@@ -242,6 +254,8 @@ impl<K: Copy + Eq + Hash> CacheStripe<K> {
         let slot = &mut self.slots[i as usize];
         (slot.stored, slot.whole, slot.fresh) = (block.stored, block.whole, fresh);
         (slot.lsize, slot.tag) = (block.lsize, block.tag);
+        slot.usage = [block.usage.eligible, block.usage.protected];
+        slot.returned = false;
         slot.packed = !slot.stored.is_empty();
         self.quiet = [0; 2];
         let seq = &mut self.seq[slot.kind as usize];
@@ -307,7 +321,7 @@ impl<K: Copy + Eq + Hash> CacheStripe<K> {
             }
             ResidentBlock::Whole { at, whole: slot.whole.clone() }
         };
-        if request.access != Access::Demand {
+        if request.access != Access::Demand || !request.keep {
             return found;
         }
         if let Some(by) = slot.fresh.take() {

@@ -25,7 +25,7 @@ fn byte_of(key: u64) -> u8 {
 
 /// Reads `key`; returns whether it was in memory. The content must belong to the key.
 fn read(cache: &Cache<u64>, key: u64, kind: CacheKind, access: Access, len: usize) -> bool {
-    let request = LookupRequest { kind, access, copies: Copies::No };
+    let request = LookupRequest { kind, access, copies: Copies::No, keep: true };
     match cache.lookup(key, request) {
         Lookup::Hit(ResidentBlock::Whole { whole, .. }) => {
             assert!(whole.len() == len && whole[len / 2] == byte_of(key));
@@ -504,7 +504,7 @@ proptest! {
                         Lookup::Miss(ticket) => {
                             let stored = Some(block(9000, byte(k, 1)));
                             let whole = block(65_536, byte(k, 0));
-                            ticket.complete(Block { stored, whole, remember: k % 3 == 0, tag: 1 });
+                            ticket.complete(Block { stored, whole, remember: k % 3 == 0, tag: 1, ..Block::default() });
                         }
                     }
                 }

@@ -194,7 +194,10 @@ impl Engine {
         let options = BuildOptions { ashift: request.ashift, first_id, create_txg };
         let built = build(&request.vdevs, options, taken, &|path: &Path| open.facts(path))?;
         let devices = open.by_guid(&built);
-        writer.add_vdevs(built, devices, command(request.command.as_deref()))
+        let open = |vdev: &VdevConfig| Some((vdev.clone(), Arc::clone(devices.get(&vdev.guid)?)));
+        let caches: Vec<_> = built.caches.iter().filter_map(open).collect();
+        writer.add_vdevs(built, devices, command(request.command.as_deref()))?;
+        self.add_caches(pool, &caches)
     }
 }
 

@@ -148,8 +148,34 @@ pub(super) fn clear(argv: &[OsString]) -> Result<Exit> {
     }
 }
 
-/// `zpool online <pool> <device> ...`: uses devices that were missing again. No device is ever
-/// taken offline by hand, so there is nothing else to undo.
+/// `zpool offline [-t] <pool> <device> ...`: cache devices only.
+pub(super) fn offline(argv: &[OsString]) -> Result<Exit> {
+    let parsed = match options("offline", argv) {
+        Ok(parsed) => parsed,
+        Err(exit) => return Ok(exit),
+    };
+    let mut words = parsed.words();
+    if words.len() < 2 {
+        let text = if words.is_empty() { "missing pool name" } else { "missing device name" };
+        return Ok(misuse("offline", Some(text)));
+    }
+    let devices = words.split_off(1);
+    let name = match one_pool("offline", words, "missing pool name")? {
+        Ok(name) => name,
+        Err(exit) => return Ok(exit),
+    };
+    let mut failed = false;
+    for device in devices {
+        if let Err(e) = request_change(&name, Change::Offline(device), command("offline", argv)) {
+            ui::err(e.message());
+            failed = true;
+        }
+    }
+    Ok(Exit::failed_if(failed))
+}
+
+/// `zpool online <pool> <device> ...`: uses devices that were missing again, and cache devices
+/// that were taken offline.
 pub(super) fn online(argv: &[OsString]) -> Result<Exit> {
     let parsed = match options("online", argv) {
         Ok(parsed) => parsed,

@@ -31,10 +31,9 @@ use proto::{Pool, PropertyEntry, Reply, Request, SpaceMap};
 use ui::Exit;
 
 /// Commands of OpenZFS's that Cenote does not have yet.
-const MISSING: [&str; 14] = [
+const MISSING: [&str; 13] = [
     "checkpoint",
     "prefetch",
-    "offline",
     "reopen",
     "attach",
     "detach",
@@ -79,6 +78,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
         "destroy" => change::destroy(rest),
         "clear" => change::clear(rest),
         "online" => change::online(rest),
+        "offline" => change::offline(rest),
         "labelclear" => change::labelclear(rest),
         "reguid" => change::reguid(rest),
         "sync" => change::sync(rest),

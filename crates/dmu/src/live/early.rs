@@ -110,7 +110,7 @@ impl Early {
             in_place: false,
             gangs: None,
             hint: hint(self.os.id(), id.0, 0, blkid),
-            cache: self.os.props()?.cache_data,
+            cache: self.os.props()?.keeps(false),
             outage: self.outage,
         };
         let zio = Arc::clone(self.os.zio());

@@ -222,6 +222,7 @@ impl Objset {
     /// # Errors
     /// `ReadOnly` when the object set is not open for writing.
     pub fn set_props(&self, props: ObjsetProps) -> Result<()> {
+        self.set_tiers(props.tiers);
         *self.live()?.props.write() = Arc::new(props);
         Ok(())
     }

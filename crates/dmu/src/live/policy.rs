@@ -4,7 +4,7 @@
 use codec::checksum::Checksum;
 use codec::compress::Compression;
 use ondisk::ObjType;
-use zio::{Class, WriteProps};
+use zio::{CacheTiers, CacheUse, Class, WriteProps};
 
 /// Property `redundant_metadata`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,14 +45,23 @@ pub struct ObjsetProps {
     pub count_objects: bool,
     /// Feature `project_quota` is enabled.
     pub count_projects: bool,
-    /// Blocks that are written are kept in the cache.
-    pub cache_data: bool,
+    /// Which tiers of the cache may keep the blocks.
+    pub tiers: CacheTiers,
 }
 
 impl ObjsetProps {
     /// The meta object set's (chapter 03 §9).
     pub fn mos() -> ObjsetProps {
         ObjsetProps { copies: 3, ..ObjsetProps::default() }
+    }
+
+    /// Whether a written block stays in the first tier of the cache.
+    pub(crate) fn keeps(&self, metadata: bool) -> bool {
+        match self.tiers.first {
+            CacheUse::All => true,
+            CacheUse::Metadata => metadata,
+            CacheUse::None => false,
+        }
     }
 }
 
@@ -71,7 +80,7 @@ impl Default for ObjsetProps {
             hole_birth: true,
             count_objects: true,
             count_projects: true,
-            cache_data: true,
+            tiers: CacheTiers::ALL,
         }
     }
 }
@@ -149,6 +158,7 @@ impl ObjsetProps {
             embed: self.embed,
             hole_birth: self.hole_birth,
             class: self.class_of(kind),
+            tiers: self.tiers,
         }
     }
 }

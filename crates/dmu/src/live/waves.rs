@@ -249,7 +249,7 @@ fn wave(
             in_place: ctx.in_place,
             gangs: ctx.gangs,
             hint: hint(ctx.objset, works[job.work].id.0, job.level, job.blkid),
-            cache: props.cache_data || job.level > 0 || job.object_type.is_metadata(),
+            cache: props.keeps(job.level > 0 || job.object_type.is_metadata()),
             outage: OutagePolicy::WaitAlways,
         }
     };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use base::{Error, Result};
 use codec::checksum::Checksum;
 use codec::compress::Compression;
-use dmu::{Events, Objset, ObjsetProps, RedundantMetadata};
+use dmu::{CacheTiers, CacheUse, Events, Objset, ObjsetProps, RedundantMetadata};
 use dsl::Mos;
 use dsl::write::{Delta, Killed, MosRead, features};
 use ondisk::BlkPtr;
@@ -73,7 +73,10 @@ pub fn objset_props(
         hole_birth: flags.hole_birth,
         count_objects: flags.userobj,
         count_projects: flags.project,
-        cache_data: get("primarycache")?.unwrap_or(2) == 2,
+        tiers: CacheTiers {
+            first: CacheUse::of_property(get("primarycache")?.unwrap_or(2)),
+            second: CacheUse::of_property(get("secondarycache")?.unwrap_or(2)),
+        },
     })
 }
 

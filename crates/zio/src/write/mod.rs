@@ -53,7 +53,7 @@ use codec::compress::Compression;
 use ondisk::ObjType;
 use ondisk::blkptr::{BlkPtr, Block};
 
-use crate::{OutagePolicy, Zio};
+use crate::{CacheTiers, OutagePolicy, Zio};
 
 pub use gang::Gangs;
 pub(crate) use submit::Sink;
@@ -132,6 +132,8 @@ pub struct WriteProps {
     pub hole_birth: bool,
     /// Allocation class.
     pub class: Class,
+    /// Which tiers of the cache may keep the block.
+    pub tiers: CacheTiers,
 }
 
 impl Default for WriteProps {
@@ -145,6 +147,7 @@ impl Default for WriteProps {
             embed: true,
             hole_birth: true,
             class: Class::Normal,
+            tiers: CacheTiers::ALL,
         }
     }
 }
@@ -266,6 +269,7 @@ struct BlockContent {
     /// Content as on disk, `psize` bytes.
     stored: Buf,
     cache: bool,
+    tiers: CacheTiers,
 }
 
 /// A block with its pointer, not yet written.

@@ -176,7 +176,7 @@ fn ready(w: &Write<'_>, block: Block, rewrite: Option<BlockLayout>, stored: Buf)
             hint: w.hint,
             metadata: w.level > 0 || w.object_type.is_metadata(),
             outage: w.outage,
-            content: BlockContent { whole, stored, cache: w.cache },
+            content: BlockContent { whole, stored, cache: w.cache, tiers: w.props.tiers },
         })),
     }
 }

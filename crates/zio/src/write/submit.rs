@@ -470,6 +470,7 @@ impl Zio {
             tag: block.compression,
             whole: content.whole,
             remember: false,
+            usage: content.tiers.usage(block),
         };
         Some((key, kind_of(block), entry))
     }
