@@ -4,7 +4,7 @@
 //! Three kinds of work age a tree (Conway and others, "File Systems Fated for Senescence?
 //! Nonsense, Says Science!", FAST 2017, for the first):
 //!
-//! * `commits`: a source tree is changed by the checkouts of a thousand commits ([`aged_history`]),
+//! * `commits`: a source tree is changed by the checkouts of a thousand commits (`aged_history`),
 //!   each followed by a sync;
 //! * `rounds`: a tree of packages fills the file system to a level; in each of twelve rounds a
 //!   third of the packages is replaced by new versions;
@@ -12,7 +12,7 @@
 //!   of 8 KiB, the record size of its file system.
 //!
 //! Then the tree is read in three states: *aged*; *rewritten*, after each file was written anew
-//! ([`aged_tree::rewrite_file`]); and *fresh*, a copy in a new pool (or directory). Each read is
+//! (`aged_tree::rewrite_file`); and *fresh*, a copy in a new pool (or directory). Each read is
 //! cold: the pool is exported, and imported with an empty cache. A tree is read twice: a walk
 //! that lists directories and reads attributes, as `du` does; and a walk that reads every byte,
 //! as `grep -r` does. The one file of `overwrite` is read in sequence.
