@@ -5,8 +5,8 @@
 _cenote_commands() {
 	case $1 in
 	cenote) echo 'zpool zfs daemon zdb arc arcstat arc_summary zilstat trace kstat tune ls tree cat cp uberblocks map io bench sim completion mount.cenote help version' ;;
-	zpool) echo 'create destroy add clear offline online remove labelclear list map status iostat import export upgrade reguid history get set sync wait version' ;;
-	zfs) echo 'create destroy snapshot snap set inherit list get mount unmount umount version' ;;
+	zpool) echo 'create destroy add advise clear offline online remove labelclear list map status iostat import export upgrade reguid history get set sync wait version' ;;
+	zfs) echo 'create destroy snapshot snap set inherit list get mount unmount umount rewrite version' ;;
 	esac
 }
 
@@ -16,6 +16,7 @@ _cenote_flags() {
 	'zpool create') echo '-f -n -d -o -O -m -R -t' ;;
 	'zpool destroy') echo '-f' ;;
 	'zpool add') echo '-f -g -L -n -o -P --allow-in-use --allow-replication-mismatch --allow-ashift-mismatch' ;;
+	'zpool advise') echo '-j --json -p' ;;
 	'zpool labelclear') echo '-f' ;;
 	'zpool list') echo '-g -H -L -p -P -v -o -T' ;;
 	'zpool map') echo '-j --json --json-int -p -o -T' ;;
@@ -38,6 +39,7 @@ _cenote_flags() {
 	'zfs get') echo '-r -H -p -d -o -t -s' ;;
 	'zfs mount') echo '-a -R -o -O' ;;
 	'zfs unmount' | 'zfs umount') echo '-a -f' ;;
+	'zfs rewrite') echo '-r -x -v -P -S -C -o -l' ;;
 	'zfs version') echo '-j --json' ;;
 	'cenote daemon') echo '--foreground --metrics -f --force' ;;
 	'cenote zdb') echo '-b -c -d -h -i -l -m -u -y -C -O -e -p -L -P -t -F -X -v -q' ;;
@@ -178,6 +180,13 @@ _cenote_value() {
 		case $2 in
 		-R) echo 'dataset' ;;
 		-o) echo 'some ro rw noatime relatime strictatime nodiratime nosuid nodev noexec direct_io io_uring keepawake nokeepawake' ;;
+		*) return 1 ;;
+		esac
+		;;
+	'zfs rewrite')
+		case $2 in
+		-o) echo 'any' ;;
+		-l) echo 'any' ;;
 		*) return 1 ;;
 		esac
 		;;
@@ -345,6 +354,11 @@ _cenote_operand() {
 		*) echo 'file' ;;
 		esac
 		;;
+	'zpool advise')
+		case $2 in
+		*) echo 'pool' ;;
+		esac
+		;;
 	'zpool clear')
 		case $2 in
 		0) echo 'pool' ;;
@@ -490,6 +504,11 @@ _cenote_operand() {
 		*) echo 'dataset' ;;
 		esac
 		;;
+	'zfs rewrite')
+		case $2 in
+		*) echo 'file' ;;
+		esac
+		;;
 	'cenote daemon')
 		case $2 in
 		0) echo 'one start stop status' ;;
@@ -525,7 +544,7 @@ _cenote_operand() {
 		;;
 	'cenote bench')
 		case $2 in
-		0) echo 'one cached poison du stress write sync zil-sticky oltp fragmentation codecs fuse-null cache' ;;
+		0) echo 'one cached poison du stress write sync zil-sticky oltp fragmentation aged atime codecs fuse-null cache' ;;
 		*) echo 'file' ;;
 		esac
 		;;

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use base::{Error, ErrorKind, ObjectId, Result};
-use cenote::files::{Caller, FileType as FileKind, New, Rename, WritePosition};
+use cenote::files::{Caller, FileType as FileKind, New, Rename, Rewrite, WritePosition};
 use cenote::layout::{LayoutScore, LayoutWalk};
 use cenote::{FileSystem, Io};
 
@@ -37,6 +37,14 @@ pub(super) trait AgedTree {
     /// # Errors
     /// `NotFound`; those of writing.
     fn overwrite(&self, path: &str, writes: &mut dyn Iterator<Item = (u64, &[u8])>) -> Result<()>;
+
+    /// Writes the blocks of a file again, as `zfs rewrite` does; false if it cannot.
+    ///
+    /// # Errors
+    /// `NotFound`; those of writing.
+    fn rewrite_in_place(&self, _path: &str) -> Result<bool> {
+        Ok(false)
+    }
 
     /// Removes a file.
     ///
@@ -81,12 +89,15 @@ fn split(path: &str) -> (&str, &str) {
     path.rsplit_once('/').unwrap_or(("", path))
 }
 
-/// Writes a file anew: its content goes to another file that replaces it. The one place where
-/// that is done, so that a rewrite in place can replace it.
+/// Writes a file anew: as `zfs rewrite` does where the tree can, elsewhere into another file that
+/// replaces it.
 ///
 /// # Errors
 /// Those of reading and writing; then the file is as it was.
 pub(super) fn rewrite_file(tree: &dyn AgedTree, path: &str, buffer: &mut [u8]) -> Result<()> {
+    if tree.rewrite_in_place(path)? {
+        return Ok(());
+    }
     let temporary = format!("{path}.rewrite");
     let mut at = 0;
     tree.write_new(&temporary, &[])?;
@@ -214,6 +225,16 @@ impl AgedTree for PoolTree {
             self.write_at(id, at, data)?;
         }
         Ok(())
+    }
+
+    fn rewrite_in_place(&self, path: &str) -> Result<bool> {
+        let id = self.fs.walk(path.as_bytes(), Io::WAIT)?;
+        let mut next = Some(0);
+        while let Some(at) = next {
+            let piece = || self.fs.rewrite(id, at..u64::MAX, Rewrite::default());
+            next = self.retry(piece)?.next;
+        }
+        Ok(true)
     }
 
     fn remove(&self, path: &str) -> Result<()> {

@@ -24,6 +24,8 @@ const BENCHES: &[&str] = &[
     "zil-sticky",
     "oltp",
     "fragmentation",
+    "aged",
+    "atime",
     "codecs",
     "fuse-null",
     "cache",
