@@ -393,7 +393,7 @@ fn the_last_txgs_are_listed() {
     let rig = PosixFixture::new("txgs", 64 * MB);
     let file = rig.file(rig.root(), "f");
     rig.write(file, 0, &noise(1, MB as usize));
-    let txg = rig.pool.writer().unwrap().sync().unwrap();
+    rig.sync();
     let kstats = rig.engine.kstats().all(|path| path == "tank/txgs");
     let [(_, list)] = &kstats[..] else { panic!("{kstats:?}") };
     let text = kstat::text::render(list);
@@ -401,11 +401,13 @@ fn the_last_txgs_are_listed() {
         text.lines().map(|line| line.split_ascii_whitespace().collect()).collect();
     assert_eq!(rows[0].len(), 12, "{text}");
     assert!(rows.iter().all(|row| row.len() == 12), "{text}");
-    let row = rows.iter().find(|row| row[0] == txg.0.to_string()).unwrap();
+    // The pool is so small that a megabyte may be written before the sync.
+    let dirty = |row: &&Vec<&str>| row[3].parse::<u64>().is_ok_and(|n| n >= MB);
+    let row = rows.iter().find(dirty).unwrap();
     let number = |column: usize| row[column].parse::<u64>().unwrap();
     // It is committed, had the dirty megabyte, and wrote it; it was open and syncing.
     assert_eq!(row[2], "C", "{text}");
-    assert!(number(3) >= MB && number(5) > MB && number(7) > 0, "{text}");
+    assert!(number(5) > MB && number(7) > 0, "{text}");
     assert!(number(8) > 0 && number(11) > 0, "{text}");
     assert_eq!(rows.last().unwrap()[2], "O", "{text}");
     rig.end();
