@@ -32,9 +32,6 @@ pub(super) const BENCH: Bench = Bench {
 const FORGOTTEN: usize = 8;
 /// Bytes of the unsynced writes.
 const LARGE: usize = 64 << 10;
-/// The pool has so many times the mass: a txg that reserves a quarter of a pool is written early,
-/// and the mass is to be in the log.
-const POOL_SHARE: u64 = 16;
 const STEPS: [&str; 4] = ["small", "mass, unsynced", "sync of the mass", "small again"];
 
 /// Blocks by log2 of their size.
@@ -49,7 +46,7 @@ fn run(run: &mut Run) -> Result<(), Stop> {
     let small = args.size("--size", 128, 1..=64 << 10)?;
     let mass = args.size("--mass", 64 << 20, 1 << 20..=1 << 33)?;
     let scratch = Scratch::new(&dir)?;
-    let bench_pool = SyncPool::new(scratch.path(), (mass * POOL_SHARE).max(512 << 20), 128 << 10)?;
+    let bench_pool = SyncPool::new(scratch.path(), (mass * 4).max(256 << 20), 128 << 10)?;
     bench_pool.no_txgs()?;
     let (file, bulk) = (bench_pool.file("small")?, bench_pool.file("mass")?);
     // The first commit makes the log, and waits for a txg.

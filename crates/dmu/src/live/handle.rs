@@ -555,8 +555,8 @@ impl HandleState {
     }
 
     /// Makes a block dirty without a change of its content, so that the txg writes it anew.
-    /// `content` is what the block holds where no unwritten txg has it. A hole stays one; a
-    /// block that the txg writes in any case keeps the reason for which it is written.
+    /// `content` is what the block holds where no unwritten txg has it; it is no hole on disk. A
+    /// hole that an unwritten txg made stays one; a block that the txg writes in any case keeps the reason for which it is written.
     pub(crate) fn move_block(
         &mut self,
         txg: Txg,

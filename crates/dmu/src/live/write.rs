@@ -146,9 +146,10 @@ impl Objset {
 
     /// Has the transaction's txg write a block anew: at another address and with the present
     /// properties, its content unchanged. `content` is the block's newest content as
-    /// [`crate::Object::read_little`] returns it; the caller excludes changes of the block
-    /// since it was read, and no txg newer than the transaction's has changed the block. With `keep_birth` the new pointer keeps the logical birth of the old
-    /// one (feature physical_rewrite). Holes stay, as does a block that is freed meanwhile.
+    /// [`crate::Object::read_little`] returns it, and it is no hole; the caller excludes changes
+    /// of the block since it was read, and no txg newer than the transaction's has changed it.
+    /// With `keep_birth` the new pointer keeps the logical birth of the old one (feature
+    /// physical_rewrite). A block that an unwritten txg freed stays a hole.
     ///
     /// # Errors
     /// `NotFound`.

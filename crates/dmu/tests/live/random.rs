@@ -183,15 +183,13 @@ impl Driver {
                 }
             }
             8 | 9 if one_size => {
-                // Mostly a block that exists; sometimes a hole, which stays one.
-                let n = self.rng.below(obj.blocks.len() as u64 + 1) as usize;
-                let blkid = obj.blocks.keys().nth(n).copied().unwrap_or(self.rng.block());
+                let n = self.rng.below(obj.blocks.len().max(1) as u64) as usize;
+                let Some(blkid) = obj.blocks.keys().nth(n).copied() else { return };
                 let keep_birth = self.rng.below(3) > 0;
                 if !obj.bs.is_power_of_two() && blkid > 0 {
                     return;
                 }
-                let zeros = vec![0; obj.bs as usize];
-                let content = base::Buf::copy_of(obj.blocks.get(&blkid).unwrap_or(&zeros));
+                let content = base::Buf::copy_of(&obj.blocks[&blkid]);
                 os.move_block(&tx, object(id), blkid, &content, keep_birth).unwrap();
                 self.model.move_block(i, id, blkid, keep_birth);
             }

@@ -124,7 +124,7 @@ pub struct Tracker {
 
 impl Events for Tracker {
     fn born(&mut self, bp: &BlkPtr) -> Result<()> {
-        assert_eq!(bp.birth(), self.txg, "born in another txg: {bp:?}");
+        assert_eq!(bp.allocation_birth(), self.txg, "born in another txg: {bp:?}");
         *self.live.entry(key_of(bp).unwrap()).or_default() += 1;
         Ok(())
     }
