@@ -117,9 +117,9 @@ type Pieces = Vec<(u64, u64)>;
 struct Load<'a> {
     policy: &'a mut dyn Policy,
     records: Vec<u32>,
-    /// The pieces of records that are gangs.
     indirect: Vec<Pieces>,
     small: Vec<Pieces>,
+    /// The pieces of records that are gangs.
     gangs: std::collections::HashMap<u64, Pieces>,
     rng: PolicyRng,
     figures: PolicyFigures,
@@ -228,9 +228,8 @@ fn run(policy: &mut dyn Policy, size: u64, fill: u64) -> Result<()> {
         }
     }
     let f = &load.figures;
-    let (ranges, largest) = load.policy.free_ranges();
     println!(
-        "{fill:>4}  {:<12} {:>9.1} {:>9.1} {:>9.0} {:>9.1} {:>9.2} {:>9.0} {ranges:>9} {:>9}",
+        "{fill:>4}  {:<12} {:>9.1} {:>9.1} {:>9.0} {:>9.1} {:>9.2} {:>9.0}",
         load.policy.name(),
         f.bytes as f64 / f.writes as f64 / 1024.0,
         f.data_bytes as f64 / f.data_writes.max(1) as f64 / 1024.0,
@@ -238,7 +237,6 @@ fn run(policy: &mut dyn Policy, size: u64, fill: u64) -> Result<()> {
         f.busy / (f.bytes as f64 / (1u64 << 30) as f64),
         f.gangs as f64 * 1000.0 / f.requests as f64,
         f.nanoseconds as f64 / f.requests as f64,
-        largest >> 10,
     );
     Ok(())
 }
@@ -249,9 +247,7 @@ fn main() -> Result<()> {
     let fills = words.next().unwrap_or_else(|| "25,50,75,90".to_owned());
     let only = words.next();
     let size = (mib << 20).next_power_of_two();
-    println!(
-        "FILL  POLICY       KiB/WRITE      DATA SEEKS/1k  s/GiB  GANGS/1k  ns/ALLOC    RANGES   LARGEST"
-    );
+    println!("FILL  POLICY       KiB/WRITE      DATA SEEKS/1k  s/GiB  GANGS/1k  ns/ALLOC");
     for fill in fills.split(',').filter_map(|w| w.parse::<u64>().ok()) {
         let policies: [&dyn Fn() -> Result<Box<dyn Policy>>; 5] = [
             &|| Ok(Box::new(ClassicModel::new(Classic::First, size)?)),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use base::{Asize, Dva, Error, Result, Txg, VdevId};
+use base::{Asize, Dva, Result, Txg, VdevId};
 use metaslab::{Denied, MapFacts, MsDesc, MsKey, RangeTree, Space, SpaceClass, VdevDesc, Want};
 
 /// Bytes below which a model does not index ranges: none.
@@ -28,8 +28,6 @@ pub(crate) trait Policy {
     fn free(&mut self, at: u64, size: u64) -> Result<()>;
     /// The txg ends: what it freed becomes allocatable two txgs later.
     fn end_txg(&mut self) -> Result<()>;
-    /// Ranges of free space, and the largest.
-    fn free_ranges(&self) -> (usize, u64);
 }
 
 /// Frees of the last txgs.
@@ -108,10 +106,6 @@ impl Policy for ClassicModel {
 
     fn end_txg(&mut self) -> Result<()> {
         self.deferred.end_txg().into_iter().try_for_each(|(at, size)| self.free.add(at, size))
-    }
-
-    fn free_ranges(&self) -> (usize, u64) {
-        (self.free.len(), self.free.largest())
     }
 }
 
@@ -242,11 +236,6 @@ impl Policy for Reference {
         }
         Ok(())
     }
-
-    fn free_ranges(&self) -> (usize, u64) {
-        let n = self.regions.iter().map(|r| r.free.len()).sum();
-        (n, self.regions.iter().map(|r| r.free.largest()).max().unwrap_or(0))
-    }
 }
 
 /// The crate's own allocator.
@@ -255,7 +244,6 @@ pub(crate) struct Real {
     txg: Txg,
     /// Length and object of each metaslab's map.
     maps: BTreeMap<MsKey, (u64, u64)>,
-    metaslabs: u64,
 }
 
 const FACTS: MapFacts = MapFacts { logs: false, v2: true, long_header: true, block_size: 4096 };
@@ -273,7 +261,7 @@ impl Real {
             ..VdevDesc::default()
         };
         space.add_vdev(&desc, None)?;
-        Ok(Real { space, txg: Txg(100), maps: BTreeMap::new(), metaslabs })
+        Ok(Real { space, txg: Txg(100), maps: BTreeMap::new() })
     }
 }
 
@@ -318,16 +306,8 @@ impl Policy for Real {
             self.space.written(key, map.1, map.0)?;
         }
         self.space.before_commit(self.txg)?;
-        let again = self.space.synced(self.txg, true)?;
-        drop(again);
+        self.space.synced(self.txg, true)?;
         self.txg = Txg(self.txg.0 + 1);
-        if self.space.vdevs().is_empty() || self.metaslabs == 0 {
-            return Err(Error::bug("the vdev is gone"));
-        }
         Ok(())
-    }
-
-    fn free_ranges(&self) -> (usize, u64) {
-        (0, 0)
     }
 }

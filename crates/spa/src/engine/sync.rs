@@ -73,8 +73,8 @@ use super::{SyncState, Writer};
 
 /// Txgs after which a metaslab that nothing is allocated from is unloaded.
 const UNLOAD_IDLE: u64 = 64;
-/// Free ranges of loaded metaslabs in memory, each of about 50 bytes; above that the metaslabs
-/// that were used longest ago are unloaded.
+/// Free ranges of loaded metaslabs in memory; above that the metaslabs that were used longest ago
+/// are unloaded.
 const FREE_RANGES_MAX: usize = 4 << 20;
 /// From this pass on blocks of the txg are rewritten in place.
 const PASS_REWRITE: u32 = 2;
