@@ -43,10 +43,14 @@ pub(crate) struct IoJob {
 }
 
 impl IoJob {
-    /// Ends the job: counters, page cache, completion.
+    /// Ends the job: counters, page cache, completion. The completion may wake the thread that
+    /// closes the device and opens it again, so the job lets go of the file, and with it of
+    /// the file's lock, before.
     pub(crate) fn finish(self, result: Result<usize>) {
-        self.target.over(&self.op.io, result.is_ok());
-        self.op.complete(result);
+        let IoJob { target, op, .. } = self;
+        target.over(&op.io, result.is_ok());
+        drop(target);
+        op.complete(result);
     }
 }
 

@@ -13,6 +13,8 @@
 //!   that no pool is open twice (decision 9). The lock lives as long as the
 //!   descriptor.
 //! * The size is read once, when the device is opened.
+//! * An operation refers to the open file until its completion is called, and not beyond:
+//!   a file whose last operation is over and whose device was dropped is not locked.
 
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, OwnedFd};

@@ -63,6 +63,32 @@ fn nothing_is_opened_twice() {
     FileDevice::open(&file.0, &options(true, true)).unwrap();
 }
 
+/// A pool was closed when its last operation had ended, and opened again: "locked by another
+/// process". The thread that had ended the operation was waiting for a core, and still had
+/// the file.
+#[test]
+fn an_operation_lets_go_of_the_file_before_its_completion() {
+    for kind in [EngineKind::Threads, EngineKind::Auto] {
+        let file = Temp::new("release", &[7; 8192]);
+        let engine = Engine::new(kind, 4).unwrap();
+        let with_engine = OpenOptions { engine: Some(engine), ..options(true, true) };
+        let device = FileDevice::open(&file.0, &with_engine).unwrap();
+        let (ended, reopened) = (Arc::new(rt::OneShot::new()), Arc::new(rt::OneShot::new()));
+        let (set, wait) = (Arc::clone(&ended), Arc::clone(&reopened));
+        let op = Op::new(Io::read(0, 4096), move |completion| {
+            set.set(completion.result.is_ok());
+            // As a thread that gets no core: the completion does not return yet.
+            wait.wait();
+        });
+        device.submit(vec![op]);
+        assert!(ended.wait());
+        drop(device);
+        let again = FileDevice::open(&file.0, &options(true, true)).map(drop);
+        reopened.set(());
+        again.unwrap();
+    }
+}
+
 #[test]
 fn unaligned_reads_work_and_unaligned_writes_do_not() {
     let bytes = pattern(65536 + 100);

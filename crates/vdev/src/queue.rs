@@ -596,12 +596,13 @@ impl LeafQueue {
 
     fn reading(self: &Arc<Self>, run: ReadRun) -> Op {
         let io = Io::read(run.start, (run.end - run.start) as usize);
-        let mut flight = InFlight { queue: Arc::clone(self), run: Some(Flying::Read(run)) };
+        let mut flight = InFlight::new(self, Flying::Read(run));
         Op::new(io, move |completion: Completion| flight.read(completion.into_read()))
     }
 
-    /// Ends a read that was sent from the queue.
-    fn finish_read(self: &Arc<Self>, run: ReadRun, result: Result<BufMut>) {
+    /// Ends a read that was sent from the queue. The readers may close the device as soon as
+    /// they have their bytes, so the queue is let go of before.
+    fn finish_read(self: Arc<Self>, run: ReadRun, result: Result<BufMut>) {
         let now = rt::now();
         let (bytes, merged) = (run.end - run.start, run.parts.len() > 1);
         let class = IoClass::ALL[run.class];
@@ -625,6 +626,7 @@ impl LeafQueue {
         state.end(run.class, bytes, &self.tuning.get(), self.clock(now));
         self.pump(state);
         self.live.in_flight.fetch_sub(completed.len() as u32, Relaxed);
+        drop(self);
         match result.map(BufMut::freeze) {
             Ok(whole) => {
                 completed
@@ -648,7 +650,7 @@ impl LeafQueue {
             parts => parts.iter().flat_map(|p| p.request.bufs.iter().cloned()).collect(),
         };
         let offset = run.start;
-        let mut flight = InFlight { queue: Arc::clone(self), run: Some(Flying::Write(run)) };
+        let mut flight = InFlight::new(self, Flying::Write(run));
         Op::new(Io::Write { offset, bufs }, move |completion: Completion| {
             flight.write(completion.result.map(drop));
         })
@@ -685,8 +687,9 @@ impl LeafQueue {
         })
     }
 
-    /// Ends an operation.
-    fn finish(self: &Arc<Self>, run: WriteRun, result: Result<()>) {
+    /// Ends an operation. The queue is let go of before the callers get their answers, as in
+    /// [`LeafQueue::finish_read`].
+    fn finish(self: Arc<Self>, run: WriteRun, result: Result<()>) {
         self.live.in_flight.fetch_sub(1, Relaxed);
         if result.is_ok() {
             self.count(&run);
@@ -711,6 +714,7 @@ impl LeafQueue {
         if waiting {
             self.changed.notify_all();
         }
+        drop(self);
         match (result, dones.pop()) {
             (Ok(()), last) => dones.into_iter().chain(last).for_each(|done| done.call(Ok(()))),
             // The operation had one part.
@@ -726,21 +730,22 @@ enum Flying {
 }
 
 /// Ends its run even if the device drops the operation.
-struct InFlight {
-    queue: Arc<LeafQueue>,
-    run: Option<Flying>,
-}
+struct InFlight(Option<(Arc<LeafQueue>, Flying)>);
 
 impl InFlight {
+    fn new(queue: &Arc<LeafQueue>, run: Flying) -> InFlight {
+        InFlight(Some((Arc::clone(queue), run)))
+    }
+
     fn write(&mut self, result: Result<()>) {
-        if let Some(Flying::Write(run)) = self.run.take() {
-            self.queue.finish(run, result);
+        if let Some((queue, Flying::Write(run))) = self.0.take() {
+            queue.finish(run, result);
         }
     }
 
     fn read(&mut self, result: Result<BufMut>) {
-        if let Some(Flying::Read(run)) = self.run.take() {
-            self.queue.finish_read(run, result);
+        if let Some((queue, Flying::Read(run))) = self.0.take() {
+            queue.finish_read(run, result);
         }
     }
 }
@@ -748,9 +753,9 @@ impl InFlight {
 impl Drop for InFlight {
     fn drop(&mut self) {
         let lost = || Error::bug("a device dropped an operation without completing it");
-        match &self.run {
-            Some(Flying::Write(_)) => self.write(Err(lost())),
-            Some(Flying::Read(_)) => self.read(Err(lost())),
+        match &self.0 {
+            Some((_, Flying::Write(_))) => self.write(Err(lost())),
+            Some((_, Flying::Read(_))) => self.read(Err(lost())),
             None => {}
         }
     }

@@ -493,9 +493,8 @@ fn submitters_wait_for_room() {
         s.set(());
     })
     .unwrap();
-    while queue.state.lock().waiting == 0 {
-        base::rt::sleep(std::time::Duration::from_millis(1));
-    }
+    let limit = std::time::Duration::from_secs(60);
+    assert!(base::rt::poll(limit, || queue.state.lock().waiting > 0), "it does not wait");
     assert_eq!(device.seen.lock().len(), 1);
     assert!(device.complete(0));
     second.wait();
