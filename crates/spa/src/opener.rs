@@ -15,6 +15,7 @@ use vdev::LeafSpec;
 use crate::assemble::{FoundPool, location_for};
 use crate::labels::LeafLabels;
 use crate::leaves::{Leaves, Purpose};
+use crate::uberblocks::{Chosen, choose};
 
 /// Opens each leaf once, however often the tree is rebuilt.
 pub(crate) struct LeafOpener<'a> {
@@ -24,6 +25,8 @@ pub(crate) struct LeafOpener<'a> {
     open: Mutex<HashMap<PathBuf, Opened>>,
     /// Leaves in use, with their labels.
     leaves: Mutex<HashMap<Guid, (Arc<LeafLabels>, u32)>>,
+    /// Why the last leaf that could not be opened could not.
+    refusal: Mutex<Option<(ErrorKind, String)>>,
 }
 
 #[derive(Clone)]
@@ -44,6 +47,7 @@ impl<'a> LeafOpener<'a> {
             purpose,
             open: Mutex::new(HashMap::new()),
             leaves: Mutex::new(HashMap::new()),
+            refusal: Mutex::new(None),
         }
     }
 
@@ -57,7 +61,9 @@ impl<'a> LeafOpener<'a> {
                 Err(e) => last = Some(e),
             }
         }
-        Err(last.unwrap_or_else(|| Error::not_found("no device with this guid was found")))
+        let why = last.unwrap_or_else(|| Error::not_found("no device with this guid was found"));
+        *self.refusal.lock() = Some((why.kind(), why.to_string()));
+        Err(why)
     }
 
     fn paths(&self, spec: &LeafSpec) -> Vec<PathBuf> {
@@ -122,6 +128,25 @@ impl<'a> LeafOpener<'a> {
             labels.uberblocks(*ashift).into_iter().map(move |ub| (guid, ub)).collect::<Vec<_>>()
         };
         leaves.iter().flat_map(of).collect()
+    }
+
+    /// The best uberblock no newer than `limit`, of all leaves in use.
+    ///
+    /// # Errors
+    /// As [`choose`]. If no leaf could be opened: `Busy` or `Permission`, if that is the
+    /// reason, else `DevicesMissing`, with the reason.
+    pub(crate) fn choose(&self, limit: Txg) -> Result<Chosen> {
+        if !self.leaves.lock().is_empty() {
+            return choose(self.uberblocks(), limit);
+        }
+        let refusal = self.refusal.lock().clone();
+        Err(match refusal {
+            Some((kind @ (ErrorKind::Busy | ErrorKind::Permission), why)) => Error::new(kind, why),
+            Some((_, why)) => {
+                Error::new(ErrorKind::DevicesMissing, format!("no device can be opened: {why}"))
+            }
+            None => Error::new(ErrorKind::DevicesMissing, "the pool has no devices"),
+        })
     }
 
     /// The configuration of a leaf's label, no later than `limit`.

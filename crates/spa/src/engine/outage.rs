@@ -25,13 +25,16 @@
 //! * A device is accepted only with the newest uberblock of the pool; or with an older one,
 //!   if other devices have the missing data and the pool noted what is missing; never with
 //!   one that the pool did not write.
+//! * A device of a pool that goes on writing is compared with the uberblock that was durable
+//!   before its labels were read ([`Writer::reopen`] takes no lock of the sync thread). It may
+//!   have a later one by then: that of the commit in progress, or of one that has ended.
 //!
 //! Lock order: `attempt`, `unlabelled` and `fatal` are leaves. The sync thread holds the
 //! pool's `state` while it waits, so nothing here takes it.
 
 use std::cmp::Ordering;
 use std::path::Path;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
 
@@ -52,6 +55,8 @@ use crate::labels::LeafLabels;
 use crate::leaves::{Leaves, Purpose};
 use crate::write::commit::CHOSEN_MAX;
 
+/// How often the labels of a device are read while commits write them.
+const ADMIT_ATTEMPTS: usize = 8;
 /// Bytes read from a device to test whether it answers.
 const PROBE: usize = 8192;
 
@@ -65,6 +70,8 @@ pub(super) struct Outages {
     pub(super) relabel: AtomicBool,
     /// The uberblock of the last commit attempt.
     pub(super) attempt: Mutex<Option<Uberblock>>,
+    /// Begins and ends of commits: odd while labels are written.
+    commits: AtomicU64,
     /// Leaves without the uberblock that was written last.
     pub(super) unlabelled: Mutex<Vec<Guid>>,
     /// Why the pool cannot continue even with its devices.
@@ -81,6 +88,7 @@ impl Outages {
             suspect: AtomicBool::new(false),
             relabel: AtomicBool::new(false),
             attempt: Mutex::new(None),
+            commits: AtomicU64::new(0),
             unlabelled: Mutex::new(Vec::new()),
             fatal: Mutex::new(None),
             write_errors: AtomicU64::new(0),
@@ -91,6 +99,13 @@ impl Outages {
     /// device may have lost accepted data.
     pub(super) fn require_read_back(&self) {
         self.suspect.store(true, Relaxed);
+    }
+
+    /// Notes that labels are written with this uberblock, until the guard is dropped.
+    pub(super) fn begin_commit(&self, uberblock: &Uberblock) -> CommitGuard<'_> {
+        *self.attempt.lock() = Some(uberblock.clone());
+        self.commits.fetch_add(1, SeqCst);
+        CommitGuard(self)
     }
 
     /// Whether so many devices do not answer that the pool cannot continue.
@@ -104,6 +119,15 @@ impl Outages {
         let missing: Vec<Verdict> =
             silent.map(|(_, n)| Verdict { guid: n.guid(), state, aux: aux.clone() }).collect();
         !missing.is_empty() && !tree.with_verdicts(&missing).root().readable()
+    }
+}
+
+/// Labels are being written.
+pub(super) struct CommitGuard<'a>(&'a Outages);
+
+impl Drop for CommitGuard<'_> {
+    fn drop(&mut self) {
+        self.0.commits.fetch_add(1, SeqCst);
     }
 }
 
@@ -297,13 +321,30 @@ impl Writer {
         }
     }
 
-    /// Whether a device is the leaf, in the state in which the pool left it.
+    /// Whether a device is the leaf, in the state in which the pool left it. Labels that were
+    /// read while they were written are read again.
     fn admit(&self, old: &Tree, spec: &LeafSpec, device: &dyn Device) -> Result<()> {
+        let commits = || self.outages.commits.load(SeqCst);
+        for _ in 1..ADMIT_ATTEMPTS {
+            let before = commits();
+            let admitted = self.admit_once(old, spec, device);
+            // A suspended pool writes no labels, though a commit may be in progress.
+            let torn = !before.is_multiple_of(2) || commits() != before;
+            if admitted.is_ok() || !torn || self.txgs.suspended().is_some() {
+                return admitted;
+            }
+        }
+        self.admit_once(old, spec, device)
+    }
+
+    fn admit_once(&self, old: &Tree, spec: &LeafSpec, device: &dyn Device) -> Result<()> {
         let guid = spec.guid;
+        let attempt = || self.outages.attempt.lock().clone();
+        // Before the labels are read: the device has this uberblock or a later one.
+        let (published, attempted) = (self.published(), attempt());
         let labels = LeafLabels::read(device)?;
         let label = labels.config_at(Txg::MAX);
         let label = label.ok_or_else(|| changed(guid, "the device has no valid label"))?;
-        let published = self.published();
         if label.u64("pool_guid") != Some(published.config.pool_guid.0) {
             return Err(changed(guid, "the label belongs to another pool"));
         }
@@ -330,7 +371,8 @@ impl Writer {
                 }
                 Err(changed(guid, "the device has an older state of the pool"))
             }
-            _ if self.outages.attempt.lock().as_ref().is_some_and(|a| same(a, &newest)) => Ok(()),
+            _ if attempted.into_iter().chain(attempt()).any(|a| same(&a, &newest)) => Ok(()),
+            _ if same(&self.published().uberblock, &newest) => Ok(()),
             _ => Err(changed(guid, "another system has written to the pool")),
         }
     }

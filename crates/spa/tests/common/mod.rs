@@ -39,12 +39,24 @@ pub fn make_with(
     features: bool,
     ashift: Option<u32>,
 ) -> Arc<Writer> {
+    make_on(disks, name, vdevs, features, ashift, &|device| device)
+}
+
+/// As [`make_with`], on devices that `wrap` puts around the files.
+pub fn make_on(
+    disks: &FileDisks,
+    name: &str,
+    vdevs: &[NewVdev],
+    features: bool,
+    ashift: Option<u32>,
+    wrap: &dyn Fn(Arc<dyn Device>) -> Arc<dyn Device>,
+) -> Arc<Writer> {
     let engine = Engine::new(EngineKind::Threads, 8).unwrap();
     let mut open: BTreeMap<PathBuf, Arc<dyn Device>> = BTreeMap::new();
     let options = OpenOptions { write: true, engine: Some(engine), ..OpenOptions::default() };
     for p in &disks.paths {
         let d = FileDevice::open(p, &options).unwrap();
-        open.insert(p.clone(), Arc::new(d));
+        open.insert(p.clone(), wrap(Arc::new(d)));
     }
     let facts = |p: &Path| Ok(LeafFacts::of(&*open[p], false));
     let options = BuildOptions { create_txg: Txg(4), ashift, ..BuildOptions::default() };
