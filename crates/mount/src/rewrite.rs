@@ -87,6 +87,7 @@ impl ZfsMount {
         }
         let (range, how) = parse(args.input).ok_or(Errno::EINVAL)?;
         let done: Result<RewriteSummary> = self.fs().rewrite(id, range, how);
+        self.forget_blocks(args.node);
         let done = done.map_err(stale)?;
         let next = done.next.unwrap_or(u64::MAX);
         Ok((0, Data::copy_of(&encode([next, done.blocks, done.bytes, done.skipped, 0, 0]))))

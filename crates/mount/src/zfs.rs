@@ -43,8 +43,8 @@
 //! Lock order: `ZfsMount::spaces` is a leaf; the engine is not called under it.
 
 use std::collections::HashMap;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicI64};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -121,6 +121,8 @@ pub(super) struct ZfsMount {
     visible: AtomicBool,
     has_ctl: AtomicBool,
     notifier: OnceLock<Notifier>,
+    /// Second of the latest `zfs rewrite`, which leaves times as they are.
+    rewritten: AtomicI64,
     /// All files bypass the kernel's page cache.
     direct_io: bool,
     /// POSIX ACLs were negotiated with the kernel.
@@ -239,6 +241,7 @@ impl ZfsMount {
             visible: AtomicBool::new(options.snapdir_visible),
             has_ctl: AtomicBool::new(!options.snapdir_disabled),
             notifier: OnceLock::new(),
+            rewritten: AtomicI64::new(i64::MIN),
             direct_io: options.direct_io,
             posix_acl: options.posix_acl,
             direct_writes: AtomicBool::new(false),
@@ -378,9 +381,20 @@ impl ZfsMount {
     fn is_unsettled(&self, attr: &Attr) -> bool {
         let now = base::rt::wall_clock().as_secs().cast_signed();
         let id = ObjectId(attr.ino);
-        (now - FRESH..=now).contains(&attr.ctime.sec)
+        let fresh = |second: i64| (now - FRESH..=now).contains(&second);
+        (fresh(attr.ctime.sec) || fresh(self.rewritten.load(Relaxed)))
             && (self.fs.is_dirty(id)
                 || self.fs.attrs(id, Io::MEMORY).map_or(true, |a| a.blocks != attr.blocks))
+    }
+
+    /// Records that the blocks of a file moved though its times did not change: the kernel may
+    /// have cached the space that it takes for good.
+    pub(super) fn forget_blocks(&self, node: u64) {
+        self.rewritten.store(base::rt::wall_clock().as_secs().cast_signed(), Relaxed);
+        if let Some(notifier) = self.notifier.get() {
+            // A negative offset keeps the file's pages.
+            let _unknown = notifier.inval_inode(node, -1, 0);
+        }
     }
 
     /// The entry of an object of the dataset with these attributes.

@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::{MetadataExt, chown, symlink};
 
+use super::common::eventually;
 use super::*;
 
 const PHYSICAL: &str = "feature@physical_rewrite=enabled";
@@ -135,6 +136,66 @@ fn refusals_have_reasons() {
     let said = run(program, &["zfs", "rewrite", "-v", &own, &path], Some(1000));
     assert_eq!((said.code, said.out), (1, format!("{own}\n")));
     assert_eq!(said.err, format!("cannot rewrite '{path}': permission denied\n"));
+    w.end();
+}
+
+/// A user rewrites a tree that belongs to several: what they may write is rewritten, and of the
+/// rest each file is named, as by any program that opens files for writing. Neither owning a
+/// file nor being able to read it is enough.
+#[test]
+fn an_ordinary_user_needs_the_right_to_write() {
+    use std::os::unix::fs::PermissionsExt;
+    let Some(w) = World::new("rewrite-rights", 128, &["-O", "compression=off"]) else { return };
+    // Name, owner, group, mode, and whether user and group 1000 may write it.
+    let files = [
+        ("group", 0, 1000, 0o664, true),
+        ("others", 0, 0, 0o644, false),
+        ("own", 1000, 1000, 0o644, true),
+        ("own-group-only", 1000, 1000, 0o464, false),
+        ("own-locked", 1000, 1000, 0o444, false),
+        ("secret", 0, 0, 0o600, false),
+        ("world", 0, 0, 0o666, true),
+    ];
+    let (dir, closed) = (w.path("d"), w.path("d/closed"));
+    std::fs::create_dir_all(&closed).unwrap();
+    put(&closed.join("inside"), &text(9, 300_000));
+    for (i, (name, uid, gid, mode, _)) in files.into_iter().enumerate() {
+        let path = dir.join(name);
+        put(&path, &text(i as u64, 300_000));
+        chown(&path, Some(uid), Some(gid)).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+    std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0o700)).unwrap();
+    let before: Vec<_> = files.iter().map(|f| stamps(&dir.join(f.0))).collect();
+    w.zfs(&["set", "compression=lz4", "tank"]);
+    w.s.ok(&["zpool", "sync"]);
+    let blocks = |name: &str| std::fs::metadata(dir.join(name)).unwrap().blocks();
+    // The kernel keeps the attributes of a file with unsynced data for a second.
+    let all_on_disk = || files.iter().all(|f| blocks(f.0) > 512);
+    eventually("files without blocks", all_on_disk);
+    let full: Vec<_> = files.iter().map(|f| blocks(f.0)).collect();
+
+    let program = w.s.path("cenote");
+    std::fs::copy(env!("CARGO_BIN_EXE_cenote"), &program).unwrap();
+    let shown = dir.to_str().unwrap();
+    let said = run(program.to_str().unwrap(), &["zfs", "rewrite", "-rv", shown], Some(1000));
+    let of =
+        |may: bool| files.iter().filter(move |f| f.4 == may).map(|f| format!("{shown}/{}", f.0));
+    assert_eq!((said.code, said.out), (1, of(true).map(|path| path + "\n").collect()));
+    let denied = of(false).chain([format!("{shown}/closed")]);
+    let denied = denied.map(|path| format!("cannot rewrite '{path}': permission denied\n"));
+    assert_eq!(said.err, denied.collect::<String>());
+    w.s.ok(&["zpool", "sync"]);
+    for (&(name, ..), &full) in files.iter().zip(&full).filter(|f| f.0.4) {
+        let what = format!("{name}: still more than two thirds of {full}");
+        eventually(&what, || blocks(name) < full * 2 / 3);
+    }
+    for (&(name, ..), &full) in files.iter().zip(&full).filter(|f| !f.0.4) {
+        assert_eq!(blocks(name), full, "{name}");
+    }
+    // Root may write all of them, whatever their modes.
+    w.zfs(&["rewrite", "-r", shown]);
+    assert_eq!(before, files.iter().map(|f| stamps(&dir.join(f.0))).collect::<Vec<_>>());
     w.end();
 }
 
