@@ -196,7 +196,8 @@ fn create(state: &DaemonState, args: &NewDatasetArgs, to: &mut dyn Listener) -> 
     Ok(Reply::Done)
 }
 
-/// Mounts a dataset that was just created; the dataset stays if the mount fails.
+/// Mounts a dataset that was just created. If the mount fails, the dataset stays, and the
+/// command fails, as in OpenZFS.
 fn mount_new(state: &DaemonState, made: &Dataset, to: &mut dyn Listener) {
     let planned = super::mounts::plan(made, false);
     let done = match planned {
@@ -205,8 +206,8 @@ fn mount_new(state: &DaemonState, made: &Dataset, to: &mut dyn Listener) {
         Err(e) => Err(cannot("cannot mount", made.name(), &e)),
     };
     if let Err(e) = done {
-        to.remark(e.message().to_owned());
-        to.remark("filesystem successfully created, but not mounted".to_owned());
+        to.problem(e.message().to_owned());
+        to.problem("filesystem successfully created, but not mounted".to_owned());
     }
 }
 

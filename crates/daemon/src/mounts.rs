@@ -21,7 +21,8 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::{Error, Result};
+use base::rt::Instant;
+use base::{Error, ErrorKind, Result};
 use cenote::create::CreateRequest;
 use cenote::files::Atime;
 use cenote::props::{PropData, dataset_prop};
@@ -75,6 +76,32 @@ pub(crate) fn ends_within(fs: &dyn MountedFs, time: Duration) -> bool {
         base::rt::sleep(END_POLL);
     }
     true
+}
+
+/// Unmounts a file system. Without `force`, one that is in use is tried until
+/// [`HOLDERS_TIMEOUT`] after `begin`: a process that is being started has the open files of the
+/// process that starts it, until it runs its program.
+///
+/// # Errors
+/// As [`MountedFs::unmount`].
+pub(crate) fn unmount_within(
+    fs: &dyn MountedFs,
+    force: bool,
+    begin: Instant,
+) -> Result<UnmountOutcome> {
+    loop {
+        match fs.unmount(force) {
+            Err(e)
+                if !force
+                    && e.kind() == ErrorKind::Busy
+                    && begin.elapsed() < HOLDERS_TIMEOUT
+                    && fs.is_alive() =>
+            {
+                base::rt::sleep(END_POLL);
+            }
+            done => return done,
+        }
+    }
 }
 
 /// The mountpoint of a dataset.
@@ -427,15 +454,32 @@ impl MountTable {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
     /// Alive or not, with a device number.
-    struct FakeFs(bool, &'static str);
+    struct FakeFs {
+        alive: bool,
+        device: &'static str,
+        /// How many unmounts fail because it is in use.
+        busy: AtomicUsize,
+    }
+
+    impl FakeFs {
+        fn new(alive: bool, device: &'static str) -> FakeFs {
+            FakeFs { alive, device, busy: AtomicUsize::new(0) }
+        }
+    }
+
     impl MountedFs for FakeFs {
-        fn unmount(&self, _: bool) -> Result<UnmountOutcome> {
-            Ok(UnmountOutcome::Ended)
+        fn unmount(&self, force: bool) -> Result<UnmountOutcome> {
+            let less = |n: usize| n.checked_sub(1);
+            match self.busy.fetch_update(Relaxed, Relaxed, less) {
+                Ok(_) if !force => Err(Error::busy("in use")),
+                _ => Ok(UnmountOutcome::Ended),
+            }
         }
         fn is_present(&self, present: &HashSet<String>) -> bool {
-            present.contains(self.1)
+            present.contains(self.device)
         }
         fn settle(&self) -> bool {
             true
@@ -451,12 +495,29 @@ mod tests {
         }
         fn abort(&self) {}
         fn is_alive(&self) -> bool {
-            self.0
+            self.alive
         }
         fn remount(&self, _: &MountOptions) -> Result<bool> {
             Ok(true)
         }
         fn snapshots_changed(&self, _: &[&str]) {}
+    }
+
+    /// `zpool export` said "pool or dataset is busy" after the last file had been closed: another
+    /// thread of the program was starting a process, which had the file until it ran.
+    #[test]
+    fn a_process_that_is_being_started_does_not_keep_a_mount() {
+        let fs = FakeFs::new(true, "0:1");
+        fs.busy.store(3, Relaxed);
+        unmount_within(&fs, false, base::rt::now()).unwrap();
+        assert_eq!(fs.busy.load(Relaxed), 0);
+        // What is in use stays, and force asks once.
+        fs.busy.store(usize::MAX, Relaxed);
+        let busy = unmount_within(&fs, false, base::rt::now()).unwrap_err();
+        assert_eq!(busy.kind(), ErrorKind::Busy);
+        fs.busy.store(2, Relaxed);
+        unmount_within(&fs, true, base::rt::now()).unwrap();
+        assert_eq!(fs.busy.load(Relaxed), 1);
     }
 
     #[test]
@@ -471,9 +532,9 @@ mod tests {
     #[test]
     fn the_table_lists_parents_first_and_unmounts_children_first() {
         let mut t = MountTable::default();
-        t.insert("p/z", "/a/b".into(), Arc::new(FakeFs(true, "0:1")));
-        t.insert("p", "/a".into(), Arc::new(FakeFs(true, "0:2")));
-        t.insert("q", "/b".into(), Arc::new(FakeFs(false, "0:3")));
+        t.insert("p/z", "/a/b".into(), Arc::new(FakeFs::new(true, "0:1")));
+        t.insert("p", "/a".into(), Arc::new(FakeFs::new(true, "0:2")));
+        t.insert("q", "/b".into(), Arc::new(FakeFs::new(false, "0:3")));
         t.forget_dead(None);
         let names: Vec<String> = t.list().into_iter().map(|m| m.dataset).collect();
         assert_eq!(names, ["p", "p/z"]);
@@ -487,9 +548,9 @@ mod tests {
     fn what_others_unmounted_is_held_while_it_is_served() {
         let mut t = MountTable::default();
         let all = |t: &MountTable| t.held(|_| true).into_iter().map(|h| h.0).collect::<Vec<_>>();
-        t.insert("p", "/a".into(), Arc::new(FakeFs(true, "0:1")));
-        t.insert("q", "/b".into(), Arc::new(FakeFs(true, "0:2")));
-        t.insert("r", "/c".into(), Arc::new(FakeFs(false, "0:3")));
+        t.insert("p", "/a".into(), Arc::new(FakeFs::new(true, "0:1")));
+        t.insert("q", "/b".into(), Arc::new(FakeFs::new(true, "0:2")));
+        t.insert("r", "/c".into(), Arc::new(FakeFs::new(false, "0:3")));
         t.forget_dead(Some(&HashSet::from(["0:2".to_owned()])));
         assert!(!t.is_mounted("p") && t.is_mounted("q") && !t.is_mounted("r"));
         // The last one has ended: the next check removes it.
@@ -497,7 +558,7 @@ mod tests {
         t.settled("r");
         t.unmounted("q", UnmountOutcome::Held);
         assert_eq!(all(&t), ["p", "q"]);
-        t.insert("p", "/a".into(), Arc::new(FakeFs(true, "0:1")));
+        t.insert("p", "/a".into(), Arc::new(FakeFs::new(true, "0:1")));
         t.settled("q");
         assert!(t.is_mounted("p") && all(&t).is_empty());
     }

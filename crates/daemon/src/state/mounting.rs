@@ -82,13 +82,14 @@ impl DaemonState {
         to: &mut dyn Listener,
     ) -> bool {
         let list = self.mounts_now().deepest_first(&wanted);
+        let begin = rt::now();
         let mut stayed: Vec<PathBuf> = Vec::new();
         for (name, at, fs) in list {
             // The parents of a mount that stayed stay too; one message is enough.
             if stayed.iter().any(|below| below.starts_with(&at)) {
                 continue;
             }
-            match fs.unmount(force) {
+            match mounts::unmount_within(&*fs, force, begin) {
                 Ok(left) => self.unmounted(&name, &at, left, why),
                 Err(_) if !fs.is_alive() => self.unmounted(&name, &at, UnmountOutcome::Ended, why),
                 Err(e) => {
