@@ -258,6 +258,21 @@ pub fn sleep(duration: Duration) {
     sys::thread::sleep(duration);
 }
 
+/// Waits until `is` is true, checking about once a millisecond; false if it is not after `limit`.
+#[track_caller]
+pub fn poll(limit: Duration, mut is: impl FnMut() -> bool) -> bool {
+    let begin = now();
+    loop {
+        if is() {
+            return true;
+        }
+        if begin.elapsed() >= limit {
+            return false;
+        }
+        sleep(Duration::from_millis(1));
+    }
+}
+
 /// Fills `out` from the operating system's random source.
 ///
 /// # Errors

@@ -20,8 +20,8 @@ use base::rt::{self, Mutex};
 
 pub use l2arc::L2Policy;
 pub use second::{SecondResult, SecondRow, run_second, simulate_second};
-pub use sim::{KEY_BYTES, PAGE_BYTES, PolicyKind, ReplayResult, simulate};
-pub use trace::{Format, REQUESTS_MAX, Trace};
+pub use sim::{PolicyKind, ReplayResult, simulate};
+pub use trace::{Format, Trace};
 
 /// Parameters of the replays.
 #[derive(Clone, Debug, Default)]

@@ -6,10 +6,10 @@ use crate::rivals::{Lirs, Lru, Min, Rival, S3Fifo, Sieve, TwoQ, WTinyLfu};
 use crate::trace::Trace;
 
 /// The size of a page, bytes.
-pub const PAGE_BYTES: u32 = 8192;
+pub(crate) const PAGE_BYTES: u32 = 8192;
 /// The size of a directory entry for a ghost key, bytes: the key and its entry in the
 /// table.
-pub const KEY_BYTES: u64 = 48;
+pub(crate) const KEY_BYTES: u64 = 48;
 
 /// A policy that can be replayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use std::path::Path;
 use base::{Error, Result};
 
 /// Requests that one trace may have (1 GiB of keys).
-pub const REQUESTS_MAX: usize = 1 << 28;
+pub(crate) const REQUESTS_MAX: usize = 1 << 28;
 /// Longest line of a text format.
 const LINE_MAX: u64 = 4096;
 /// Maximum run of blocks in one record.

@@ -218,8 +218,8 @@ impl Pool {
         self.writer()?.destroy_snapshots(names, defer, command(command_line))
     }
 
-    /// Sets properties of a dataset, in stored form. [`crate::create::root_fs_setting`] and
-    /// its siblings validate them.
+    /// Sets properties of a dataset, in stored form, as [`crate::create::dataset_setting`]
+    /// validates them.
     ///
     /// # Errors
     /// `NotFound`; `Unsupported` for values whose feature is not enabled; `NoSpace` for

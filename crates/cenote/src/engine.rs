@@ -195,7 +195,7 @@ impl Engine {
     }
 
     /// Limits of the write throttle.
-    pub fn write_limits(&self) -> txg::Limits {
+    pub(crate) fn write_limits(&self) -> txg::Limits {
         self.writing.lock().throttle
     }
 
@@ -280,7 +280,7 @@ impl Engine {
     }
 
     /// The prefetcher's counters.
-    pub fn zfetch_stats(&self) -> crate::kstats::ZfetchStats {
+    pub(crate) fn zfetch_stats(&self) -> crate::kstats::ZfetchStats {
         self.prefetch.stats()
     }
 
@@ -323,7 +323,7 @@ impl Engine {
     ///
     /// # Errors
     /// `Invalid` with the invalid tunable; nothing has changed then.
-    pub fn set_arc_config(&self, config: arc::Config) -> Result<()> {
+    pub(crate) fn set_arc_config(&self, config: arc::Config) -> Result<()> {
         let mut automatic = self.automatic.lock();
         let before = self.cache.config();
         self.configure(config)?;

@@ -195,6 +195,7 @@ fn administrator(pool: &Arc<Pool>, over: &Arc<AtomicBool>) {
     let (pool, over) = (Arc::clone(pool), Arc::clone(over));
     std::thread::spawn(move || {
         while !over.load(Ordering::Relaxed) {
+            // Looks until the case is over.
             std::thread::sleep(Duration::from_millis(50));
             if let Ok(writer) = pool.writer()
                 && writer.txgs().suspended().is_some()

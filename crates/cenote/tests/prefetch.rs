@@ -150,7 +150,8 @@ fn looking_up_names_in_order_reads_what_follows() {
     s.settle();
     s.engine.drop_cache();
     s.fs.objset().drop_dnodes();
-    // Longer than the progress of a walk is kept.
+    // What is tested: the walk is found out again after its progress was forgotten, which is
+    // kept for a second.
     rt::sleep(Duration::from_millis(1100));
     for (name, id) in &names[..6] {
         assert_eq!(s.fs.lookup(dir, name, Io::WAIT).unwrap().id, *id);

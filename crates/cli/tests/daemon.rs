@@ -31,9 +31,7 @@ fn life_cycle() {
     let pid = s.pid();
     let pid = rustix::process::Pid::from_raw(pid).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
-    while is_alive(pid.as_raw_nonzero().get()) {
-        std::thread::yield_now();
-    }
+    common::eventually("it is not killed", || !is_alive(pid.as_raw_nonzero().get()));
     assert!(s.ok(&["daemon", "start"]).starts_with("cenote daemon started, pid "));
     assert_ne!(s.pid(), pid.as_raw_nonzero().get());
     s.ok(&["daemon", "stop"]);
@@ -53,6 +51,7 @@ fn a_dying_daemon_is_waited_for() {
     let lock = std::fs::File::options().write(true).open(s.path("run/lock")).unwrap();
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
     let socket = UnixListener::bind(s.path("run/socket")).unwrap();
+    // The sleeps are the times that the dying daemon takes for each step.
     let dying = rt::spawn("dying", move || {
         rt::sleep(Duration::from_millis(300));
         socket.set_nonblocking(true).unwrap();

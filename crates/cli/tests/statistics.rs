@@ -302,9 +302,7 @@ fn a_killed_daemons_directory_is_cleaned_and_it_can_be_forbidden() {
     let pid = s.pid();
     let process = rustix::process::Pid::from_raw(pid).unwrap();
     rustix::process::kill_process(process, rustix::process::Signal::KILL).unwrap();
-    while common::is_alive(pid) {
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
+    common::eventually("it is not killed", || !common::is_alive(pid));
     assert!(std::fs::metadata(&arcstats).is_err());
     s.ok(&["daemon", "start"]);
     assert!(std::fs::read_to_string(&arcstats).unwrap().contains("\nhits "));

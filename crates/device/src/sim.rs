@@ -52,7 +52,7 @@ use base::rt::{self, plain};
 use base::{Error, Result};
 
 pub use image::Image;
-pub use log::{CrashFate, CrashOptions, CrashPoint, Data, Event, Pending};
+pub use log::{CrashOptions, CrashPoint, Data, Event, Pending};
 
 use crate::op::{Caps, Completion, Device, FlushCost, Io, Op};
 use crate::stats::DeviceStats;
@@ -154,15 +154,7 @@ pub struct SimDisks(Arc<SimShared>);
 impl SimDisks {
     /// Disks holding `images`.
     pub fn new(config: SimConfig, images: Vec<Image>) -> SimDisks {
-        SimDisks::from_point(config, CrashPoint::new(images), 0)
-    }
-
-    /// `count` empty disks of `size` bytes.
-    pub fn blank(config: SimConfig, count: usize, size: u64) -> SimDisks {
-        SimDisks::new(config, vec![Image::new(size); count])
-    }
-
-    fn from_point(config: SimConfig, point: CrashPoint, first: u64) -> SimDisks {
+        let point = CrashPoint::new(images);
         let sizes: Vec<_> = point.disks.iter().map(|d| d.durable.size()).collect();
         let caps = Caps {
             logical_sector: config.sector,
@@ -175,9 +167,14 @@ impl SimDisks {
             flush: FlushCost::Cheap,
         };
         let stats = sizes.iter().map(|_| DeviceStats::default()).collect();
-        let state = plain::Mutex::new(SimState::new(&config, point, first));
+        let state = plain::Mutex::new(SimState::new(&config, point));
         let late = LateCompletions::new(config.seed);
         SimDisks(Arc::new(SimShared { config, caps, sizes, stats, state, late }))
+    }
+
+    /// `count` empty disks of `size` bytes.
+    pub fn blank(config: SimConfig, count: usize, size: u64) -> SimDisks {
+        SimDisks::new(config, vec![Image::new(size); count])
     }
 
     /// Number of disks.
@@ -215,25 +212,25 @@ impl SimDisks {
         self.0.state.lock().marks_before(event)
     }
 
-    /// The whole log, with the number of its first event; empty without `record`.
-    pub fn log(&self) -> (u64, Vec<Event>) {
+    /// The whole log; empty without `record`.
+    pub fn log(&self) -> Vec<Event> {
         self.0.state.lock().log()
     }
 
     /// The events after which a crash leaves a new state: those that follow a write, a
     /// completed flush, a mark, or the loss or return of a disk; and the start.
     pub fn crash_points(&self) -> Vec<u64> {
-        let (first, log) = self.log();
+        let log = self.log();
         let changes_image = |e: &Event| !matches!(e, Event::Done { .. } | Event::Flush { .. });
-        let after = log.iter().zip(first + 1..).filter(|(e, _)| changes_image(e)).map(|(_, n)| n);
-        std::iter::once(first).chain(after).collect()
+        let after = log.iter().zip(1..).filter(|(e, _)| changes_image(e)).map(|(_, n)| n);
+        std::iter::once(0).chain(after).collect()
     }
 
     /// What was durable and pending after the first `event` events.
     ///
     /// # Errors
     /// `Invalid` if that is not in the log.
-    pub fn crash_point(&self, event: u64) -> Result<CrashPoint> {
+    pub(crate) fn crash_point(&self, event: u64) -> Result<CrashPoint> {
         self.0.state.lock().point(event)
     }
 
@@ -268,15 +265,6 @@ impl SimDisks {
     /// What reads see now: the disks after an orderly shutdown.
     pub fn current(&self) -> Vec<Image> {
         self.0.state.lock().current.clone()
-    }
-
-    /// Other disks in the state of these, pending writes included; event numbers
-    /// continue.
-    pub fn fork(&self, config: SimConfig) -> SimDisks {
-        let state = self.0.state.lock();
-        let disks = SimDisks::from_point(config, state.now.clone(), state.count());
-        disks.0.state.lock().current.clone_from(&state.current);
-        disks
     }
 
     /// Performs `action` as soon as there are `event` events.

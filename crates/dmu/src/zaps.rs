@@ -130,7 +130,13 @@ pub fn remove(os: &Arc<Objset>, tx: &Tx, id: ObjectId, name: &[u8]) -> Result<()
 ///
 /// # Errors
 /// Those of reading and changing the ZAP.
-pub fn increment(os: &Arc<Objset>, tx: &Tx, id: ObjectId, name: &[u8], delta: i64) -> Result<u64> {
+pub(crate) fn increment(
+    os: &Arc<Objset>,
+    tx: &Tx,
+    id: ObjectId,
+    name: &[u8],
+    delta: i64,
+) -> Result<u64> {
     ZapMut::new(&ObjectStore::new(os, tx, id)).increment(name, delta).map_err(|e| e.in_object(id))
 }
 

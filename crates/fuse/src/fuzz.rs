@@ -26,7 +26,7 @@ impl Channel for Checker {
 /// Parses `data` as a request, in every form that negotiation can lead to, and
 /// runs it on a small file system. For fuzzers and property tests: it panics
 /// when an invariant does not hold, and on nothing else.
-pub fn fuzz_request(data: &[u8]) {
+pub(crate) fn fuzz_request(data: &[u8]) {
     let fs = NullFs::new(1 << 20);
     for setxattr_ext in [false, true] {
         let (header, opcode, body) = match parse(data, Proto { setxattr_ext }) {

@@ -317,6 +317,7 @@ mod tests {
             drop(other);
             for _ in 0..4 * BURST {
                 let _served = qos.begin();
+                // The time between two requests is what is tested.
                 std::thread::sleep(2 * GAP_ALONE);
             }
         };

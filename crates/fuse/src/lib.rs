@@ -31,6 +31,7 @@ mod descriptors;
 mod dispatch;
 mod errno;
 mod fs;
+#[cfg(test)]
 mod fuzz;
 mod holders;
 mod inflight;
@@ -50,7 +51,7 @@ pub use control::{control, exchange_opcode};
 pub use descriptors::{RESERVE, raise_limit};
 pub use errno::{Errno, Result};
 pub use fs::{BlockingMode, DirSink, Filesystem, Negotiated, Opcode, Outward, Request};
-pub use fuzz::fuzz_request;
+
 pub use holders::Holder;
 pub use latency::CpuLatencyQos;
 pub use mount::{Kept, MountOptions, UnmountOptions, unmount};

@@ -4,6 +4,9 @@ use std::io::{PipeReader, Read, Write, pipe};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+/// What has not happened by then does not happen.
+const LIMIT: Duration = Duration::from_secs(60);
+
 /// Requests from a pipe, two bytes each: the place in `text`, where `N` takes no time, `S`
 /// sleeps until the next request was served, and `B` does so without a word.
 struct PipeSource {
@@ -22,9 +25,12 @@ struct PipeSource {
     hold: AtomicBool,
 }
 
+/// Waits in a way that the receivers are not told of.
 #[allow(clippy::disallowed_methods)]
 fn wait_without_a_word(done: &AtomicBool) {
+    let begin = std::time::Instant::now();
     while !done.load(Ordering::SeqCst) {
+        assert!(begin.elapsed() < LIMIT, "the next request is not served");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -63,9 +69,7 @@ impl RequestSource for PipeSource {
         let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
         self.most.fetch_max(now, Ordering::SeqCst);
         let number = usize::from(u16::from_le_bytes([inbox[0], inbox[1]]));
-        while self.hold.load(Ordering::SeqCst) {
-            base::rt::sleep(Duration::from_millis(1));
-        }
+        assert!(base::rt::poll(LIMIT, || !self.hold.load(Ordering::SeqCst)), "held for ever");
         match self.text[number] {
             b'S' => self.done[number + 1].0.wait(),
             b'B' => wait_without_a_word(&self.done[number + 1].1),
@@ -125,9 +129,8 @@ fn serve(texts: &[&[u8]], leaders_max: usize) {
         feeding.join();
         source.ended.wait();
         // The last are served beside the end.
-        while source.served.load(Ordering::SeqCst) < source.text.len() {
-            base::rt::sleep(Duration::from_millis(1));
-        }
+        let all = || source.served.load(Ordering::SeqCst) >= source.text.len();
+        assert!(base::rt::poll(LIMIT, all), "the last are not served");
     }
     assert!(receivers.sources.read().is_empty());
 }
@@ -177,9 +180,7 @@ fn a_full_source_is_left_alone_until_a_request_ends() {
     receivers.attach(Arc::clone(&hung) as _).unwrap();
     receivers.attach(Arc::clone(&well) as _).unwrap();
     feed(to_hung, 50);
-    while hung.busy.load(Ordering::SeqCst) < 5 {
-        base::rt::sleep(Duration::from_millis(1));
-    }
+    assert!(base::rt::poll(LIMIT, || hung.busy.load(Ordering::SeqCst) >= 5), "it is not full");
     feed(to_well, 50);
     well.done[49].0.wait();
     assert_eq!(hung.served.load(Ordering::SeqCst), 0);
@@ -216,9 +217,8 @@ fn surplus_threads_are_parked_not_leading() {
     receivers.attach(Arc::clone(&source) as _).unwrap();
     feed(to, text.len());
     source.ended.wait();
-    while source.served.load(Ordering::SeqCst) < text.len() {
-        base::rt::sleep(Duration::from_millis(1));
-    }
+    let all = || source.served.load(Ordering::SeqCst) >= text.len();
+    assert!(base::rt::poll(LIMIT, all), "the last are not served");
     let state = receivers.state.lock();
     assert!(state.threads > 60, "each that sleeps has a thread");
     assert!(state.active <= 2 && state.listening <= state.active);

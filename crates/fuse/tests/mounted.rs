@@ -8,7 +8,6 @@ use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
 
 use common::*;
 use fuse::*;
@@ -410,7 +409,8 @@ fn more_lock_waiters_than_requests_at_once() {
                 file.unlock().unwrap();
             });
         }
-        std::thread::sleep(Duration::from_millis(100));
+        let all_wait = || m.fs.lock_waiters.load(Ordering::SeqCst) == 8;
+        common::eventually("all wait for the lock", all_wait);
         assert_eq!(got.load(Ordering::SeqCst), 0);
         let other = File::open(m.path("big")).unwrap();
         assert!(other.try_lock().is_err());

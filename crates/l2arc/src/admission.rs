@@ -32,7 +32,7 @@ pub enum L2Policy {
 }
 
 /// Most bits of one generation of the history: 128 MiB.
-pub const HISTORY_BITS_MAX: u64 = 1 << 30;
+pub(crate) const HISTORY_BITS_MAX: u64 = 1 << 30;
 /// Bits for each block of a generation, of which two are set.
 const BITS_EACH: u64 = 8;
 const BLOCKS_MIN: u64 = 1 << 10;

@@ -310,7 +310,7 @@ impl CacheDevice {
     }
 
     /// The ring is being filled for the first time.
-    pub fn is_filling(&self) -> bool {
+    pub(crate) fn is_filling(&self) -> bool {
         self.filling.load(Relaxed)
     }
 
@@ -322,12 +322,12 @@ impl CacheDevice {
     }
 
     /// Whether it can be fed now.
-    pub fn is_writable(&self) -> bool {
+    pub(crate) fn is_writable(&self) -> bool {
         self.is_usable() && self.device.caps().writable && !self.rebuilding.load(Relaxed)
     }
 
     /// Marks the device as removed: it is not used any more.
-    pub fn retire(&self) {
+    pub(crate) fn retire(&self) {
         self.gone.store(true, Relaxed);
     }
 
@@ -390,7 +390,7 @@ impl CacheDevice {
     }
 
     /// Drops a block that failed its checksum.
-    pub fn reject(&self, id: &BlockId) {
+    pub(crate) fn reject(&self, id: &BlockId) {
         self.failed(&self.counters.checksum_errors);
         self.forget(id);
     }
@@ -582,7 +582,7 @@ impl CacheDevice {
     }
 
     /// Makes the device empty: a fresh header, so that no earlier content is ever found.
-    pub fn start_anew(&self) {
+    pub(crate) fn start_anew(&self) {
         let mut writer = self.writer.lock();
         let fresh = RingWriter::new(writer.start, writer.end, self.spec.rebuild_min);
         *writer = fresh;

@@ -283,7 +283,7 @@ impl RingIndex {
 
     /// Adds a block that is older than all others. False if it is not valid, if a newer one
     /// has its identity, or if the index is full.
-    pub fn push_oldest(&mut self, block: &CachedBlock) -> bool {
+    pub(crate) fn push_oldest(&mut self, block: &CachedBlock) -> bool {
         if !block.is_valid() || self.records() >= RECORDS_MAX || self.contains(&block.id) {
             return false;
         }

@@ -69,4 +69,4 @@ pub use rebuild::RebuildEnd;
 /// How long a reader waits for a cache device.
 pub const READ_LIMIT: Duration = Duration::from_secs(1);
 /// How long the feed waits for one batch of writes.
-pub const WRITE_LIMIT: Duration = Duration::from_secs(10);
+pub(crate) const WRITE_LIMIT: Duration = Duration::from_secs(10);

@@ -52,8 +52,6 @@ pub enum Encoding {
 
 /// nvflag: no two pairs share a name. All lists in pools have it.
 pub(crate) const UNIQUE_NAME: u32 = 1;
-/// nvflag: no two pairs share name and type.
-pub const UNIQUE_NAME_TYPE: u32 = 2;
 /// Bytes in front of the outermost list.
 pub const HEADER_SIZE: usize = 4;
 

@@ -26,8 +26,6 @@ pub const ACE_DENY: u16 = 1;
 pub const ACE_FILE_INHERIT: u16 = 0x1;
 /// Entry flag: directories inherit.
 pub const ACE_DIR_INHERIT: u16 = 0x2;
-/// Entry flag: inherited once.
-pub const ACE_NO_PROPAGATE: u16 = 0x4;
 /// Entry flag: only for objects that inherit the entry.
 pub(crate) const ACE_INHERIT_ONLY: u16 = 0x8;
 /// Entry flag: `who` is a group.
@@ -45,8 +43,6 @@ const INHERIT: u16 = 0xf;
 pub(crate) const ACE_READ_DATA: u32 = 0x1;
 /// Right: write data, add a file.
 pub(crate) const ACE_WRITE_DATA: u32 = 0x2;
-/// Right: append, add a subdirectory.
-pub const ACE_APPEND_DATA: u32 = 0x4;
 /// Right: write extended attributes.
 pub(crate) const ACE_WRITE_NAMED_ATTRS: u32 = 0x10;
 /// Right: execute, search.

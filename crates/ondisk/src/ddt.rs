@@ -27,8 +27,6 @@ pub(crate) const KEY_SIZE: usize = 40;
 pub(crate) const KEY_WORDS: usize = 5;
 /// Bytes of a log block.
 pub const LOG_BLOCK: u64 = 128 << 10;
-/// Bytes of a log object's bonus buffer.
-pub const LOG_HEADER_SIZE: usize = 64;
 
 /// Class of an entry, by its total reference count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

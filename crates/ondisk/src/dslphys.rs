@@ -154,8 +154,6 @@ fn encode_words<const N: usize, const W: usize>(words: [u64; W]) -> [u8; N] {
 
 /// `ds_flags`: a partial receive or destroy; the contents are unusable.
 pub const DS_FLAG_INCONSISTENT: u64 = 1 << 0;
-/// `ds_flags`: must not be promoted (legacy).
-pub const DS_FLAG_NOPROMOTE: u64 = 1 << 1;
 /// `ds_flags`: `unique_bytes` is exact.
 pub const DS_FLAG_UNIQUE_ACCURATE: u64 = 1 << 2;
 /// `ds_flags`: the snapshot is destroyed when its last hold or clone disappears.

@@ -92,7 +92,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The bytes that were not yet read.
-    pub fn remaining(&self) -> &'a [u8] {
+    pub(crate) fn remaining(&self) -> &'a [u8] {
         self.bytes.get(self.off..).unwrap_or_default()
     }
 

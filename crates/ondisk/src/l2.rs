@@ -25,7 +25,7 @@ const VERSION: u64 = 1;
 /// Bytes of a log block, uncompressed.
 pub const LOG_BLOCK_SIZE: usize = 65_536;
 /// Most entries of a log block.
-pub const LOG_ENTRIES_MAX: u64 = 1022;
+pub(crate) const LOG_ENTRIES_MAX: u64 = 1022;
 const LOG_ENTRY_SIZE: usize = 64;
 const LOG_ENTRIES_AT: usize = 128;
 /// Smaller devices have no log blocks, by default (`l2arc_rebuild_blocks_min_l2size`).
@@ -199,7 +199,7 @@ impl DeviceHeader {
     ///
     /// # Errors
     /// `Corrupt` or `Unsupported`.
-    pub fn parse_unverified(bytes: &[u8], endian: Endian) -> Result<DeviceHeader> {
+    pub(crate) fn parse_unverified(bytes: &[u8], endian: Endian) -> Result<DeviceHeader> {
         let mut r = endian.reader(bytes, "cache device header");
         let [magic, version, pool, vdev, entries, evict, flags, start, end] = r.u64s()?;
         let newest = [LogPtr::from_words(r.u64s()?), LogPtr::from_words(r.u64s()?)];
@@ -326,17 +326,17 @@ impl LogEntry {
     }
 
     /// Whether it was prefetched.
-    pub fn is_prefetch(&self) -> bool {
+    pub(crate) fn is_prefetch(&self) -> bool {
         self.prop >> 39 & 1 == 1
     }
 
     /// Whether it is encrypted or authenticated.
-    pub fn is_protected(&self) -> bool {
+    pub(crate) fn is_protected(&self) -> bool {
         self.prop >> 56 & 1 == 1
     }
 
     /// Whether it was frequently (else recently) used.
-    pub fn is_mfu(&self) -> bool {
+    pub(crate) fn is_mfu(&self) -> bool {
         self.prop >> 57 & 0xf == 3
     }
 }

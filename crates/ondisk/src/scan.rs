@@ -48,11 +48,6 @@ pub enum ScanState {
     ErrorScrubbing,
 }
 
-/// Flag: datasets visited before are visited again.
-pub const SCAN_VISIT_AGAIN: u64 = 1;
-/// Flag: paused.
-pub const SCAN_PAUSED: u64 = 2;
-
 /// State of the last or current scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scan {
@@ -90,7 +85,7 @@ pub struct Scan {
     pub ddt_bookmark: [u64; 4],
     /// Position in the object sets.
     pub bookmark: BookmarkPlace,
-    /// [`SCAN_VISIT_AGAIN`], [`SCAN_PAUSED`], ...
+    /// 1: datasets visited before are visited again; 2: paused.
     pub flags: u64,
 }
 

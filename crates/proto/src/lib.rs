@@ -44,7 +44,7 @@ pub use dataset::{
 pub use pool::{
     ClassIo, Expand, ImportCandidate, Pool, Removal, Scan, Vdev, VdevHealth, VdevIoCounts, VdevRole,
 };
-pub use space_map::{METASLABS_PAGE, MetaslabSpace, SpaceMap, VdevSpaceMap};
+pub use space_map::{MetaslabSpace, SpaceMap, VdevSpaceMap};
 pub use stats::{BATCH_MAX, Stat, TunableInfo, WhatIf};
 
 /// Version of the protocol.
@@ -431,7 +431,7 @@ pub enum Reply {
     Pool(Box<Pool>),
     /// Answer to [`Request::PoolProps`].
     Props(Vec<(String, PropertyEntry)>),
-    /// Answer to [`Request::SpaceMap`]: [`METASLABS_PAGE`] metaslabs at most.
+    /// Answer to [`Request::SpaceMap`]: [`space_map::METASLABS_PAGE`] metaslabs at most.
     SpaceMap(Box<SpaceMap>),
     /// Answer to [`Request::Mounts`].
     Mounts(Vec<Mounted>),

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::{VdevHealth, VdevRole};
 
 /// Metaslabs in one reply: with the longest histograms they take 12 MiB.
-pub const METASLABS_PAGE: usize = 8192;
+pub(crate) const METASLABS_PAGE: usize = 8192;
 
 /// A metaslab.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -100,7 +100,7 @@ impl Driver {
     ///
     /// # Errors
     /// Those of reading the MOS.
-    pub fn add_root(&self) -> Result<()> {
+    pub(crate) fn add_root(&self) -> Result<()> {
         let root = dsl::DslDir::root(self.writer.mos(), POOL)?;
         let head = root.head()?.ok_or_else(|| Error::corrupt("no root dataset"))?.object();
         let (name, origin, died) = (POOL.to_owned(), None, None);
@@ -114,7 +114,7 @@ impl Driver {
     ///
     /// # Errors
     /// Those of making them.
-    pub fn share_objects(&self) -> Result<()> {
+    pub(crate) fn share_objects(&self) -> Result<()> {
         let data = self.create(0, 3, 1, true)?;
         let zap = self.create_zap(0, true)?;
         *self.shared.lock() = vec![data, zap];
@@ -128,7 +128,7 @@ impl Driver {
     }
 
     /// The initial state of a thread in a pool with content: all of it.
-    pub fn hand_of(&self, txg: Txg) -> Hand {
+    pub(crate) fn hand_of(&self, txg: Txg) -> Hand {
         let state = self.model.state(txg);
         let datasets: Vec<DsId> = state.heads.values().map(|(ds, _)| *ds).collect();
         let snaps = self.model.snaps_in(txg);

@@ -101,7 +101,7 @@ impl Memo {
     }
 
     /// The txg that an import would find, if all relevant bytes are unchanged.
-    pub fn import_verdict(&self, images: &[Image], manner: &Manner) -> Option<Txg> {
+    pub(crate) fn import_verdict(&self, images: &[Image], manner: &Manner) -> Option<Txg> {
         let good = |e: &&Arc<GoodVerdict>| same(e, images, &e.labels) && same(e, images, &e.body);
         self.entries(manner).iter().take(RECENT).find(good).map(|e| e.txg)
     }
@@ -129,7 +129,7 @@ impl Memo {
     }
 
     /// The earlier verdict about `txg` in this image, where no damage is allowed.
-    pub fn txg_verdict(&self, images: &[Image], txg: Txg) -> PriorVerdict {
+    pub(crate) fn txg_verdict(&self, images: &[Image], txg: Txg) -> PriorVerdict {
         let entries = self.entries(&Manner::default());
         let mut of = entries.iter().filter(|e| e.txg == txg).peekable();
         if of.peek().is_none() {

@@ -82,7 +82,7 @@ impl Mishap {
     }
 
     /// The sectors that cannot be read.
-    pub fn bad_sectors(self, seed: u64) -> Option<BadSectors> {
+    pub(crate) fn bad_sectors(self, seed: u64) -> Option<BadSectors> {
         match self {
             Mishap::BadSectors { disk, often } => Some(BadSectors { disk, often, seed }),
             _ => None,

@@ -224,12 +224,12 @@ impl Model {
     }
 
     /// Records a comment.
-    pub fn note_comment(&self, txg: Txg, comment: String) {
+    pub(crate) fn note_comment(&self, txg: Txg, comment: String) {
         self.notes.lock().comments.push((txg, comment));
     }
 
     /// The comments that the pool may have in `txg`; empty if none was set.
-    pub fn comments(&self, txg: Txg) -> Vec<String> {
+    pub(crate) fn comments(&self, txg: Txg) -> Vec<String> {
         let notes = self.notes.lock();
         let known = notes.comments.iter().filter(|(t, _)| *t <= txg);
         let last = known.clone().map(|(t, _)| *t).max();
@@ -237,14 +237,14 @@ impl Model {
     }
 
     /// Records a dataset; returns its id.
-    pub fn add_dataset(&self, dataset: Dataset) -> DsId {
+    pub(crate) fn add_dataset(&self, dataset: Dataset) -> DsId {
         let mut notes = self.notes.lock();
         notes.datasets.push(dataset);
         notes.datasets.len() - 1
     }
 
     /// Records a snapshot; returns its index.
-    pub fn add_snap(&self, snap: Snap) -> usize {
+    pub(crate) fn add_snap(&self, snap: Snap) -> usize {
         let mut notes = self.notes.lock();
         notes.snaps.push(snap);
         notes.snaps.len() - 1
@@ -258,7 +258,7 @@ impl Model {
     }
 
     /// Records that a snapshot was destroyed.
-    pub fn destroy_snap(&self, snap: usize, txg: Txg) {
+    pub(crate) fn destroy_snap(&self, snap: usize, txg: Txg) {
         if let Some(s) = self.notes.lock().snaps.get_mut(snap) {
             s.died = Some(txg);
         }
@@ -297,7 +297,7 @@ impl Model {
     }
 
     /// Indices of the snapshots that exist in `txg`.
-    pub fn snaps_in(&self, txg: Txg) -> Vec<usize> {
+    pub(crate) fn snaps_in(&self, txg: Txg) -> Vec<usize> {
         let notes = self.notes.lock();
         let all = notes.snaps.iter().enumerate();
         all.filter(|(_, s)| alive(s.born, s.died, txg)).map(|(n, _)| n).collect()
@@ -338,7 +338,7 @@ impl Model {
 
     /// The first txg after `txg` with another resulting state, if any. A txg whose changes
     /// have no effect (zeros over a hole) need not be written.
-    pub fn next_change(&self, txg: Txg) -> Option<Txg> {
+    pub(crate) fn next_change(&self, txg: Txg) -> Option<Txg> {
         let mut later: Vec<Txg> = {
             let notes = self.notes.lock();
             notes.notes.iter().map(|n| n.txg).filter(|t| *t > txg).collect()

@@ -30,7 +30,7 @@ pub struct SimLeaves {
 impl SimLeaves {
     /// Images for reading, except those in `without` and the bad sectors; `tap` records
     /// every read.
-    pub fn of_images(
+    pub(crate) fn of_images(
         images: &[Image],
         without: &[usize],
         bad: Option<BadSectors>,

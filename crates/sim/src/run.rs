@@ -221,7 +221,7 @@ pub fn record(setup: &Setup) -> Recorded {
 }
 
 /// As [`record`], with these operations.
-pub fn record_plan(setup: &Setup, plan: OpPlan) -> Recorded {
+pub(crate) fn record_plan(setup: &Setup, plan: OpPlan) -> Recorded {
     let disks = SimDisks::blank(setup.disks(), setup.layout.disks(), setup.disk_size());
     let model = Arc::new(Model::default());
     let (s, p, d, m) = (setup.clone(), plan.clone(), disks.clone(), Arc::clone(&model));
@@ -341,7 +341,13 @@ impl Recorded {
     }
 
     /// As [`Recorded::crash_everywhere`], from an event on.
-    pub fn crash_from(&self, from: u64, stride: usize, more: u64, threads: usize) -> CrashTally {
+    pub(crate) fn crash_from(
+        &self,
+        from: u64,
+        stride: usize,
+        more: u64,
+        threads: usize,
+    ) -> CrashTally {
         let mut tally = CrashTally::default();
         if let Some(why) = &self.failed {
             tally.failure = Some(self.failure(None, why.clone()));

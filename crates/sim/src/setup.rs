@@ -89,7 +89,7 @@ impl Layout {
     }
 
     /// Whether any one disk may fail.
-    pub fn is_redundant(self) -> bool {
+    pub(crate) fn is_redundant(self) -> bool {
         !matches!(self, Layout::Single | Layout::Stripe | Layout::Mixed)
     }
 }
@@ -232,7 +232,7 @@ impl DiskFault {
     }
 
     /// Whether a disk without redundancy loses data by it, whatever the engine does.
-    pub fn needs_redundancy(self) -> bool {
+    pub(crate) fn needs_redundancy(self) -> bool {
         !matches!(
             self,
             DiskFault::WriteErrors

@@ -20,7 +20,7 @@ struct PoolCensus {
 fn blocks_on(run: &Recorded, disk: usize) -> usize {
     let inside = 4 << 20..run.setup.disk_size() - (512 << 10);
     let block = |event: &Event| matches!(event, Event::Write { disk: d, offset, .. } if *d == disk && inside.contains(offset));
-    run.disks.log().1.iter().filter(|e| block(e)).count()
+    run.disks.log().iter().filter(|e| block(e)).count()
 }
 
 #[test]

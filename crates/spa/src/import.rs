@@ -25,7 +25,7 @@ use crate::opener::LeafOpener;
 use crate::rebuild::Rebuilt;
 use crate::rewind::{self, Rewind};
 use crate::specs::{self, Extra};
-use crate::uberblocks::{Chosen, choose};
+use crate::uberblocks::Chosen;
 use crate::{indirect, multihost, status};
 
 /// The number of txgs for which frees are deferred; recovery goes back no further.
@@ -235,7 +235,7 @@ impl Spa {
                 unsupported: Vec::new(),
             })
         };
-        let mut chosen = choose(opener.uberblocks(), limit).map_err(&fail)?;
+        let mut chosen = opener.choose(limit).map_err(&fail)?;
         if !options.inspect {
             multihost::check(opener, found, &chosen.uberblock).map_err(&fail)?;
         }
@@ -245,9 +245,9 @@ impl Spa {
             check_label_features(opener, &chosen)?;
             let loaded = load_config(&zio, &chosen, opener, found, options.writes())
                 .map_err(|e| fail(missing_rather(e, &zio.tree())))?;
-            let again = choose(opener.uberblocks(), limit).map_err(&fail)?;
+            let again = opener.choose(limit).map_err(&fail)?;
             if again.uberblock.compare(&chosen.uberblock) != std::cmp::Ordering::Greater {
-                let newest = choose(opener.uberblocks(), Txg::MAX).map_err(&fail)?.uberblock;
+                let newest = opener.choose(Txg::MAX).map_err(&fail)?.uberblock;
                 let newest = newest.compare(&chosen.uberblock).is_gt().then_some(newest);
                 return Self::finish(found, options, zio, chosen, loaded, newest);
             }

@@ -20,7 +20,7 @@
 //!
 //! Lock order: pool registry → nothing.
 
-pub mod assemble;
+pub(crate) mod assemble;
 pub mod audit;
 pub mod cache_devices;
 pub mod discover;

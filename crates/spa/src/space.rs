@@ -84,7 +84,7 @@ impl VdevSpace {
     }
 
     /// `bytes` as usable space.
-    pub fn deflated(&self, bytes: u64) -> u64 {
+    pub(crate) fn deflated(&self, bytes: u64) -> u64 {
         (bytes >> 9).saturating_mul(self.deflate)
     }
 

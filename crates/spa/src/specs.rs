@@ -15,7 +15,7 @@ pub struct Extra {
 }
 
 /// The assembled, untrusted tree of a found pool.
-pub fn untrusted(found: &FoundPool, extra: Extra) -> Result<Spec> {
+pub(crate) fn untrusted(found: &FoundPool, extra: Extra) -> Result<Spec> {
     if found.vdev_children as usize > base::limits::VDEV_COUNT_MAX {
         return Err(Error::limit("the labels name too many vdevs"));
     }

@@ -8,9 +8,8 @@ use std::path::{Path, PathBuf};
 use base::Guid;
 use cenote::inspect::nvlist::NvList;
 use cenote::inspect::ondisk::label::{
-    LABEL_SIZE, LABELS, RING_OFFSET, VDEV_PHYS_OFFSET, VDEV_PHYS_SIZE, encode_slot,
-    encode_vdev_phys, label_offset, parse_vdev_phys, slot_count, slot_offset, slot_size,
-    usable_size,
+    LABEL_SIZE, LABELS, VDEV_PHYS_OFFSET, VDEV_PHYS_SIZE, encode_slot, encode_vdev_phys,
+    label_offset, parse_vdev_phys, slot_count, slot_offset, slot_size, usable_size,
 };
 use cenote::inspect::ondisk::uberblock::Uberblock;
 
@@ -163,7 +162,7 @@ impl Disk {
     }
 
     /// Writes an uberblock with a right checksum.
-    pub fn write_uberblock(&self, label: usize, slot: usize, ub: &Uberblock) {
+    pub(crate) fn write_uberblock(&self, label: usize, slot: usize, ub: &Uberblock) {
         let at = self.slot_offset(label, slot);
         let mut bytes = vec![0; slot_size(self.ashift())];
         encode_slot(ub, &mut bytes, at).unwrap();
@@ -180,9 +179,6 @@ impl Disk {
         chosen.len()
     }
 }
-
-/// Offset of the ring of uberblocks in a label.
-pub const RING: u64 = RING_OFFSET;
 
 pub(crate) fn extents(file: &File, within: Range<u64>) -> Vec<Range<u64>> {
     use rustix::fs::SeekFrom;

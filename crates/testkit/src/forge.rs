@@ -259,7 +259,7 @@ impl Forge {
     }
 
     /// Changes the records of a log's block, and fixes its checksum.
-    pub fn change_log(&mut self, at: u64, ptr: &LogPtr, change: impl FnOnce(&mut [u8])) {
+    pub(crate) fn change_log(&mut self, at: u64, ptr: &LogPtr, change: impl FnOnce(&mut [u8])) {
         let block = ptr.bp.as_block().unwrap();
         let mut bytes = self.disk.read(at, block.psize.0 as usize);
         let (next, used) = {

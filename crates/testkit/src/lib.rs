@@ -24,7 +24,8 @@ use std::sync::Arc;
 use cenote::{Engine, EngineConfig, Error, FoundPool, ImportOptions, Pool, Result, Search};
 
 pub use disk::Disk;
-pub use manifest::{ManifestEntry, Tolerant, read_manifest, verify, verify_tolerant};
+pub(crate) use manifest::read_manifest;
+pub use manifest::{ManifestEntry, Tolerant, verify, verify_tolerant};
 pub use need::{Need, has_program, skip};
 pub use rng::Rng;
 pub use scratch::Scratch;

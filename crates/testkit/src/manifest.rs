@@ -109,7 +109,7 @@ fn unescape(wtf8: &[u8]) -> Vec<u8> {
 }
 
 /// Reads a compressed manifest.
-pub fn read_manifest(path: &Path) -> Vec<ManifestEntry> {
+pub(crate) fn read_manifest(path: &Path) -> Vec<ManifestEntry> {
     let reader = BufReader::new(zstd::Decoder::new(File::open(path).unwrap()).unwrap());
     reader.lines().map(|line| serde_json::from_str(&line.unwrap()).unwrap()).collect()
 }

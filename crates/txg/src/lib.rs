@@ -72,7 +72,7 @@ mod txgs;
 
 pub use history::{IoTotals, TxgRecord, TxgState};
 pub use holds::Hold;
-pub use limits::{DIRTY_DATA_MIN, Limits, SYNC_STEP, TXG_HISTORY_MAX, delay_ns};
+pub use limits::{DIRTY_DATA_MIN, Limits, TXG_HISTORY_MAX};
 pub use space::{SpaceReservation, worst_case_asize};
 pub use state::FailMode;
 pub use throttle::ThrottleStats;

@@ -10,7 +10,7 @@ pub const DIRTY_DATA_MIN: u64 = 16 << 20;
 /// rate the devices are the bottleneck. A slower writer would not gain from an early
 /// sync: it would only be disturbed, and data that it changes again would be written
 /// twice.
-pub const SYNC_STEP: u64 = 64 << 20;
+pub(crate) const SYNC_STEP: u64 = 64 << 20;
 /// This half second, in nanoseconds.
 pub(crate) const FAST_STEP_NS: u64 = 500_000_000;
 const DIRTY_DATA_MAX_PERCENT: u64 = 10;
@@ -84,7 +84,7 @@ fn percent(of: u64, percent: u64) -> u64 {
 
 /// Nanoseconds by which a transaction is delayed with `dirty` bytes: zero up to the
 /// start, then `scale · (dirty − start) / (max − dirty)`, with an upper bound.
-pub fn delay_ns(dirty: u64, limits: &Limits) -> u64 {
+pub(crate) fn delay_ns(dirty: u64, limits: &Limits) -> u64 {
     let from = limits.delay_from();
     if dirty <= from && dirty < limits.dirty_data_max {
         return 0;

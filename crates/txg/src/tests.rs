@@ -9,12 +9,14 @@ use base::{Error, ErrorKind, Txg};
 use proptest::prelude::*;
 
 use crate::dirty::Dirty;
-use crate::limits::{DIRTY_DATA_MIN, FAST_STEP_NS, wakeup};
+use crate::limits::{DIRTY_DATA_MIN, FAST_STEP_NS, SYNC_STEP, delay_ns, wakeup};
 use crate::state::{Dirt, Due, TxgsState};
 use crate::throttle::ThrottleQueue;
 use crate::*;
 
 const SECOND: u64 = 1_000_000_000;
+/// Schedules of each test with threads.
+const SCHEDULES: u64 = 16;
 
 fn txgs(limits: Limits) -> Arc<Txgs> {
     let txgs = Txgs::new(Txg(3)).unwrap();
@@ -46,6 +48,14 @@ fn syncer(txgs: &Arc<Txgs>) -> rt::JoinHandle<Vec<u64>> {
     })
 }
 
+/// Runs a test with the simulator's threads and clock, in several schedules.
+fn in_virtual_time(test: fn()) {
+    for seed in 0..SCHEDULES {
+        assert_eq!(rt::sim::run(seed, test).outcome, rt::sim::Outcome::Done(()), "seed {seed}");
+    }
+}
+
+/// Lets virtual time pass: every other thread goes as far as it can.
 fn nap() {
     rt::sleep(Duration::from_millis(30));
 }
@@ -241,70 +251,78 @@ fn dirt_that_comes_slowly_waits_for_its_time() {
 
 #[test]
 fn an_idle_pool_writes_nothing_and_stops() {
-    let txgs = txgs(at_once());
-    let sync = syncer(&txgs);
-    nap();
-    assert_eq!(txgs.open_txg(), Txg(4));
-    txgs.stop();
-    assert_eq!(sync.join().unwrap(), []);
-    assert_eq!(txgs.hold().unwrap_err().kind(), ErrorKind::Interrupted);
-    assert_eq!(txgs.wait_synced(Txg(4)).unwrap_err().kind(), ErrorKind::Interrupted);
-    assert!(txgs.wait_synced(Txg(3)).is_ok());
+    in_virtual_time(|| {
+        let txgs = txgs(at_once());
+        let sync = syncer(&txgs);
+        nap();
+        assert_eq!(txgs.open_txg(), Txg(4));
+        txgs.stop();
+        assert_eq!(sync.join().unwrap(), []);
+        assert_eq!(txgs.hold().unwrap_err().kind(), ErrorKind::Interrupted);
+        assert_eq!(txgs.wait_synced(Txg(4)).unwrap_err().kind(), ErrorKind::Interrupted);
+        assert!(txgs.wait_synced(Txg(3)).is_ok());
+    });
 }
 
 #[test]
 fn dirt_syncs_by_itself_and_waits_for_its_holders() {
-    let txgs = txgs(at_once());
-    let sync = syncer(&txgs);
-    let hold = txgs.hold().unwrap();
-    let copy = hold.clone();
-    assert_eq!(hold.txg(), Txg(4));
-    txgs.dirty(Txg(4), 0);
-    txgs.wait_open(Txg(5)).unwrap();
-    let other = txgs.hold().unwrap();
-    assert_eq!(other.txg(), Txg(5), "no holder waits for another");
-    drop(hold);
-    nap();
-    assert_eq!(txgs.synced_txg(), Txg(3), "the copy holds it");
-    assert_eq!(txgs.history()[0].state, TxgState::Quiescing);
-    drop(copy);
-    txgs.wait_synced(Txg(4)).unwrap();
-    drop(other);
-    txgs.stop();
-    assert_eq!(sync.join().unwrap(), [4]);
+    in_virtual_time(|| {
+        let txgs = txgs(at_once());
+        let sync = syncer(&txgs);
+        let hold = txgs.hold().unwrap();
+        let copy = hold.clone();
+        assert_eq!(hold.txg(), Txg(4));
+        txgs.dirty(Txg(4), 0);
+        txgs.wait_open(Txg(5)).unwrap();
+        let other = txgs.hold().unwrap();
+        assert_eq!(other.txg(), Txg(5), "no holder waits for another");
+        drop(hold);
+        nap();
+        assert_eq!(txgs.synced_txg(), Txg(3), "the copy holds it");
+        assert_eq!(txgs.history()[0].state, TxgState::Quiescing);
+        drop(copy);
+        txgs.wait_synced(Txg(4)).unwrap();
+        drop(other);
+        txgs.stop();
+        assert_eq!(sync.join().unwrap(), [4]);
+    });
 }
 
 #[test]
 fn much_dirt_does_not_wait_for_the_timeout() {
-    let txgs = txgs(Limits { dirty_data_max: 1000, timeout_s: 3600, ..Limits::default() });
-    let sync = syncer(&txgs);
-    let hold = txgs.hold().unwrap();
-    txgs.dirty(hold.txg(), 199);
-    nap();
-    assert_eq!(txgs.open_txg(), Txg(4));
-    txgs.dirty(hold.txg(), 1);
-    drop(hold);
-    while txgs.synced_txg() < Txg(4) {
+    in_virtual_time(|| {
+        let txgs = txgs(Limits { dirty_data_max: 1000, timeout_s: 3600, ..Limits::default() });
+        let sync = syncer(&txgs);
+        let hold = txgs.hold().unwrap();
+        txgs.dirty(hold.txg(), 199);
         nap();
-    }
-    assert_eq!(txgs.dirty_total(), 0);
-    txgs.kick(Txg(5));
-    txgs.stop();
-    assert_eq!(sync.join().unwrap(), [4, 5], "kicked txgs are synced");
+        assert_eq!(txgs.open_txg(), Txg(4));
+        txgs.dirty(hold.txg(), 1);
+        drop(hold);
+        while txgs.synced_txg() < Txg(4) {
+            nap();
+        }
+        assert_eq!(txgs.dirty_total(), 0);
+        txgs.kick(Txg(5));
+        txgs.stop();
+        assert_eq!(sync.join().unwrap(), [4, 5], "kicked txgs are synced");
+    });
 }
 
 #[test]
 fn a_timeout_changes_while_it_runs() {
-    let txgs = txgs(Limits { timeout_s: 3600, ..Limits::default() });
-    let sync = syncer(&txgs);
-    txgs.dirty(Txg(4), 1);
-    nap();
-    txgs.set_limits(&at_once());
-    while txgs.synced_txg() < Txg(4) {
+    in_virtual_time(|| {
+        let txgs = txgs(Limits { timeout_s: 3600, ..Limits::default() });
+        let sync = syncer(&txgs);
+        txgs.dirty(Txg(4), 1);
         nap();
-    }
-    txgs.stop();
-    assert_eq!(sync.join().unwrap(), [4]);
+        txgs.set_limits(&at_once());
+        while txgs.synced_txg() < Txg(4) {
+            nap();
+        }
+        txgs.stop();
+        assert_eq!(sync.join().unwrap(), [4]);
+    });
 }
 
 #[test]
@@ -336,53 +354,57 @@ fn kicks_keep_three_txgs_alive_at_most() {
 
 #[test]
 fn writers_stop_at_the_limit() {
-    let txgs = txgs(Limits {
-        dirty_data_max: 1000,
-        timeout_s: 3600,
-        delay_max_ns: 0,
-        ..Limits::default()
+    in_virtual_time(|| {
+        let txgs = txgs(Limits {
+            dirty_data_max: 1000,
+            timeout_s: 3600,
+            delay_max_ns: 0,
+            ..Limits::default()
+        });
+        let first = txgs.hold().unwrap();
+        txgs.dirty(first.txg(), 1000);
+        let writers: Vec<_> = (0..3).map(|_| thread(&txgs, Txgs::throttle)).collect();
+        while txgs.throttled() < 3 {
+            nap();
+        }
+        assert_eq!(txgs.throttle_stats().dirty_over_max.get(), 3);
+        txgs.undirty(first.txg(), 1);
+        for writer in writers {
+            writer.join().unwrap().unwrap();
+        }
+        assert_eq!((txgs.throttled(), txgs.dirty_total()), (0, 999));
     });
-    let first = txgs.hold().unwrap();
-    txgs.dirty(first.txg(), 1000);
-    let writers: Vec<_> = (0..3).map(|_| thread(&txgs, Txgs::throttle)).collect();
-    while txgs.throttled() < 3 {
-        nap();
-    }
-    assert_eq!(txgs.throttle_stats().dirty_over_max.get(), 3);
-    txgs.undirty(first.txg(), 1);
-    for writer in writers {
-        writer.join().unwrap().unwrap();
-    }
-    assert_eq!((txgs.throttled(), txgs.dirty_total()), (0, 999));
 }
 
 #[test]
 fn the_turnstile_is_first_come_first_served() {
-    let throttle_queue = Arc::new(ThrottleQueue::default());
-    let room = Arc::new(AtomicBool::new(false));
-    let order = Arc::new(Mutex::new(Vec::new()));
-    let writer = |i: u64| {
-        let (queue, room, order) =
-            (Arc::clone(&throttle_queue), Arc::clone(&room), Arc::clone(&order));
-        // The thread at the front records itself under the queue's lock.
-        let enter = move || {
-            let open = room.load(SeqCst);
-            if open {
-                order.lock().push(i);
+    in_virtual_time(|| {
+        let throttle_queue = Arc::new(ThrottleQueue::default());
+        let room = Arc::new(AtomicBool::new(false));
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let writer = |i: u64| {
+            let (queue, room, order) =
+                (Arc::clone(&throttle_queue), Arc::clone(&room), Arc::clone(&order));
+            // The thread at the front records itself under the queue's lock.
+            let enter = move || {
+                let open = room.load(SeqCst);
+                if open {
+                    order.lock().push(i);
+                }
+                open
+            };
+            let writer = rt::spawn("test", move || queue.pass(enter, || false)).unwrap();
+            while throttle_queue.waiting() <= i {
+                nap();
             }
-            open
+            writer
         };
-        let writer = rt::spawn("test", move || queue.pass(enter, || false)).unwrap();
-        while throttle_queue.waiting() <= i {
-            nap();
-        }
-        writer
-    };
-    let writers: Vec<_> = (0..4).map(writer).collect();
-    room.store(true, SeqCst);
-    throttle_queue.wake();
-    assert!(writers.into_iter().all(|writer| writer.join().unwrap()));
-    assert_eq!(*order.lock(), [0, 1, 2, 3]);
+        let writers: Vec<_> = (0..4).map(writer).collect();
+        room.store(true, SeqCst);
+        throttle_queue.wake();
+        assert!(writers.into_iter().all(|writer| writer.join().unwrap()));
+        assert_eq!(*order.lock(), [0, 1, 2, 3]);
+    });
 }
 
 #[test]
@@ -483,77 +505,85 @@ fn failure() -> Error {
 
 #[test]
 fn a_suspended_pool_waits_and_loses_nothing() {
-    let txgs = txgs(at_once());
-    let hold = txgs.hold().unwrap();
-    txgs.dirty(hold.txg(), 5);
-    drop(hold);
-    assert_eq!(txgs.next_to_sync(), Some(Txg(4)));
-    txgs.suspend(failure());
-    assert!(txgs.suspended().unwrap().to_string().contains("unplugged"));
-    let waiter = thread(&txgs, |txgs| txgs.wait_synced(Txg(4)));
-    let holder = thread(&txgs, |txgs| txgs.hold().map(|hold| hold.txg()));
-    let sync = syncer(&txgs);
-    nap();
-    assert_eq!(txgs.synced_txg(), Txg(3));
-    txgs.resume();
-    assert!(txgs.wait_resumed());
-    assert!(waiter.join().unwrap().is_ok());
-    assert!(holder.join().unwrap().unwrap() >= Txg(4));
-    txgs.stop();
-    assert_eq!(sync.join().unwrap(), [4]);
+    in_virtual_time(|| {
+        let txgs = txgs(at_once());
+        let hold = txgs.hold().unwrap();
+        txgs.dirty(hold.txg(), 5);
+        drop(hold);
+        assert_eq!(txgs.next_to_sync(), Some(Txg(4)));
+        txgs.suspend(failure());
+        assert!(txgs.suspended().unwrap().to_string().contains("unplugged"));
+        let waiter = thread(&txgs, |txgs| txgs.wait_synced(Txg(4)));
+        let holder = thread(&txgs, |txgs| txgs.hold().map(|hold| hold.txg()));
+        let sync = syncer(&txgs);
+        nap();
+        assert_eq!(txgs.synced_txg(), Txg(3));
+        txgs.resume();
+        assert!(txgs.wait_resumed());
+        assert!(waiter.join().unwrap().is_ok());
+        assert!(holder.join().unwrap().unwrap() >= Txg(4));
+        txgs.stop();
+        assert_eq!(sync.join().unwrap(), [4]);
+    });
 }
 
 #[test]
 fn with_failmode_continue_waiters_get_the_error() {
-    let txgs = txgs(Limits { dirty_data_max: 10, ..Limits::default() });
-    txgs.dirty(Txg(4), 10);
-    txgs.kick(Txg(4));
-    assert_eq!(txgs.next_to_sync(), Some(Txg(4)));
-    txgs.suspend(failure());
-    let waiter = thread(&txgs, |txgs| txgs.wait_synced(Txg(4)));
-    let writer = thread(&txgs, Txgs::throttle);
-    nap();
-    txgs.set_failmode(FailMode::Continue);
-    assert_eq!(waiter.join().unwrap().unwrap_err().kind(), ErrorKind::Io);
-    assert_eq!(writer.join().unwrap().unwrap_err().kind(), ErrorKind::Io);
-    assert_eq!(txgs.hold().unwrap_err().kind(), ErrorKind::Io);
-    assert_eq!(txgs.wait_open(Txg(7)).unwrap_err().kind(), ErrorKind::Io);
-    txgs.resume();
-    assert_eq!(txgs.next_to_sync(), Some(Txg(4)), "the same again");
-    txgs.synced(Txg(4));
-    assert!(txgs.hold().is_ok());
-    assert!(txgs.wait_synced(Txg(4)).is_ok());
+    in_virtual_time(|| {
+        let txgs = txgs(Limits { dirty_data_max: 10, ..Limits::default() });
+        txgs.dirty(Txg(4), 10);
+        txgs.kick(Txg(4));
+        assert_eq!(txgs.next_to_sync(), Some(Txg(4)));
+        txgs.suspend(failure());
+        let waiter = thread(&txgs, |txgs| txgs.wait_synced(Txg(4)));
+        let writer = thread(&txgs, Txgs::throttle);
+        nap();
+        txgs.set_failmode(FailMode::Continue);
+        assert_eq!(waiter.join().unwrap().unwrap_err().kind(), ErrorKind::Io);
+        assert_eq!(writer.join().unwrap().unwrap_err().kind(), ErrorKind::Io);
+        assert_eq!(txgs.hold().unwrap_err().kind(), ErrorKind::Io);
+        assert_eq!(txgs.wait_open(Txg(7)).unwrap_err().kind(), ErrorKind::Io);
+        txgs.resume();
+        assert_eq!(txgs.next_to_sync(), Some(Txg(4)), "the same again");
+        txgs.synced(Txg(4));
+        assert!(txgs.hold().is_ok());
+        assert!(txgs.wait_synced(Txg(4)).is_ok());
+    });
 }
 
 #[test]
 fn an_abandoned_pool_answers_every_waiter() {
-    let txgs = txgs(Limits { dirty_data_max: 10, ..Limits::default() });
-    txgs.kick(Txg(4));
-    assert_eq!(txgs.next_to_sync(), Some(Txg(4)));
-    txgs.synced(Txg(4));
-    txgs.dirty(Txg(5), 10);
-    let waiter = thread(&txgs, |txgs| txgs.wait_synced(Txg(7)));
-    let writer = thread(&txgs, Txgs::throttle);
-    nap();
-    txgs.abandon(failure());
-    assert_eq!(waiter.join().unwrap().unwrap_err().kind(), ErrorKind::Io);
-    assert_eq!(writer.join().unwrap().unwrap_err().kind(), ErrorKind::Io);
-    assert_eq!(txgs.next_to_sync(), None);
-    assert!(!txgs.wait_resumed());
+    in_virtual_time(|| {
+        let txgs = txgs(Limits { dirty_data_max: 10, ..Limits::default() });
+        txgs.kick(Txg(4));
+        assert_eq!(txgs.next_to_sync(), Some(Txg(4)));
+        txgs.synced(Txg(4));
+        txgs.dirty(Txg(5), 10);
+        let waiter = thread(&txgs, |txgs| txgs.wait_synced(Txg(7)));
+        let writer = thread(&txgs, Txgs::throttle);
+        nap();
+        txgs.abandon(failure());
+        assert_eq!(waiter.join().unwrap().unwrap_err().kind(), ErrorKind::Io);
+        assert_eq!(writer.join().unwrap().unwrap_err().kind(), ErrorKind::Io);
+        assert_eq!(txgs.next_to_sync(), None);
+        assert!(!txgs.wait_resumed());
+    });
 }
 
 #[test]
 fn a_stop_ends_a_suspended_pool() {
-    let txgs = txgs(at_once());
-    txgs.dirty(Txg(4), 1);
-    assert_eq!(txgs.next_to_sync(), Some(Txg(4)));
-    txgs.suspend(failure());
-    let waiter = thread(&txgs, |txgs| txgs.wait_synced(Txg(4)));
-    nap();
-    txgs.stop();
-    assert!(!txgs.wait_resumed());
-    assert_eq!(txgs.next_to_sync(), None);
-    assert_eq!(waiter.join().unwrap().unwrap_err().kind(), ErrorKind::Io);
+    in_virtual_time(|| {
+        let txgs = txgs(at_once());
+        txgs.dirty(Txg(4), 1);
+        assert_eq!(txgs.next_to_sync(), Some(Txg(4)));
+        txgs.suspend(failure());
+        let waiter = thread(&txgs, |txgs| txgs.wait_synced(Txg(4)));
+        nap();
+        txgs.stop();
+        assert!(!txgs.wait_resumed());
+        assert_eq!(txgs.next_to_sync(), None);
+        assert_eq!(waiter.join().unwrap().unwrap_err().kind(), ErrorKind::Io);
+    });
 }
 
 /// A stream had its txgs synced early, because of its space reservation, and each of
@@ -561,46 +591,50 @@ fn a_stop_ends_a_suspended_pool() {
 /// thirty times as long as alone.
 #[test]
 fn a_txg_that_is_written_soon_does_not_count_as_awaited() {
-    let txgs = txgs(at_once());
-    txgs.dirty(Txg(4), 1);
-    txgs.kick(Txg(4));
-    let writer = thread(&txgs, |txgs| txgs.wait_room(Txg(4)));
-    assert_eq!(txgs.next_to_sync(), Some(Txg(4)));
-    nap();
-    assert!(!txgs.pressure().1, "a writer is delayed, and no thread waits");
-    let waiter = thread(&txgs, |txgs| txgs.wait_synced(Txg(4)));
-    while !txgs.pressure().1 {
+    in_virtual_time(|| {
+        let txgs = txgs(at_once());
+        txgs.dirty(Txg(4), 1);
+        txgs.kick(Txg(4));
+        let writer = thread(&txgs, |txgs| txgs.wait_room(Txg(4)));
+        assert_eq!(txgs.next_to_sync(), Some(Txg(4)));
         nap();
-    }
-    txgs.synced(Txg(4));
-    assert!(!txgs.pressure().1);
-    assert!(waiter.join().unwrap().is_ok() && writer.join().unwrap().is_ok());
-    assert!(txgs.wait_synced(Txg(99)).is_err(), "too far ahead");
-    assert!(!txgs.pressure().1);
+        assert!(!txgs.pressure().1, "a writer is delayed, and no thread waits");
+        let waiter = thread(&txgs, |txgs| txgs.wait_synced(Txg(4)));
+        while !txgs.pressure().1 {
+            nap();
+        }
+        txgs.synced(Txg(4));
+        assert!(!txgs.pressure().1);
+        assert!(waiter.join().unwrap().is_ok() && writer.join().unwrap().is_ok());
+        assert!(txgs.wait_synced(Txg(99)).is_err(), "too far ahead");
+        assert!(!txgs.pressure().1);
+    });
 }
 
 #[test]
 fn history_keeps_the_last_txgs_and_their_times() {
-    let txgs = txgs(Limits { txg_history: 2, ..Limits::default() });
-    for txg in 4..8 {
-        let hold = txgs.hold().unwrap();
-        txgs.dirty(hold.txg(), 100);
-        txgs.kick(hold.txg());
-        rt::sleep(Duration::from_millis(2));
-        drop(hold);
-        assert_eq!(txgs.next_to_sync(), Some(Txg(txg)));
-        txgs.undirty(Txg(txg), 60);
-        txgs.set_io(Txg(txg), IoTotals { nwritten: txg, ..IoTotals::default() });
-        rt::sleep(Duration::from_millis(2));
-        txgs.synced(Txg(txg));
-    }
-    let history = txgs.history();
-    assert_eq!(history.iter().map(|r| r.txg).collect::<Vec<_>>(), [6, 7, 8]);
-    let last = history[1];
-    assert_eq!((last.state, last.ndirty, last.io.nwritten), (TxgState::Committed, 100, 7));
-    assert!(last.qtime >= 2_000_000 && last.stime >= 2_000_000, "{last:?}");
-    assert!(last.birth > history[0].birth && last.otime < SECOND && last.wtime < SECOND);
-    assert_eq!(history[2].state, TxgState::Open);
+    in_virtual_time(|| {
+        let txgs = txgs(Limits { txg_history: 2, ..Limits::default() });
+        for txg in 4..8 {
+            let hold = txgs.hold().unwrap();
+            txgs.dirty(hold.txg(), 100);
+            txgs.kick(hold.txg());
+            rt::sleep(Duration::from_millis(2));
+            drop(hold);
+            assert_eq!(txgs.next_to_sync(), Some(Txg(txg)));
+            txgs.undirty(Txg(txg), 60);
+            txgs.set_io(Txg(txg), IoTotals { nwritten: txg, ..IoTotals::default() });
+            rt::sleep(Duration::from_millis(2));
+            txgs.synced(Txg(txg));
+        }
+        let history = txgs.history();
+        assert_eq!(history.iter().map(|r| r.txg).collect::<Vec<_>>(), [6, 7, 8]);
+        let last = history[1];
+        assert_eq!((last.state, last.ndirty, last.io.nwritten), (TxgState::Committed, 100, 7));
+        assert!(last.qtime >= 2_000_000 && last.stime >= 2_000_000, "{last:?}");
+        assert!(last.birth > history[0].birth && last.otime < SECOND && last.wtime < SECOND);
+        assert_eq!(history[2].state, TxgState::Open);
+    });
 }
 
 #[test]

@@ -135,9 +135,9 @@ impl IoCounts {
 
 /// Number of time buckets. Bucket j counts times of 2^j to 2^(j+1) - 1 nanoseconds; the
 /// first also counts zero, and the last all longer times.
-pub const TIME_BUCKETS: usize = 37;
+pub(crate) const TIME_BUCKETS: usize = 37;
 /// Number of size buckets. Bucket j counts operations of 2^j to 2^(j+1) - 1 bytes.
-pub const SIZE_BUCKETS: usize = 25;
+pub(crate) const SIZE_BUCKETS: usize = 25;
 
 /// Histograms of the operations of one class, and the operations in flight.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -43,13 +43,12 @@ mod write_plan;
 pub use draid::DraidParams;
 pub use heal::Healed;
 pub use indirect::{IndirectEntry, IndirectMap, Segment};
-pub use iostat::{ClassDetail, IoClass, IoCount, IoCounts, IoDetail, SIZE_BUCKETS, TIME_BUCKETS};
+pub use iostat::{ClassDetail, IoClass, IoCount, IoCounts, IoDetail};
 pub use queue::{ClassLimits, QueueLimits, WriteLoad, WritePriority};
 pub use read::{BadCopy, BadKind, Priority, ReadOutcome, ReadReport, ReadReq};
 pub use spec::{AllocClass, Persistent, Reflow, Spec, VdevKind};
 pub use tree::{
-    Aux, ErrorCounts, LABEL_END, LABEL_START, LeafSpec, Node, NodeId, Opener, State, Tree,
-    TxgRanges, Verdict,
+    Aux, ErrorCounts, LABEL_START, LeafSpec, Node, NodeId, Opener, State, Tree, TxgRanges, Verdict,
 };
 pub use write::{FAILING_WRITE_ERRORS, WriteCallback, WriteReport, WriteReq};
 

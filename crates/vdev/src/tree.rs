@@ -31,7 +31,7 @@ use crate::spec::{AllocClass, Persistent, Spec, VdevKind};
 /// (chapter 01 §1).
 pub const LABEL_START: u64 = 4 << 20;
 /// Bytes behind the allocatable area: two labels.
-pub const LABEL_END: u64 = 512 << 10;
+pub(crate) const LABEL_END: u64 = 512 << 10;
 
 /// A node's index in one tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

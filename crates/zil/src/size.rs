@@ -76,7 +76,7 @@ impl Sizes {
     }
 
     /// Size of the block for the next burst, bytes.
-    pub fn predict(&self) -> u64 {
+    pub(crate) fn predict(&self) -> u64 {
         let (mut most, mut second) = (0, 0);
         for burst in &self.bursts {
             if burst.min > most {

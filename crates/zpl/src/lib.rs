@@ -38,11 +38,10 @@ pub use create::NewFs;
 pub use dir::{DirEntry, DirPage, LookupResult};
 pub use file::{File, Whence};
 pub use fs::{FileSystem, WeakFileSystem};
-pub use master::{CaseSensitivity, Props, QuotaObjects, ZPL_VERSION};
+pub use master::{CaseSensitivity, Props, QuotaObjects};
 pub use ondisk::znode::{FileType, Time};
 pub use rw::{
     Atime, Caller, FILE_SIZE_MAX, Falloc, FsSpace, Groups, Host, HostSpace, New, Rename, Rewrite,
-    RewriteSummary, RwProps, SETTABLE_FLAGS, SetAttrs, SetHow, SetTime, WritePosition,
-    WriteSummary, XattrForm,
+    RewriteSummary, RwProps, SetAttrs, SetHow, SetTime, WritePosition, WriteSummary, XattrForm,
 };
 pub use userspace::{SpaceEntry, SpaceKind};

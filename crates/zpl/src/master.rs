@@ -5,7 +5,7 @@ use dmu::Zap;
 use ondisk::objtype::ObjType;
 
 /// The newest version, the one with system attributes.
-pub const ZPL_VERSION: u64 = 5;
+pub(crate) const ZPL_VERSION: u64 = 5;
 /// Object number of the master node.
 pub(crate) const MASTER_NODE: ObjectId = ObjectId(1);
 

@@ -4,7 +4,7 @@
 //! The caller gathers [`PoolFacts`]: figures of one pool from its state, properties and
 //! counters. Each rule (`rules`) is a pure function from the facts to [`Advice`]. Counters run
 //! since the import, so a rule that uses them waits until there are enough
-//! ([`ENOUGH_REQUESTS`]) and says nothing before.
+//! ([`rules::ENOUGH_REQUESTS`]) and says nothing before.
 //!
 //! # Invariants
 //! * A rule reads nothing but the facts, and no fact makes it panic: figures may come from a
@@ -20,7 +20,7 @@ mod tests;
 
 use spa::status::VdevClass;
 
-pub use rules::{ENOUGH_REQUESTS, advise};
+pub use rules::advise;
 
 /// The rules, in the order of urgency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -5,7 +5,7 @@ use spa::status::VdevClass;
 use super::{Advice, DatasetFacts, DeviceFacts, Figure, PoolFacts, Rule, TopFacts};
 
 /// Requests that a rule about the use of a pool wants to have seen.
-pub const ENOUGH_REQUESTS: u64 = 1000;
+pub(crate) const ENOUGH_REQUESTS: u64 = 1000;
 
 /// Everything that hurts a pool, the most urgent first.
 pub fn advise(pool: &PoolFacts) -> Vec<Advice> {

@@ -162,7 +162,7 @@ pub fn may_enable(feature: &Feature) -> bool {
 }
 
 /// Whether Cenote maintains the feature's data.
-pub fn is_written(feature: &Feature) -> bool {
+pub(crate) fn is_written(feature: &Feature) -> bool {
     feature.is_readable() && !NOT_WRITTEN.contains(&feature.guid)
 }
 

@@ -21,13 +21,11 @@ use std::path::PathBuf;
 use dsl::props::PropData;
 use ondisk::features::Feature;
 
-pub use compat::{
-    FeatureSet, FeatureWishes, feature_set, features_to_enable, is_written, may_enable,
-};
-pub use names::{POOL_NAME_MAX, check_pool_name, check_temporary_name};
+pub use compat::{FeatureSet, FeatureWishes, feature_set, features_to_enable, may_enable};
+pub use names::{check_pool_name, check_temporary_name};
 pub use settings::{
     Of, PoolSetting, When, check_mountpoint, dataset_setting, new_dataset_settings, pool_setting,
-    root_fs_setting, root_fs_settings,
+    root_fs_settings,
 };
 pub use spa::write::admit::Force;
 pub use spa::write::topology::{ASHIFT_RANGE, NewKind, NewVdev, Role, check_shape, draid_layout};

@@ -1,7 +1,7 @@
 //! Names of pools (chapter 09 §1.2; the messages are those of OpenZFS 2.3.2).
 
 /// Longest pool name in bytes: `$ORIGIN` and a snapshot must still fit behind it.
-pub const POOL_NAME_MAX: usize = 239;
+pub(crate) const POOL_NAME_MAX: usize = 239;
 
 /// Words that the vdev grammar begins with.
 const RESERVED_PREFIXES: [&str; 4] = ["mirror", "raidz", "draid", "spare"];

@@ -224,7 +224,7 @@ fn number(prop: &Prop, value: &str) -> Result<PropData, String> {
 ///
 /// # Errors
 /// The part behind `cannot create 'NAME': `.
-pub fn root_fs_setting(name: &str, value: &str) -> Result<(String, PropData), String> {
+pub(crate) fn root_fs_setting(name: &str, value: &str) -> Result<(String, PropData), String> {
     if is_like_user_prop(name) {
         return user_setting(name, value).map(|(n, v)| (n, PropData::Str(v)));
     }

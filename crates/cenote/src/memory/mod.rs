@@ -30,7 +30,7 @@ use base::{Error, Result};
 pub use source::Reader;
 
 /// The time between two samples.
-pub const INTERVAL: Duration = Duration::from_millis(200);
+pub(crate) const INTERVAL: Duration = Duration::from_millis(200);
 
 /// The memory below `root`, or a warning with the assumed values (`None` is what
 /// [`arc::pressure::default_sizes`] takes for that).

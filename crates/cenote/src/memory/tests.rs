@@ -56,6 +56,12 @@ fn wait(what: &str, f: impl Fn() -> bool) -> Duration {
 
 #[test]
 fn a_shortage_reaches_the_cache_and_the_thread_ends() {
+    // In virtual time: the monitor has looked again when two of its intervals are over.
+    let run = rt::sim::run(1, shortage);
+    assert_eq!(run.outcome, rt::sim::Outcome::Done(()));
+}
+
+fn shortage() {
     let scratch = Scratch::new("monitor");
     available(&scratch, 8 * GIB);
     let cache = Arc::new(Cache::default());

@@ -15,6 +15,8 @@ use testkit::{Scratch, golden, import_from, verify};
 use crate::{DiskFiles, MB, judge, noise, request, writing};
 
 const BLOCK: usize = 128 << 10;
+/// What has not happened by then does not happen.
+const LIMIT: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// An engine with a small cache, and tunables for small devices.
 fn small_engine(config: EngineConfig) -> Arc<Engine> {
@@ -65,13 +67,11 @@ fn read_all(pool: &Pool, objects: &Objects, ids: &[ObjectId]) {
 
 /// Waits until the pool's cache devices are open and restored.
 fn await_caches(pool: &Pool, count: usize) {
-    loop {
+    let restored = || {
         let caches = pool.spa().zio().cache_devices();
-        if caches.is_some_and(|c| c.devices().len() == count && !c.is_rebuilding()) {
-            return;
-        }
-        rt::sleep(std::time::Duration::from_millis(1));
-    }
+        caches.is_some_and(|c| c.devices().len() == count && !c.is_rebuilding())
+    };
+    assert!(rt::poll(LIMIT, restored), "the cache devices are not open and restored");
 }
 
 fn l2(engine: &Engine) -> cenote::inspect::arc::stats::SecondTierStats {
@@ -232,9 +232,8 @@ fn readers_notice_nothing_of_what_happens_to_cache_devices() {
         let _end = StopAtEnd(&stop);
         let passes = |n: u64| {
             let from = engine.arc_stats().all().misses;
-            while engine.arc_stats().all().misses < from + n * 120 {
-                rt::sleep(std::time::Duration::from_millis(1));
-            }
+            let passed = || engine.arc_stats().all().misses >= from + n * 120;
+            assert!(rt::poll(LIMIT, passed), "the readers stand still");
         };
         let (vdev, path) = cache_file(&disks, "cache-a");
         let name = path.to_str().unwrap();
@@ -312,10 +311,10 @@ fn a_crash_and_an_absent_device_cost_the_cache_only() {
         let objects = pool.root().unwrap().open_rw().unwrap();
         read_all(&pool, &objects, &ids);
         let mut state = pool.status().unwrap().aux[0].state;
-        while caches == 0 && state == Some(VdevState::Online) {
-            rt::sleep(std::time::Duration::from_millis(1));
+        rt::poll(LIMIT, || {
             state = pool.status().unwrap().aux[0].state;
-        }
+            caches > 0 || state != Some(VdevState::Online)
+        });
         let stats = l2(&engine);
         pool.export().unwrap();
         (state, stats)

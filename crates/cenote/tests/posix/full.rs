@@ -95,13 +95,8 @@ fn a_small_pool_writes_txgs_early() {
     for n in 0..room / 2 * 2 / 7 / (8 << 10) {
         rig.write(file, rng.below(records) * (8 << 10), &noise(n, 8 << 10));
     }
-    for _ in 0..3000 {
-        if txgs.synced_txg() > before {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
-    assert!(txgs.synced_txg() > before, "the txg waits for its timer");
+    let limit = std::time::Duration::from_secs(60);
+    assert!(base::rt::poll(limit, || txgs.synced_txg() > before), "the txg waits for its timer");
     txgs.set_limits(&txg::Limits { timeout_s: 5, ..txgs.limits() });
     rig.end();
 }
@@ -118,12 +113,10 @@ fn a_change_of_attributes_alone_is_written_in_time() {
     let before = txgs.synced_txg();
     let mode = SetAttrs { mode: Some(0o600), ..SetAttrs::default() };
     rig.fs.set_attrs(&Caller::root(), file, &mode).unwrap();
-    for _ in 0..3000 {
-        if txgs.synced_txg() > before {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
-    assert!(txgs.synced_txg() > before, "the change waits for another one");
+    let limit = std::time::Duration::from_secs(60);
+    assert!(
+        base::rt::poll(limit, || txgs.synced_txg() > before),
+        "the change waits for another one"
+    );
     rig.end();
 }

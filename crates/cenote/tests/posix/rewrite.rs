@@ -237,8 +237,8 @@ fn space_of<'a>(rig: &PosixFixture, blocks: impl Iterator<Item = &'a BlkPtr>) ->
 
 #[test]
 fn blocks_move_on_every_kind_of_vdev() {
-    // raidz1 of 3, raidz2 of 6, draid1, a mirror, a mirror and a disk.
-    let kinds = [0, 10, 20, 22, 23];
+    // raidz1 of 3, raidz2 of 6, raidz3 of 6 and 9, draid1, a mirror, a mirror and a disk.
+    let kinds = [0, 10, 16, 19, 20, 22, 23];
     let cases: Vec<_> = kinds.iter().flat_map(|k| [(*k, 9), (*k, 12)]).collect();
     testkit::side_by_side(&cases, |&(which, ashift)| on_vdevs(which, ashift));
 }

@@ -91,11 +91,7 @@ impl Sandbox {
         let pid = self.pid();
         self.ok(&["daemon", "stop"]);
         // The lock that `stop` waits for is let go just before the end.
-        let begin = Instant::now();
-        while is_alive(pid) {
-            assert!(begin.elapsed() < Duration::from_secs(20), "the daemon still runs");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        eventually("the daemon still runs", || !is_alive(pid));
         assert_eq!(self.mounts(), Vec::<String>::new());
         assert!(!self.path("run/socket").exists());
     }
@@ -118,6 +114,15 @@ pub(crate) fn said(out: &Output) -> Said {
         code: out.status.code().unwrap_or(-1),
         out: String::from_utf8_lossy(&out.stdout).into_owned(),
         err: String::from_utf8_lossy(&out.stderr).into_owned(),
+    }
+}
+
+/// Waits until something is so, a minute at most.
+pub(crate) fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !is_so() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

@@ -7,6 +7,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom, fallocate, seek};
 use rustix::io::Errno;
 
+use super::common::eventually;
 use super::{World, errno, noise, put, refused, run};
 
 fn both(path: &std::path::Path) -> File {
@@ -237,7 +238,15 @@ fn times_and_sizes_follow() {
         let mtime = of(m.mtime(), m.mtime_nsec());
         (of(m.atime(), m.atime_nsec()), mtime, of(m.ctime(), m.ctime_nsec()))
     };
-    let pause = || std::thread::sleep(std::time::Duration::from_millis(15));
+    // Until the clock of the kernel's time stamps has moved on.
+    let pause = || {
+        let tick = || {
+            let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+            (now.tv_sec, now.tv_nsec)
+        };
+        let begin = tick();
+        eventually("time stands still", || tick() > begin);
+    };
     let born = times();
     pause();
     file.write_all(b"content").unwrap();

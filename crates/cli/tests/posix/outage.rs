@@ -8,17 +8,8 @@ use std::time::{Duration, Instant};
 
 use testkit::Scratch;
 
-use super::common::{Sandbox, can_mount, is_alive, judge, judge_disks};
+use super::common::{Sandbox, can_mount, eventually, is_alive, judge, judge_disks};
 use super::{has, noise, put, run};
-
-/// Waits until something is so.
-pub(super) fn eventually(what: &str, is_so: impl Fn() -> bool) {
-    let begin = Instant::now();
-    while !is_so() {
-        assert!(begin.elapsed() < Duration::from_secs(60), "{what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
 
 fn is_suspended(s: &Sandbox) -> bool {
     s.ok(&["zpool", "list", "-H", "-o", "health", "tank"]) == "SUSPENDED\n"
@@ -181,6 +172,67 @@ fn a_disk_that_fills_up_and_nobody_waits() {
     judge(&s);
 }
 
+/// Files of two pools are rewritten, and one of the pools is suspended. With
+/// `failmode=continue` the command names the error and goes on with the other pool's file; with
+/// `failmode=wait` it waits, beside it the other pool's files are rewritten, and it ends when
+/// the pool goes on.
+#[test]
+fn a_rewrite_beside_a_suspended_pool() {
+    if !can_mount("a full disk") {
+        return;
+    }
+    let s = Sandbox::new("posix-outage-rewrite");
+    let disks = Tmpfs::new(&s, "posix-disks", 40);
+    super::common::new_pool(&s, 512, &["-O", "compression=off"]);
+    s.ok(&["zpool", "set", "failmode=continue", "tank"]);
+    let well = s.dir("wells").join("well");
+    File::create(&well).unwrap().set_len(128 << 20).unwrap();
+    let mountpoint = s.text("mnt-well");
+    s.ok(&["zpool", "create", "-m", &mountpoint, "well", well.to_str().unwrap()]);
+    let mnt = s.path("mnt");
+    let (sick, well) = (s.text("mnt/kept"), s.text("mnt-well/kept"));
+    for (seed, path) in [(1, &sick), (2, &well)] {
+        put(Path::new(path), &noise(seed, 1 << 20));
+    }
+    s.ok(&["zpool", "sync"]);
+    let rewrite = |files: &[&str]| {
+        let mut command = s.command(&[&["zfs", "rewrite", "-v"], files].concat());
+        beside(move || super::said(&command.output().unwrap()))
+    };
+
+    let dir = mnt.clone();
+    assert_eq!(came_of(&beside(move || write_files(dir, 0, 40))).1, Some(libc::EIO));
+    eventually("it is not suspended", || is_suspended(&s));
+    let said = came_of(&rewrite(&[&sick, &well]));
+    let error = format!("cannot rewrite '{sick}': input/output error\n");
+    assert_eq!((said.code, said.out, said.err), (1, format!("{well}\n"), error));
+    disks.resize(400);
+    s.ok(&["zpool", "clear", "tank"]);
+    eventually("it stays suspended", || !is_suspended(&s));
+    assert_eq!(came_of(&rewrite(&[&sick])).code, 0);
+
+    s.ok(&["zpool", "set", "failmode=wait", "tank"]);
+    disks.resize(disks.used_mib() + 8);
+    let dir = mnt.clone();
+    let writer = beside(move || write_files(dir, 100, 40));
+    eventually("it is never suspended again", || is_suspended(&s));
+    let waits = rewrite(&[&sick]);
+    let said = came_of(&rewrite(&[&well]));
+    assert_eq!((said.code, said.out), (0, format!("{well}\n")));
+    s.ok(&["zpool", "sync", "well"]);
+    // That it waits is what is tested: a command that did not would have ended by then.
+    assert!(waits.recv_timeout(Duration::from_millis(300)).is_err(), "it did not wait");
+    disks.resize(600);
+    s.ok(&["zpool", "clear", "tank"]);
+    let said = came_of(&waits);
+    assert_eq!((said.code, said.out, said.err), (0, format!("{sick}\n"), String::new()));
+    assert_eq!(came_of(&writer), (40, None));
+    for (seed, path) in [(1, &sick), (2, &well)] {
+        assert!(std::fs::read(path).unwrap() == noise(seed, 1 << 20), "{path}");
+    }
+    judge(&s);
+}
+
 /// Ends a daemon as a crash would: what its mounts hold vanishes.
 fn kill(s: &Sandbox) {
     let pid = s.pid();
@@ -287,7 +339,8 @@ fn a_disk_that_vanishes_and_returns() {
 
     let dir = mnt.clone();
     let writer = beside(move || write_files(dir, 100, 30));
-    std::thread::sleep(Duration::from_millis(60));
+    // In the middle of its files.
+    eventually("nothing is written", || mnt.join("file-102").exists());
     kill(&usb.outer);
     eventually("it is never suspended again", || is_suspended(s));
     usb.back();
@@ -330,6 +383,7 @@ fn who_reads_waits() {
     let found = beside(move || std::fs::symlink_metadata(at).map(|m| m.len()));
     let at = dir.join("name-9");
     let removed = beside(move || std::fs::remove_file(at));
+    // That they wait is what is tested: a call that did not would be over by then.
     std::thread::sleep(Duration::from_millis(200));
     assert!(listing.try_recv().is_err() && found.try_recv().is_err());
     assert!(removed.try_recv().is_err());

@@ -1,7 +1,7 @@
 //! Every command, for every kind of trouble, one after the other on the same pool.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::thread::JoinHandle;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use testkit::Rng;
 
 use super::common::{Said, Sandbox, can_mount, is_alive};
-use super::{Outer, Signal, Tmpfs, create, ok, say, signal, the_rest_lives, wait_for, well};
+use super::{LIMIT, Outer, Signal, Tmpfs, create, ok, say, signal, the_rest_lives, wait_for, well};
 
 /// What happens to the backing store of a pool.
 enum Trouble {
@@ -68,9 +68,29 @@ fn waits(s: &Sandbox, args: &[&str]) -> Child {
     let mut command = s.command(args);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
+    // That it waits is what is tested: one that did not would have ended by then.
     std::thread::sleep(Duration::from_millis(800));
     assert!(child.try_wait().unwrap().is_none(), "{args:?} does not wait");
     child
+}
+
+/// Reads the messages of a command until one has these words.
+fn wait_for_words(child: &mut Child, words: &str) {
+    let mut from = child.stderr.take().unwrap();
+    let (to, said) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut piece = [0; 4096];
+        while let Ok(n @ 1..) = from.read(&mut piece) {
+            if to.send(String::from_utf8_lossy(&piece[..n]).into_owned()).is_err() {
+                return;
+            }
+        }
+    });
+    let mut text = String::new();
+    while !text.contains(words) {
+        let more = said.recv_timeout(LIMIT);
+        text.push_str(&more.unwrap_or_else(|e| panic!("{e}: no '{words}' in {text:?}")));
+    }
 }
 
 /// Interrupts a command that waits; what it has said.
@@ -122,10 +142,10 @@ fn column(name: &str, trouble: &Trouble, failmode: &str) {
     // A pool cannot be made there.
     let new = ["zpool", "create", "-m", "none", "new", &trouble.disk("new")];
     if trouble.is_silent() {
-        let create = waits(&s, &new);
-        std::thread::sleep(Duration::from_millis(2500));
-        let said = interrupt(create);
-        assert!(said.contains("has not answered for 2 s"), "{said:?}");
+        let mut create = s.command(&new);
+        let mut create = create.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        wait_for_words(&mut create, "has not answered for");
+        interrupt(create);
     } else {
         assert_eq!(say(&s, &new).code, 1);
     }

@@ -17,20 +17,12 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Said, Sandbox, can_mount, is_alive, said};
+use common::{Said, Sandbox, can_mount, eventually as wait_for, is_alive, said};
 use rustix::process::{Pid, Signal, kill_process};
 use testkit::Scratch;
 
 /// A command that has not ended then hangs.
 const LIMIT: Duration = Duration::from_secs(60);
-
-fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
-    let begin = Instant::now();
-    while !is_so() {
-        assert!(begin.elapsed() < LIMIT, "{what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
 
 fn signal(pid: i32, signal: Signal) {
     kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
@@ -240,6 +232,15 @@ impl Drop for Outer {
     }
 }
 
+/// Waits until an operation has waited for the device so long that listings tell.
+fn told_of_silence(s: &Sandbox) {
+    wait_for("nothing tells of the silent device", || {
+        let status = say(s, &["zpool", "status", "sick"]);
+        assert_eq!(status.code, 0, "{status:?}");
+        status.err.contains("has not answered")
+    });
+}
+
 /// A disk on a FUSE server that was stopped: nothing that concerns other pools waits for it,
 /// listings tell which device is silent, force takes the pool away, and what was synced is
 /// there when the server goes on.
@@ -265,9 +266,7 @@ fn a_device_that_does_not_answer() {
             .and_then(|mut f| f.write_all(b"late").and_then(|()| f.sync_all()))
     });
     let mut sync = s.command(&["zpool", "sync", "sick"]).spawn().unwrap();
-    std::thread::sleep(Duration::from_millis(2500));
-    let status = say(&s, &["zpool", "status", "sick"]);
-    assert!(status.code == 0 && status.err.contains("has not answered"), "{status:?}");
+    told_of_silence(&s);
     the_rest_lives(&s, "sick");
     // An interrupted command is gone at once.
     sync.kill().unwrap();
@@ -302,9 +301,11 @@ fn a_daemon_ends_whatever_its_devices_do() {
         well(&s);
         create(&s, "sick", &below.disk, 96);
         std::fs::write(s.path("mnt-well").join("file"), b"file").unwrap();
+        // The sync below has something to write.
+        std::fs::write(s.path("mnt-sick").join("late"), b"late").unwrap();
         below.stop();
         let mut sync = s.command(&["zpool", "sync", "sick"]).spawn().unwrap();
-        std::thread::sleep(Duration::from_millis(500));
+        told_of_silence(&s);
         if by_signal {
             signal(s.pid(), Signal::TERM);
             wait_for("it does not end", || !s.path("run/socket").exists());

@@ -26,8 +26,6 @@ use base::{Error, Result};
 
 pub use zstd::ZstdLevel;
 
-/// The id of "inherit" in properties.
-pub const ID_INHERIT: u8 = 0;
 /// The id of "on" in properties.
 pub(crate) const ID_ON: u8 = 1;
 /// The id of zstd.

@@ -48,7 +48,7 @@ pub const fn pow(x: u8, n: usize) -> u8 {
 }
 
 /// `1 / x`; 0 for 0.
-pub const fn inverse(x: u8) -> u8 {
+pub(crate) const fn inverse(x: u8) -> u8 {
     if x == 0 { 0 } else { pow(x, 254) }
 }
 

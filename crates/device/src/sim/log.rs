@@ -114,7 +114,7 @@ pub struct Pending {
 
 /// What a crash does to a pending write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CrashFate {
+pub(super) enum CrashFate {
     /// Nothing of it arrived.
     Lost,
     /// All of it arrived.
@@ -214,35 +214,13 @@ impl CrashPoint {
     }
 
     /// Whether the disk is lost.
-    pub fn is_dropped(&self, disk: usize) -> bool {
+    pub(crate) fn is_dropped(&self, disk: usize) -> bool {
         self.disks.get(disk).is_some_and(|d| d.dropped)
     }
 
     /// The durable data: the least that a crash leaves.
     pub fn durable(&self) -> Vec<Image> {
         self.disks.iter().map(|d| d.durable.clone()).collect()
-    }
-
-    /// The disks after a crash in which each pending write gets the fate that `fate`
-    /// returns. Writes arrive in the order of their completion.
-    ///
-    /// # Errors
-    /// `Bug` if a write lies outside its disk.
-    pub fn image_with(
-        &self,
-        sector: u32,
-        mut fate: impl FnMut(usize, &Pending) -> CrashFate,
-    ) -> Result<Vec<Image>> {
-        let one = |(disk, d): (usize, &SimDisk)| {
-            let mut image = d.durable.clone();
-            let mut order: Vec<_> = d.pending.iter().collect();
-            order.sort_by_key(|p| (p.done.unwrap_or(u64::MAX), p.write));
-            for p in order {
-                arrive(&mut image, p, p.offset, fate(disk, p), sector)?;
-            }
-            Ok(image)
-        };
-        self.disks.iter().enumerate().map(one).collect()
     }
 
     /// The disks after a crash as `seed` determines it. Seed 0 loses all pending writes

@@ -36,8 +36,7 @@ pub(super) struct SimState {
     record: bool,
     sector: u64,
     rng: Rng,
-    /// Event number of the first event in the log.
-    first: u64,
+    /// Events so far.
     count: u64,
     log: Vec<Event>,
     marks: Vec<(u64, u64)>,
@@ -60,16 +59,15 @@ fn off() -> Error {
 }
 
 impl SimState {
-    pub(super) fn new(config: &SimConfig, point: CrashPoint, first: u64) -> SimState {
+    pub(super) fn new(config: &SimConfig, point: CrashPoint) -> SimState {
         let current = point.durable();
         let faults = vec![Faults::default(); current.len()];
-        let checkpoints = if config.record { vec![(first, point.clone())] } else { Vec::new() };
+        let checkpoints = if config.record { vec![(0, point.clone())] } else { Vec::new() };
         SimState {
             record: config.record,
             sector: u64::from(config.sector.max(1)),
             rng: Rng::stream(config.seed, 10),
-            first,
-            count: first,
+            count: 0,
             log: Vec::new(),
             marks: Vec::new(),
             checkpoints,
@@ -103,8 +101,8 @@ impl SimState {
         self.rng.shuffle(items);
     }
 
-    pub(super) fn log(&self) -> (u64, Vec<Event>) {
-        (self.first, self.log.clone())
+    pub(super) fn log(&self) -> Vec<Event> {
+        self.log.clone()
     }
 
     pub(super) fn marks_before(&self, event: u64) -> Vec<u64> {
@@ -123,7 +121,7 @@ impl SimState {
         };
         let mut point = point.clone();
         for n in *from..event {
-            point.apply(n, &self.log[(n - self.first) as usize])?;
+            point.apply(n, &self.log[n as usize])?;
         }
         Ok(point)
     }
@@ -141,7 +139,7 @@ impl SimState {
         self.count += 1;
         if self.record {
             self.log.push(event);
-            if (self.count - self.first).is_multiple_of(CHECKPOINT) {
+            if self.count.is_multiple_of(CHECKPOINT) {
                 self.checkpoints.push((self.count, self.now.clone()));
             }
         }

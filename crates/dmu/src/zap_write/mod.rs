@@ -346,7 +346,7 @@ impl<'a, S: ZapStore + ?Sized> ZapMut<'a, S> {
     ///
     /// # Errors
     /// `Invalid` when the value is not one 64-bit number; as [`ZapMut::update`].
-    pub fn increment(&self, name: &[u8], delta: i64) -> Result<u64> {
+    pub(crate) fn increment(&self, name: &[u8], delta: i64) -> Result<u64> {
         let old = match self.lookup(name)? {
             None => None,
             Some(v) => {

@@ -17,7 +17,7 @@ mod pool_table;
 mod table;
 
 pub use format::{format, format_local_date};
-pub use nicenum::{nicebytes, nicenum, niceratio, nicetime, parse_size};
+pub use nicenum::{nicebytes, nicenum, nicetime, parse_size};
 
 /// The kind of a column's values, which decides its alignment and width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,7 +100,7 @@ impl Types {
     /// File systems and volumes.
     pub(crate) const FV: Types = Types(3);
     /// File systems and snapshots.
-    pub const FS: Types = Types(5);
+    pub(crate) const FS: Types = Types(5);
     /// Volumes and snapshots.
     pub(crate) const VS: Types = Types(6);
     /// All but bookmarks.

@@ -58,7 +58,7 @@ pub fn nicetime(ns: u64) -> String {
 }
 
 /// A ratio in hundredths: `2.98x`, or `2.98` when parsable.
-pub fn niceratio(r: u64, parsable: bool) -> String {
+pub(crate) fn niceratio(r: u64, parsable: bool) -> String {
     format!("{}.{:02}{}", r / 100, r % 100, if parsable { "" } else { "x" })
 }
 

@@ -183,7 +183,7 @@ fn check_error_logs(cx: &SyncCx<'_>) -> Result<()> {
 ///
 /// # Errors
 /// `Unsupported` unless extensible_dataset is enabled; those of the store.
-pub fn zapify(cx: &SyncCx<'_>, object: u64) -> Result<()> {
+pub(crate) fn zapify(cx: &SyncCx<'_>, object: u64) -> Result<()> {
     if cx.read().is_zapified(object)? {
         return Ok(());
     }

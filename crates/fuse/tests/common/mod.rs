@@ -65,6 +65,8 @@ pub(crate) struct MemFs {
     pub(crate) whole_writes: AtomicUsize,
     pub(crate) aligned_writes: AtomicUsize,
     pub(crate) flock_owner: Mutex<Option<u64>>,
+    /// Requests that wait for a lock.
+    pub(crate) lock_waiters: AtomicUsize,
     pub(crate) open_handles: AtomicI64,
     pub(crate) next_handle: AtomicU64,
 }
@@ -237,9 +239,7 @@ impl Filesystem for MemFs {
             STUCK => {
                 self.stuck_read.store(req.unique, Ordering::SeqCst);
                 self.waiting.fetch_add(1, Ordering::SeqCst);
-                while !req.interrupted() {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
+                eventually("the read is interrupted", || req.interrupted());
                 self.interrupted_reads.fetch_add(1, Ordering::SeqCst);
                 return Err(Errno::EINTR);
             }
@@ -388,6 +388,14 @@ impl Filesystem for MemFs {
     }
 
     fn setlk(&self, req: &Request, args: &LockArgs) -> Result<()> {
+        struct LockWait<'a>(&'a AtomicUsize);
+        impl Drop for LockWait<'_> {
+            fn drop(&mut self) {
+                self.0.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+        let mut waits = None;
+        // The kernel interrupts the request when its process ends.
         loop {
             {
                 let mut held = self.flock_owner.lock().unwrap();
@@ -408,6 +416,10 @@ impl Filesystem for MemFs {
             if req.interrupted() {
                 return Err(Errno::EINTR);
             }
+            waits.get_or_insert_with(|| {
+                self.lock_waiters.fetch_add(1, Ordering::SeqCst);
+                LockWait(&self.lock_waiters)
+            });
             std::thread::sleep(Duration::from_millis(1));
         }
     }

@@ -31,9 +31,8 @@ fn pool(level: &Arc<SecondLevel>) -> Arc<CachePool> {
     let memory = Arc::new(MemDevice::new("cache", 64 << 20)) as Arc<dyn Device>;
     let spec = DeviceSpec { guid: Guid(1), pool: Guid(2), ashift: 9, rebuild_min: 0 };
     let device = pool.add(CacheDevice::new(spec, "cache", memory).unwrap(), false).unwrap();
-    while device.rebuilding.load(Relaxed) {
-        rt::sleep(Duration::from_millis(1));
-    }
+    let restored = || !device.rebuilding.load(Relaxed);
+    assert!(rt::poll(Duration::from_secs(60), restored), "it is not restored");
     pool
 }
 

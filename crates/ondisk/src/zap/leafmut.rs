@@ -127,7 +127,7 @@ impl<'a> LeafMut<'a> {
     ///
     /// # Errors
     /// None in practice: the header was checked when this value was made.
-    pub fn view(&self) -> Result<Leaf<'_>> {
+    pub(crate) fn view(&self) -> Result<Leaf<'_>> {
         Leaf::parse(self.block, LE)
     }
 

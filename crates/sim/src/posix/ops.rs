@@ -443,7 +443,10 @@ fn hidden(fs: &FileSystem, id: ObjectId, objects: &mut BTreeSet<u64>) -> Result<
 ///
 /// # Errors
 /// Those of reading.
-pub fn orphaned_objects(fs: &FileSystem, known: &BTreeSet<u64>) -> Result<(BTreeSet<u64>, usize)> {
+pub(crate) fn orphaned_objects(
+    fs: &FileSystem,
+    known: &BTreeSet<u64>,
+) -> Result<(BTreeSet<u64>, usize)> {
     let os = fs.objset();
     let props = fs.props();
     let mut all = BTreeSet::new();

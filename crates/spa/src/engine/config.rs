@@ -260,7 +260,7 @@ impl Writer {
             multihost: None,
         };
         let uberblock = next(&state.uberblock, &synced);
-        *self.outages.attempt.lock() = Some(uberblock.clone());
+        let _writing = self.outages.begin_commit(&uberblock);
         loop {
             self.read_back(txg, root.as_ref())?;
             let tree = self.zio.tree();

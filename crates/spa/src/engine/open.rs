@@ -123,7 +123,7 @@ pub struct Parts {
 ///
 /// # Errors
 /// Those of reading space maps; `Corrupt` when they contradict each other.
-pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
+pub(crate) fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
     let Parts { zio, mos, name, config, uberblock, space: known, roles } = parts;
     let tree = zio.tree();
     let space = Arc::new(Space::new(options.streams));

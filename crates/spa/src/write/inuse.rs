@@ -64,7 +64,7 @@ impl InUse {
     }
 
     /// Whether it prevents the use as `role`: spares may be shared among pools.
-    pub fn forbids(&self, role: Role) -> bool {
+    pub(crate) fn forbids(&self, role: Role) -> bool {
         !(matches!(self, InUse::Spare(_)) && role == Role::Spare)
     }
 

@@ -86,6 +86,5 @@ pub use replay::can_replay;
 pub(crate) use state::Rw;
 pub use types::{
     Atime, Caller, FILE_SIZE_MAX, Falloc, FsSpace, Groups, Host, HostSpace, New, Rename, Rewrite,
-    RewriteSummary, RwProps, SETTABLE_FLAGS, SetAttrs, SetHow, SetTime, WritePosition,
-    WriteSummary, XattrForm,
+    RewriteSummary, RwProps, SetAttrs, SetHow, SetTime, WritePosition, WriteSummary, XattrForm,
 };

@@ -319,7 +319,7 @@ pub struct SetAttrs {
 
 /// Flags that [`SetAttrs::flags`] sets and clears: immutable, append-only, no-dump, and
 /// inheritance of the project, which Linux's `FS_IOC` calls support; and the DOS ones.
-pub const SETTABLE_FLAGS: u64 = ondisk::znode::ZFS_IMMUTABLE
+pub(crate) const SETTABLE_FLAGS: u64 = ondisk::znode::ZFS_IMMUTABLE
     | ondisk::znode::ZFS_APPENDONLY
     | ondisk::znode::ZFS_NODUMP
     | ondisk::znode::ZFS_PROJINHERIT

@@ -443,6 +443,7 @@ fn runs_side_by_side_and_threads_outside_do_not_meet() {
         scope.spawn(|| {
             for _ in 0..200 {
                 let mut held = SHARED.lock();
+                // Held so long that the runs meet a lock that is taken outside of them.
                 std::thread::sleep(Duration::from_micros(200));
                 *held += 1;
                 assert!(!inside());

@@ -103,6 +103,7 @@ fn bounded(chunk: usize) {
         rt::spawn("device", move || {
             while !stop.load(SeqCst) || disks.held() > 0 {
                 disks.serve(true);
+                // The device's time for an operation, so that writes queue up.
                 rt::sleep(std::time::Duration::from_micros(50));
             }
         })
