@@ -3,7 +3,7 @@
 //! # Theory
 //! `arc` and `default` are the very state machines of the `arc` crate, driven as by a cache
 //! directory: an id for each known block, reused after the block is dropped. A page counts
-//! as 8 KiB. The default policy is charged for its own memory, and [`KEY_BYTES`] for each
+//! as 8 KiB. The default policy is charged for its own memory, and [`sim::KEY_BYTES`] for each
 //! ghost key; both are subtracted from its cache. The published ARC and the rivals are
 //! charged nothing.
 

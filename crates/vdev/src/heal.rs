@@ -108,7 +108,7 @@ impl Tree {
         let Some(node) = self.find(guid) else { return Ok(false) };
         let Some((device, queue)) = node.writable() else { return Ok(false) };
         let live = &node.live;
-        if live.dtl().contains(birth) || node.errors().write >= FAILING_WRITE_ERRORS {
+        if live.missing.contains(birth) || node.errors().write >= FAILING_WRITE_ERRORS {
             return Ok(false);
         }
         let len: u64 = bufs.iter().map(|b| b.len() as u64).sum();

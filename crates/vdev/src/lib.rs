@@ -26,6 +26,7 @@
 
 mod draid;
 mod draid_seeds;
+mod dtl;
 mod heal;
 mod indirect;
 mod iostat;
@@ -34,6 +35,7 @@ mod parity;
 mod plan;
 mod queue;
 mod read;
+mod repair;
 mod solve;
 mod spec;
 mod tree;
@@ -41,14 +43,16 @@ mod write;
 mod write_plan;
 
 pub use draid::DraidParams;
+pub use dtl::{ScanLeaves, TxgRanges};
 pub use heal::Healed;
 pub use indirect::{IndirectEntry, IndirectMap, Segment};
 pub use iostat::{ClassDetail, IoClass, IoCount, IoCounts, IoDetail};
 pub use queue::{ClassLimits, QueueLimits, WriteLoad, WritePriority};
 pub use read::{BadCopy, BadKind, Priority, ReadOutcome, ReadReport, ReadReq};
+pub use repair::Repaired;
 pub use spec::{AllocClass, Persistent, Reflow, Spec, VdevKind};
 pub use tree::{
-    Aux, ErrorCounts, LABEL_START, LeafSpec, Node, NodeId, Opener, State, Tree, TxgRanges, Verdict,
+    Aux, ErrorCounts, LABEL_END, LABEL_START, LeafSpec, Node, NodeId, Opener, State, Tree, Verdict,
 };
 pub use write::{FAILING_WRITE_ERRORS, WriteCallback, WriteReport, WriteReq};
 

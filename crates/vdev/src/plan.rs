@@ -107,11 +107,13 @@ pub(crate) struct Planner<'a> {
     mode: PlanMode,
     steps: usize,
     pub(crate) cells: Vec<LeafRange>,
+    /// Cells that missed the block's txg, by their index: a scan writes them unread.
+    pub(crate) stale: Vec<usize>,
 }
 
 impl<'a> Planner<'a> {
     pub(crate) fn new(tree: &'a Tree, mode: PlanMode) -> Planner<'a> {
-        Planner { tree, mode, steps: 0, cells: Vec::new() }
+        Planner { tree, mode, steps: 0, cells: Vec::new(), stale: Vec::new() }
     }
 
     /// The plan for `len` bytes (whole sectors) of a top-level vdev.
@@ -193,9 +195,11 @@ impl<'a> Planner<'a> {
             (VdevKind::Disk | VdevKind::File, _) => {
                 let offset = at.offset.checked_add(at.base);
                 let Some(offset) = offset else { return Ok(PlanShape::Dead) };
-                let stale = at.stale || node.live.dtl().contains(at.birth);
+                let stale = at.stale || node.live.missing.contains(at.birth);
+                let index = self.cells.len();
                 self.cells.push(LeafRange { leaf: id, offset, len: at.len });
-                Ok(PlanShape::Cell { index: self.cells.len() - 1, stale })
+                self.stale.extend(stale.then_some(index));
+                Ok(PlanShape::Cell { index, stale })
             }
             (VdevKind::Root | VdevKind::Missing | VdevKind::Hole, _) => Ok(PlanShape::Dead),
             (VdevKind::Raidz { .. } | VdevKind::Draid(_), Geometry::Plain) => {
@@ -220,7 +224,7 @@ impl<'a> Planner<'a> {
         if at.len > left {
             return Err(base::bug!("a column crosses the end of a dRAID slice"));
         }
-        let stale = at.stale || node.live.dtl().contains(at.birth);
+        let stale = at.stale || node.live.missing.contains(at.birth);
         let at = ReadRange { stale, spare_hops: at.spare_hops + 1, ..at };
         Ok(target.children().get(child as usize).map(|&c| (c, at)))
     }
@@ -245,7 +249,7 @@ impl<'a> Planner<'a> {
                 Some((child, at)) => self.trust(child, at),
                 None => Ok(Trust::Dead),
             },
-            _ if at.stale || node.live.dtl().contains(at.birth) => Ok(Trust::Stale),
+            _ if at.stale || node.live.missing.contains(at.birth) => Ok(Trust::Stale),
             _ => Ok(Trust::Good),
         }
     }

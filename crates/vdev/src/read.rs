@@ -82,7 +82,7 @@ pub enum BadKind {
     Io,
     /// The bytes differ from the accepted content.
     Checksum,
-    /// They differ because the leaf missed the block's transaction group.
+    /// They differ, or were not read, because the leaf missed the block's transaction group.
     Stale,
 }
 
@@ -155,6 +155,32 @@ impl Drop for ReadCompletion {
 /// Leaf bytes by cell; `None` if the read failed.
 type CellBytes = HashMap<LeafRange, Option<Buf>>;
 
+/// One attempt to read a block.
+#[derive(Clone, Copy)]
+struct Round {
+    mode: PlanMode,
+    /// Leaves that missed the block's txg are not read.
+    fresh_only: bool,
+}
+
+impl Round {
+    const QUICK: Round = Round { mode: PlanMode::Quick, fresh_only: false };
+    const ALL: Round = Round { mode: PlanMode::All, fresh_only: false };
+}
+
+/// The cells of a plan that a round reads.
+fn fresh(planner: &Planner<'_>, fresh_only: bool) -> Vec<LeafRange> {
+    let mut skipped = planner.stale.iter().copied().filter(|_| fresh_only).peekable();
+    let cells = planner.cells.iter().enumerate();
+    // Both lists are in the order of the indices.
+    cells.filter(|(index, _)| skipped.next_if_eq(index).is_none()).map(|(_, c)| *c).collect()
+}
+
+fn at_address(error: Error, req: &ReadReq) -> Error {
+    let asize = base::Asize(req.psize.0);
+    error.at_dva(base::Dva { vdev: req.vdev, offset: req.offset, asize, gang: false })
+}
+
 impl Tree {
     /// Reads a block and waits. `verify` judges candidates (`psize` bytes each) and may
     /// be called many times.
@@ -169,54 +195,86 @@ impl Tree {
 
     /// As [`Tree::read`], and reports which copies were bad.
     pub fn read_verbose(&self, req: &ReadReq, verify: &dyn Fn(&[u8]) -> bool) -> ReadOutcome {
-        self.read_by(req, verify, &[PlanMode::Quick, PlanMode::All])
+        const ROUNDS: [Round; 2] = [Round::QUICK, Round::ALL];
+        self.read_by(req, verify, &ROUNDS)
     }
 
     /// Reads every copy and every parity column of a block and compares them all
     /// with the content that `verify` accepts (scrub, `zdb -cc`).
     pub fn scrub(&self, req: &ReadReq, verify: &dyn Fn(&[u8]) -> bool) -> ReadOutcome {
-        self.read_by(req, verify, &[PlanMode::All])
+        self.read_by(req, verify, &[Round::ALL])
+    }
+
+    /// As [`Tree::scrub`], for several blocks whose leaf operations are made together:
+    /// neighbours become one operation. `verify` gets the index of a request. Leaves that
+    /// missed a block's txg are not read, unless the block cannot be had without them; all
+    /// their bytes of it are reported as [`BadKind::Stale`]. The outcomes are in the order of
+    /// the requests.
+    pub fn scan(
+        &self,
+        reqs: &[ReadReq],
+        verify: &dyn Fn(usize, &[u8]) -> bool,
+    ) -> Vec<ReadOutcome> {
+        const ROUNDS: [Round; 2] = [Round { fresh_only: true, ..Round::ALL }, Round::ALL];
+        let mut known = CellBytes::new();
+        let mut together = Vec::new();
+        for req in reqs {
+            let mut planner = Planner::new(self, PlanMode::All);
+            let len = self.top(req.vdev).and_then(|top| whole_sectors(req.psize.0, top.ashift()));
+            // A request that cannot be planned gets its error below.
+            let planned = len.and_then(|len| planner.top(req.vdev, req.offset, len, req.birth));
+            if planned.is_ok() {
+                together.extend(fresh(&planner, true));
+            }
+        }
+        self.fetch(&together, Priority::Scrub, &mut known, &mut ReadReport::default());
+        let of = |(index, req): (usize, &ReadReq)| {
+            let mut report = ReadReport::default();
+            let accept = |bytes: &[u8]| verify(index, bytes);
+            let data = self.attempts(req, &accept, &ROUNDS, &mut known, &mut report);
+            ReadOutcome { data: data.map_err(|e| at_address(e, req)), report }
+        };
+        reqs.iter().enumerate().map(of).collect()
     }
 
     fn read_by(
         &self,
         req: &ReadReq,
         verify: &dyn Fn(&[u8]) -> bool,
-        modes: &[PlanMode],
+        rounds: &[Round],
     ) -> ReadOutcome {
         let mut report = ReadReport::default();
-        let data = self.attempts(req, verify, modes, &mut report).map_err(|error| {
-            let asize = base::Asize(req.psize.0);
-            error.at_dva(base::Dva { vdev: req.vdev, offset: req.offset, asize, gang: false })
-        });
-        ReadOutcome { data, report }
+        let data = self.attempts(req, verify, rounds, &mut CellBytes::new(), &mut report);
+        ReadOutcome { data: data.map_err(|e| at_address(e, req)), report }
     }
 
     fn attempts(
         &self,
         req: &ReadReq,
         verify: &dyn Fn(&[u8]) -> bool,
-        modes: &[PlanMode],
+        rounds: &[Round],
+        known: &mut CellBytes,
         report: &mut ReadReport,
     ) -> Result<Buf> {
         let ashift = self.top(req.vdev)?.ashift();
         let len = whole_sectors(req.psize.0, ashift)?;
         let psize = req.psize.0 as usize;
-        let mut known = CellBytes::new();
         let mut verified = 0usize;
-        for &mode in modes {
+        for &Round { mode, fresh_only } in rounds {
             let mut planner = Planner::new(self, mode);
             let shape = planner.top(req.vdev, req.offset, len, req.birth)?;
+            self.fetch(&fresh(&planner, fresh_only), req.priority, known, report);
             let plan = planner.cells;
-            let cells = self.fetch(&plan, req.priority, &mut known, report);
-            report.searched |= mode == PlanMode::All && modes.len() > 1;
+            let cells: Vec<Option<Buf>> =
+                plan.iter().map(|cell| known.get(cell).cloned().flatten()).collect();
+            report.searched |= mode == PlanMode::All && rounds[0].mode == PlanMode::Quick;
             let mut accept = |buf: &Buf| {
                 verified += 1;
                 buf.get(..psize).is_some_and(verify)
             };
             let mut found = None;
-            let rounds: &[bool] = if shape.any_stale() { &[false, true] } else { &[false] };
-            for &stale in rounds {
+            let stale: &[bool] = if shape.any_stale() { &[false, true] } else { &[false] };
+            for &stale in stale {
                 let solver = Solver { cells: &cells, stale, exhaustive: mode == PlanMode::All };
                 found = solver.each(&shape, len, &mut accept);
                 if found.is_some() {
@@ -230,7 +288,7 @@ impl Tree {
                 }
                 return Ok(block.slice(0..psize));
             }
-            if mode == PlanMode::All {
+            if mode == PlanMode::All && !fresh_only {
                 self.blame(req, &shape, &plan, &cells, verified > 0);
             }
         }
@@ -241,14 +299,14 @@ impl Tree {
         })
     }
 
-    /// Reads the cells, except those already known.
+    /// Reads the cells, except those already known, into `known`.
     fn fetch(
         &self,
         plan: &[LeafRange],
         why: Priority,
         known: &mut CellBytes,
         report: &mut ReadReport,
-    ) -> Vec<Option<Buf>> {
+    ) {
         let mut wanted: Vec<LeafRange> =
             plan.iter().filter(|c| !known.contains_key(c)).copied().collect();
         wanted.sort_unstable();
@@ -289,7 +347,6 @@ impl Tree {
         for ((cell, _), buf) in retry.iter().zip(self.read_leaves(&retry, why, report)) {
             known.insert(*cell, buf);
         }
-        plan.iter().map(|cell| known.get(cell).cloned().flatten()).collect()
     }
 
     /// One batch of leaf reads, each for one cell or for neighbours; counts failures.
@@ -366,8 +423,8 @@ impl Tree {
             let Some(cell) = plan.get(w.cell) else { continue };
             let node = self.node(cell.leaf);
             let kind = match (w.differs, w.stale) {
-                (false, _) => BadKind::Io,
-                (true, true) => BadKind::Stale,
+                (_, true) => BadKind::Stale,
+                (false, false) => BadKind::Io,
                 (true, false) => BadKind::Checksum,
             };
             if kind == BadKind::Checksum && !req.speculative {

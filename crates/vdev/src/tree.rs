@@ -13,7 +13,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use base::limits::VDEV_COUNT_MAX;
 use base::rt::RwLock;
@@ -21,6 +21,7 @@ use base::{Asize, Error, ErrorKind, Guid, Psize, Result, Txg, VdevId};
 use device::Device;
 
 use crate::draid::{self, DraidGeometry};
+use crate::dtl::{MissingTxgs, TxgRanges};
 use crate::indirect::IndirectMap;
 use crate::iostat::IoStats;
 use crate::map::{RaidzGeometry, whole_sectors};
@@ -31,7 +32,7 @@ use crate::spec::{AllocClass, Persistent, Spec, VdevKind};
 /// (chapter 01 §1).
 pub const LABEL_START: u64 = 4 << 20;
 /// Bytes behind the allocatable area: two labels.
-pub(crate) const LABEL_END: u64 = 512 << 10;
+pub const LABEL_END: u64 = 512 << 10;
 
 /// A node's index in one tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -141,68 +142,6 @@ pub struct ErrorCounts {
     pub cksum: u64,
 }
 
-/// A sorted set of txg ranges, both ends included.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TxgRanges(Vec<(Txg, Txg)>);
-
-impl TxgRanges {
-    /// Builds the set from ranges in any order; drops empty ones and joins adjacent
-    /// ones.
-    pub fn new(mut ranges: Vec<(Txg, Txg)>) -> TxgRanges {
-        ranges.retain(|(first, last)| first <= last);
-        ranges.sort();
-        let mut joined: Vec<(Txg, Txg)> = Vec::with_capacity(ranges.len());
-        for (first, last) in ranges {
-            match joined.last_mut() {
-                Some(prev) if first <= prev.1.next() => prev.1 = prev.1.max(last),
-                _ => joined.push((first, last)),
-            }
-        }
-        TxgRanges(joined)
-    }
-
-    /// Whether the set contains the txg.
-    pub fn contains(&self, txg: Txg) -> bool {
-        let at = self.0.partition_point(|(_, last)| *last < txg);
-        self.0.get(at).is_some_and(|(first, _)| *first <= txg)
-    }
-
-    /// Adds one txg; returns false if the set already contained it.
-    pub fn insert(&mut self, txg: Txg) -> bool {
-        let at = self.0.partition_point(|(_, last)| last.next() < txg);
-        let Some(range) = self.0.get_mut(at).filter(|range| range.0 <= txg.next()) else {
-            self.0.insert(at, (txg, txg));
-            return true;
-        };
-        if range.0 <= txg && txg <= range.1 {
-            return false;
-        }
-        (range.0, range.1) = (range.0.min(txg), range.1.max(txg));
-        let end = range.1;
-        if let Some(&(first, last)) = self.0.get(at + 1)
-            && first <= end.next()
-        {
-            self.0[at].1 = last;
-            self.0.remove(at + 1);
-        }
-        true
-    }
-
-    /// Removes one txg.
-    pub fn remove(&mut self, txg: Txg) {
-        let at = self.0.partition_point(|(_, last)| *last < txg);
-        let Some(&(first, last)) = self.0.get(at).filter(|range| range.0 <= txg) else { return };
-        let below = (first < txg).then(|| (first, Txg(txg.0 - 1)));
-        let above = (txg < last).then(|| (txg.next(), last));
-        self.0.splice(at..=at, below.into_iter().chain(above));
-    }
-
-    /// The ranges, ascending.
-    pub fn ranges(&self) -> &[(Txg, Txg)] {
-        &self.0
-    }
-}
-
 /// State of one vdev that successive snapshots share.
 #[derive(Default)]
 pub(crate) struct LiveState {
@@ -217,41 +156,12 @@ pub(crate) struct LiveState {
     pub(crate) in_flight: AtomicU32,
     /// Position of the round robin among a mirror's children.
     pub(crate) rotor: AtomicU32,
-    dtl: RwLock<Arc<TxgRanges>>,
-    /// Txgs were added since the last call of `take_missing`.
-    dtl_grew: AtomicBool,
+    /// What the vdev misses.
+    pub(crate) missing: MissingTxgs,
     map: RwLock<Option<Arc<IndirectMap>>>,
 }
 
 impl LiveState {
-    pub(crate) fn dtl(&self) -> Arc<TxgRanges> {
-        Arc::clone(&self.dtl.read())
-    }
-
-    /// Records that the vdev lacks data of this txg.
-    pub(crate) fn add_missing(&self, txg: Txg) {
-        if self.dtl().contains(txg) {
-            return;
-        }
-        let mut dtl = self.dtl.write();
-        if Arc::make_mut(&mut dtl).insert(txg) {
-            self.dtl_grew.store(true, Relaxed);
-        }
-    }
-
-    /// Records that the vdev has all data of this txg after all.
-    pub(crate) fn remove_missing(&self, txg: Txg) {
-        if self.dtl().contains(txg) {
-            Arc::make_mut(&mut self.dtl.write()).remove(txg);
-        }
-    }
-
-    /// The missing txgs, if some were added since the last call.
-    pub(crate) fn take_missing(&self) -> Option<Arc<TxgRanges>> {
-        let dtl = self.dtl.read();
-        self.dtl_grew.swap(false, Relaxed).then(|| Arc::clone(&dtl))
-    }
-
     pub(crate) fn map(&self) -> Option<Arc<IndirectMap>> {
         self.map.read().clone()
     }
@@ -359,7 +269,7 @@ impl Node {
     }
     /// The missing transaction groups.
     pub fn dtl(&self) -> Arc<TxgRanges> {
-        self.live.dtl()
+        self.live.missing.get()
     }
     /// Whether it can be read at all.
     pub fn readable(&self) -> bool {
@@ -376,7 +286,7 @@ impl Node {
 pub struct Tree {
     pub(crate) nodes: Vec<Node>,
     pub(crate) tops: Vec<Option<NodeId>>,
-    by_guid: HashMap<Guid, NodeId>,
+    pub(crate) by_guid: HashMap<Guid, NodeId>,
     pub(crate) tuning: Arc<Tuning>,
 }
 
@@ -439,6 +349,9 @@ impl Tree {
                 LeafQueue::new(Arc::clone(device), Arc::clone(&live), Arc::clone(&self.tuning))
             })
         });
+        if spec.kind.is_device() && state < State::Degraded {
+            live.missing.note_absence();
+        }
         self.nodes.push(Node {
             spec: own,
             parent,
@@ -548,6 +461,9 @@ impl Tree {
                     && (node.device.is_some() || verdict.state < State::Degraded)
                 {
                     (node.state, node.aux) = (verdict.state, verdict.aux.clone());
+                    if verdict.state < State::Degraded {
+                        node.live.missing.note_absence();
+                    }
                 }
             }
         }
@@ -611,15 +527,6 @@ impl Tree {
         self.tops.get(vdev.0 as usize).copied().flatten().ok_or_else(|| {
             Error::corrupt(format!("an address names vdev {vdev}, which does not exist"))
         })
-    }
-
-    /// Sets a vdev's missing transaction groups; false if there is no such vdev.
-    pub fn set_dtl(&self, guid: Guid, ranges: TxgRanges) -> bool {
-        let node = self.find(guid);
-        if let Some(node) = node {
-            *node.live.dtl.write() = Arc::new(ranges);
-        }
-        node.is_some()
     }
 
     /// Sets the mapping of a removed vdev.

@@ -153,34 +153,3 @@ fn a_leaf_must_have_room_for_its_share() {
         }
     }
 }
-
-#[test]
-fn ranges_of_txgs() {
-    let r = TxgRanges::new(vec![
-        (Txg(9), Txg(12)),
-        (Txg(3), Txg(5)),
-        (Txg(6), Txg(7)),
-        (Txg(8), Txg(2)),
-    ]);
-    assert_eq!(r.ranges(), [(Txg(3), Txg(7)), (Txg(9), Txg(12))]);
-    for (txg, inside) in [(2, false), (3, true), (7, true), (8, false), (12, true), (13, false)] {
-        assert_eq!(r.contains(Txg(txg)), inside, "{txg}");
-    }
-}
-
-#[test]
-fn txgs_are_removed_from_ranges() {
-    let all = TxgRanges::new(vec![(Txg(3), Txg(6)), (Txg(9), Txg(9))]);
-    let without = |txg| {
-        let mut set = all.clone();
-        set.remove(Txg(txg));
-        set.ranges().iter().map(|r| (r.0.0, r.1.0)).collect::<Vec<_>>()
-    };
-    assert_eq!(without(3), [(4, 6), (9, 9)]);
-    assert_eq!(without(5), [(3, 4), (6, 6), (9, 9)]);
-    assert_eq!(without(6), [(3, 5), (9, 9)]);
-    assert_eq!(without(9), [(3, 6)]);
-    for none in [2, 7, 10] {
-        assert_eq!(without(none), [(3, 6), (9, 9)]);
-    }
-}

@@ -29,7 +29,7 @@ use device::{Device, Io};
 
 use crate::iostat::IoClass;
 use crate::queue::{LeafQueue, QueueLimits, WriteLoad, WritePriority, WriteRequest};
-use crate::tree::{Aux, Node, NodeId, State, Tree, TxgRanges, Verdict};
+use crate::tree::{Aux, Node, NodeId, State, Tree, Verdict};
 use crate::write_plan::{Need, WritePlan};
 
 /// Number of write errors at which a leaf is reported as failing.
@@ -124,7 +124,7 @@ impl OpenWrite {
         outcome.failed.dedup();
         let nodes = outcome.failed.iter().map(|&id| self.tree.node(id));
         let failed: Vec<Guid> = nodes
-            .inspect(|node| node.live.add_missing(self.birth))
+            .inspect(|node| node.live.missing.add(self.birth))
             .map(Node::guid)
             .filter(|guid| *guid != Guid(0))
             .collect();
@@ -331,7 +331,7 @@ impl Tree {
     pub fn add_missing(&self, guid: Guid, txg: Txg) -> bool {
         let node = self.find(guid);
         if let Some(node) = node {
-            node.live.add_missing(txg);
+            node.live.missing.add(txg);
         }
         node.is_some()
     }
@@ -353,16 +353,7 @@ impl Tree {
     /// some after a retry, so these leaves miss nothing of it.
     pub fn clear_missing(&self, txg: Txg) {
         let tops = self.leaves().filter(|(_, n)| n.parent().is_some_and(|p| p.0 == 0));
-        tops.for_each(|(_, node)| node.live.remove_missing(txg));
-    }
-
-    /// The missing txgs of each leaf that lacks more than at the last call.
-    pub fn take_missing(&self) -> Vec<(Guid, TxgRanges)> {
-        let grown = |(_, node): (NodeId, &Node)| {
-            let ranges = node.live.take_missing()?;
-            Some((node.guid(), TxgRanges::clone(&ranges)))
-        };
-        self.nodes().filter_map(grown).collect()
+        tops.for_each(|(_, node)| node.live.missing.remove(txg));
     }
 
     /// Leaves with [`FAILING_WRITE_ERRORS`] write errors or more since they were

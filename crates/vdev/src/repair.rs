@@ -1,0 +1,112 @@
+//! Repairs by a scan: the right bytes of blocks are written to the leaves that lack them.
+//!
+//! # Theory
+//! [`Tree::scan`] reports which leaves hold wrong bytes of a block, or missed its transaction
+//! group, and what the right bytes are. [`Tree::repair`] writes these to the leaves, in one
+//! batch for many blocks, so that the leaves' queues merge neighbours, and waits. It differs
+//! from [`Tree::heal`] in two points: a leaf that missed the txg is written, because the scan
+//! will write all that it missed; and nothing is read back, because the next scan does that.
+//!
+//! The caller guarantees that the addresses still belong to the blocks.
+//!
+//! # Invariants
+//! * A repair that could not be written is in the leaf's missing txgs, and stays there when the
+//!   scan ends ([`Tree::excise`]). So does one that had to go through a distributed spare.
+//! * Writes reach only leaves of the current tree.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::Relaxed;
+
+use base::rt::{Callback, oneshot};
+use base::{Guid, Result, Txg};
+
+use crate::queue::{WritePriority, WriteRequest};
+use crate::read::BadCopy;
+use crate::spec::VdevKind;
+use crate::tree::{Node, NodeId, Tree};
+use crate::write::FAILING_WRITE_ERRORS;
+
+/// The result of a batch of repairs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Repaired {
+    /// Bytes written, by leaf.
+    pub bytes: BTreeMap<Guid, u64>,
+    /// Pieces of leaves that could not be written.
+    pub failed: u64,
+}
+
+impl Repaired {
+    /// Bytes written to all leaves.
+    pub fn total(&self) -> u64 {
+        self.bytes.values().sum()
+    }
+}
+
+impl Tree {
+    /// Writes the right bytes of bad copies, each with the physical birth of its block, and
+    /// waits for the devices. A leaf that fails writes is left out, as one that cannot be
+    /// written is.
+    pub fn repair(&self, bad: &[(BadCopy, Txg)]) -> Repaired {
+        let mut done = Repaired::default();
+        let mut by_leaf: BTreeMap<NodeId, Vec<WriteRequest>> = BTreeMap::new();
+        let mut pending = Vec::with_capacity(bad.len());
+        for (copy, birth) in bad {
+            let node = self.find(copy.guid).filter(|n| n.kind().is_device());
+            let Some(node) = node else { continue };
+            if node.writable().is_none() || node.errors().write >= FAILING_WRITE_ERRORS {
+                self.unrepaired(node, *birth);
+                done.failed += 1;
+                continue;
+            }
+            let (sender, end) = oneshot::<Result<()>>();
+            let len = copy.good.len() as u64;
+            by_leaf.entry(self.id_of(node, copy.leaf)).or_default().push(WriteRequest {
+                offset: copy.offset,
+                len,
+                bufs: vec![copy.good.clone()],
+                priority: WritePriority::AsyncWrite,
+                optional: false,
+                done: Callback::new(move |result| sender.send(result)),
+            });
+            pending.push((node, *birth, len, end));
+        }
+        for (leaf, batch) in by_leaf {
+            match self.node(leaf).writable() {
+                Some((_, queue)) => queue.submit(batch),
+                // Dropping a request reports that it was not made.
+                None => drop(batch),
+            }
+        }
+        for (node, birth, len, end) in pending {
+            if end.wait().flatten().is_ok() {
+                node.live.healed.fetch_add(len, Relaxed);
+                *done.bytes.entry(node.guid()).or_default() += len;
+            } else {
+                node.live.write_errors.fetch_add(1, Relaxed);
+                self.unrepaired(node, birth);
+                done.failed += 1;
+            }
+        }
+        done
+    }
+
+    /// The position of a leaf in this snapshot; `hint` is that in the snapshot that was read.
+    fn id_of(&self, node: &Node, hint: NodeId) -> NodeId {
+        let same = self.nodes.get(hint.0 as usize).is_some_and(|n| n.guid() == node.guid());
+        if same { hint } else { self.by_guid.get(&node.guid()).copied().unwrap_or(hint) }
+    }
+
+    /// Records that a leaf could not be repaired, and so may be each distributed spare of its
+    /// dRAID: they are space of its leaves.
+    fn unrepaired(&self, node: &Node, birth: Txg) {
+        node.live.missing.add_unrepaired(birth);
+        let top = self.top(node.top()).map(Node::guid).ok();
+        let through = |n: &Node| match n.kind() {
+            VdevKind::DraidSpare { draid, .. } => Some(*draid) == top,
+            _ => false,
+        };
+        self.nodes()
+            .filter(|(_, n)| through(n) && n.live.missing.contains(birth))
+            .for_each(|(_, n)| n.live.missing.add_unrepaired(birth));
+    }
+}
