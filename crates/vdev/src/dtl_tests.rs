@@ -37,7 +37,7 @@ fn txgs_are_removed_from_ranges() {
 }
 
 #[derive(Clone, Debug)]
-enum Op {
+enum DtlOp {
     Insert(u64),
     Remove(u64),
     InsertRange(u64, u64),
@@ -45,14 +45,14 @@ enum Op {
     Union(Vec<(u64, u64)>),
 }
 
-fn op() -> impl Strategy<Value = Op> {
+fn op() -> impl Strategy<Value = DtlOp> {
     let txg = || 0u64..40;
     prop_oneof![
-        txg().prop_map(Op::Insert),
-        txg().prop_map(Op::Remove),
-        (txg(), txg()).prop_map(|(a, b)| Op::InsertRange(a, b)),
-        (txg(), txg()).prop_map(|(a, b)| Op::RemoveRange(a, b)),
-        prop::collection::vec((txg(), txg()), 0..4).prop_map(Op::Union),
+        txg().prop_map(DtlOp::Insert),
+        txg().prop_map(DtlOp::Remove),
+        (txg(), txg()).prop_map(|(a, b)| DtlOp::InsertRange(a, b)),
+        (txg(), txg()).prop_map(|(a, b)| DtlOp::RemoveRange(a, b)),
+        prop::collection::vec((txg(), txg()), 0..4).prop_map(DtlOp::Union),
     ]
 }
 
@@ -63,20 +63,20 @@ proptest! {
         let mut set = BTreeSet::new();
         for op in ops {
             match op {
-                Op::Insert(a) => prop_assert_eq!(ranges.insert(Txg(a)), set.insert(a)),
-                Op::Remove(a) => {
+                DtlOp::Insert(a) => prop_assert_eq!(ranges.insert(Txg(a)), set.insert(a)),
+                DtlOp::Remove(a) => {
                     ranges.remove(Txg(a));
                     set.remove(&a);
                 }
-                Op::InsertRange(a, b) => {
+                DtlOp::InsertRange(a, b) => {
                     ranges.insert_range(Txg(a), Txg(b));
                     set.extend(a..=b);
                 }
-                Op::RemoveRange(a, b) => {
+                DtlOp::RemoveRange(a, b) => {
                     ranges.remove_range(Txg(a), Txg(b));
                     set.retain(|t| !(a..=b).contains(t));
                 }
-                Op::Union(all) => {
+                DtlOp::Union(all) => {
                     let other = all.iter().map(|&(a, b)| (Txg(a), Txg(b))).collect();
                     ranges.union(&TxgRanges::new(other));
                     all.iter().for_each(|&(a, b)| set.extend(a..=b));

@@ -198,7 +198,7 @@ fn neighbours_are_read_together() {
     assert!(write_all(&tree, &blocks).iter().all(|r| r.result.is_ok()));
     let before = [read_ops(&case, 0), read_ops(&case, 1)];
     assert!(scan(&tree, &blocks, "mirror").is_empty());
-    for leaf in 0..2 {
-        assert_eq!(read_ops(&case, leaf) - before[leaf], 1, "leaf {leaf}");
+    for (leaf, before) in before.into_iter().enumerate() {
+        assert_eq!(read_ops(&case, leaf) - before, 1, "leaf {leaf}");
     }
 }

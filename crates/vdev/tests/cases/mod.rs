@@ -12,37 +12,37 @@ use vdev::{
     WriteReq,
 };
 
-pub const TOP: VdevId = VdevId(0);
+pub(crate) const TOP: VdevId = VdevId(0);
 /// Guids of the leaves start here.
-pub const LEAF: u64 = 100;
+pub(crate) const LEAF: u64 = 100;
 
-pub struct TestLeaf {
-    pub mem: Arc<MemDevice>,
-    pub fault: Arc<FaultDevice>,
+pub(crate) struct TestLeaf {
+    pub(crate) mem: Arc<MemDevice>,
+    pub(crate) fault: Arc<FaultDevice>,
 }
 
 /// One kind of vdev under test.
-pub struct VdevCase {
-    pub name: String,
-    pub spec: Spec,
-    pub leaves: Vec<TestLeaf>,
+pub(crate) struct VdevCase {
+    pub(crate) name: String,
+    pub(crate) spec: Spec,
+    pub(crate) leaves: Vec<TestLeaf>,
     /// Number of leaves that may be lost together, whichever they are.
-    pub tolerated: usize,
+    pub(crate) tolerated: usize,
     /// First leaf that is part of each block's redundancy (not a spare).
-    pub first: u64,
+    pub(crate) first: u64,
     /// The births of the blocks.
-    pub births: Vec<u64>,
+    pub(crate) births: Vec<u64>,
 }
 
-pub fn leaf_spec(index: usize, id: usize) -> Spec {
+pub(crate) fn leaf_spec(index: usize, id: usize) -> Spec {
     Spec::new(VdevKind::File, id as u64, Guid(LEAF + index as u64))
 }
 
-pub fn leaf_specs(count: usize) -> Vec<Spec> {
+pub(crate) fn leaf_specs(count: usize) -> Vec<Spec> {
     (0..count).map(|i| leaf_spec(i, i)).collect()
 }
 
-pub fn case(
+pub(crate) fn case(
     name: &str,
     kind: VdevKind,
     children: Vec<Spec>,
@@ -72,17 +72,17 @@ pub fn case(
     VdevCase { name, spec, leaves, tolerated, first: 0, births: vec![5] }
 }
 
-pub fn raidz(nparity: u8, width: usize, ashift: u32) -> VdevCase {
+pub(crate) fn raidz(nparity: u8, width: usize, ashift: u32) -> VdevCase {
     let kind = VdevKind::Raidz { nparity, expand_txgs: vec![], reflow: None };
     case(&format!("raidz{nparity} of {width}"), kind, leaf_specs(width), ashift, nparity.into())
 }
 
-pub fn draid_params() -> DraidParams {
+pub(crate) fn draid_params() -> DraidParams {
     DraidParams { ndata: 3, nparity: 2, nspares: 2, ngroups: 1, failure_group: 0 }
 }
 
 /// A dRAID whose first child is gone, with distributed spares standing in.
-pub fn draid_with_spare() -> VdevCase {
+pub(crate) fn draid_with_spare() -> VdevCase {
     let mut children = leaf_specs(7);
     let gone = children.remove(0);
     let kind = VdevKind::DraidSpare { draid: Guid(10), spare_id: 1 };
@@ -98,7 +98,7 @@ pub fn draid_with_spare() -> VdevCase {
     case
 }
 
-pub fn cases() -> Vec<VdevCase> {
+pub(crate) fn cases() -> Vec<VdevCase> {
     let mut cases = Vec::new();
     for ashift in [9, 12] {
         cases.push(case("mirror of 2", VdevKind::Mirror, leaf_specs(2), ashift, 1));
@@ -129,7 +129,7 @@ pub fn cases() -> Vec<VdevCase> {
 }
 
 impl VdevCase {
-    pub fn tree(&self) -> Arc<Tree> {
+    pub(crate) fn tree(&self) -> Arc<Tree> {
         Tree::build(&self.spec, &|leaf| -> Result<Arc<dyn Device>> {
             let index = (leaf.guid.0 - LEAF) as usize;
             Ok(self.leaves[index].fault.clone())
@@ -138,7 +138,7 @@ impl VdevCase {
     }
 
     /// The tree without some leaves.
-    pub fn without(&self, tree: &Tree, lost: &[usize]) -> Arc<Tree> {
+    pub(crate) fn without(&self, tree: &Tree, lost: &[usize]) -> Arc<Tree> {
         let verdict = |&i: &usize| Verdict {
             guid: Guid(LEAF + i as u64),
             state: State::Unavail,
@@ -149,7 +149,7 @@ impl VdevCase {
     }
 
     /// All sets of as many leaves as may be lost.
-    pub fn losses(&self) -> Vec<Vec<usize>> {
+    pub(crate) fn losses(&self) -> Vec<Vec<usize>> {
         let (n, first) = (self.leaves.len(), self.first as usize);
         let all = first..n;
         (0..3)
@@ -167,29 +167,29 @@ impl VdevCase {
 }
 
 /// A small pseudo-random generator.
-pub struct TestRng(pub u64);
+pub(crate) struct TestRng(pub u64);
 
 impl TestRng {
-    pub fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         self.0 >> 11
     }
-    pub fn below(&mut self, n: u64) -> u64 {
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
         self.next() % n
     }
 }
 
 #[derive(Clone)]
-pub struct TestBlock {
-    pub offset: u64,
-    pub birth: Txg,
-    pub data: Buf,
+pub(crate) struct TestBlock {
+    pub(crate) offset: u64,
+    pub(crate) birth: Txg,
+    pub(crate) data: Buf,
 }
 
 /// Blocks that do not overlap, some next to each other, spread over the vdev.
-pub fn blocks(tree: &Tree, case: &VdevCase, rng: &mut TestRng) -> Vec<TestBlock> {
+pub(crate) fn blocks(tree: &Tree, case: &VdevCase, rng: &mut TestRng) -> Vec<TestBlock> {
     let top = tree.top(TOP).unwrap();
     let unit = tree.min_alloc(TOP).unwrap().0;
     let is_draid = matches!(top.kind(), VdevKind::Draid(_));
@@ -214,13 +214,13 @@ pub fn blocks(tree: &Tree, case: &VdevCase, rng: &mut TestRng) -> Vec<TestBlock>
 
 /// Collects reports until all have arrived.
 #[derive(Default)]
-pub struct Reports {
+pub(crate) struct Reports {
     got: Mutex<Vec<(usize, WriteReport)>>,
     more: Condvar,
 }
 
 impl Reports {
-    pub fn wait(&self, count: usize) -> Vec<(usize, WriteReport)> {
+    pub(crate) fn wait(&self, count: usize) -> Vec<(usize, WriteReport)> {
         let mut got = self.got.lock();
         while got.len() < count {
             self.more.wait(&mut got);
@@ -233,7 +233,7 @@ impl Reports {
 
 /// Writes blocks from several threads, one by one and several at a time, and waits for
 /// all; returns the reports in the order of the blocks.
-pub fn write_all(tree: &Arc<Tree>, blocks: &[TestBlock]) -> Vec<WriteReport> {
+pub(crate) fn write_all(tree: &Arc<Tree>, blocks: &[TestBlock]) -> Vec<WriteReport> {
     let reports = Arc::new(Reports::default());
     rt::fan_out(3, |thread| {
         let mine: Vec<usize> = (thread..blocks.len()).step_by(3).collect();
@@ -244,7 +244,7 @@ pub fn write_all(tree: &Arc<Tree>, blocks: &[TestBlock]) -> Vec<WriteReport> {
     reports.wait(blocks.len()).into_iter().map(|r| r.1).collect()
 }
 
-pub fn request(
+pub(crate) fn request(
     block: &TestBlock,
     i: usize,
     reports: &Arc<Reports>,
@@ -264,7 +264,7 @@ pub fn request(
     (req, vdev::WriteCallback::new(tell))
 }
 
-pub fn check(tree: &Tree, block: &TestBlock, what: &str) {
+pub(crate) fn check(tree: &Tree, block: &TestBlock, what: &str) {
     let psize = Psize(block.data.len() as u64);
     let req = ReadReq::new(TOP, block.offset, psize, block.birth);
     let got = tree.read(&req, &|bytes| *bytes == *block.data);
