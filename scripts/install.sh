@@ -51,6 +51,15 @@ zsh=site-functions
 put $completions/_cenote 644 "$root/share/zsh/$zsh/_cenote"
 put $completions/cenote.fish 644 "$root/share/fish/vendor_completions.d/cenote.fish"
 
+# Programs that run on events of pools. The daemon runs those below /etc/cenote/zed.d, where
+# an administrator links them.
+for zedlet in dist/zed.d/*.sh; do
+	put "$zedlet" 755 "$own/zed.d/${zedlet##*/}"
+done
+for name in scrub_finish resilver_finish; do
+	ln -sfn statechange-notify.sh "$own/zed.d/$name-notify.sh"
+done
+
 for unit in dist/systemd/*.service; do
 	mkdir -p "$root/lib/systemd/system"
 	sed "s|/usr/bin/cenote|$prefix/bin/cenote|" "$unit" >"$root/lib/systemd/system/${unit##*/}"

@@ -5,7 +5,7 @@
 _cenote_commands() {
 	case $1 in
 	cenote) echo 'zpool zfs daemon zdb arc arcstat arc_summary zilstat trace kstat tune ls tree cat cp uberblocks map io bench sim completion mount.cenote help version' ;;
-	zpool) echo 'create destroy add advise clear offline online remove labelclear list map status iostat import export upgrade reguid history get set sync wait version' ;;
+	zpool) echo 'create destroy add advise clear offline online remove labelclear list map status iostat import export upgrade reguid events history get set sync wait version' ;;
 	zfs) echo 'create destroy snapshot snap set inherit list get mount unmount umount rewrite version' ;;
 	esac
 }
@@ -26,6 +26,7 @@ _cenote_flags() {
 	'zpool export') echo '-a -f' ;;
 	'zpool upgrade') echo '-v' ;;
 	'zpool reguid') echo '-g' ;;
+	'zpool events') echo '-v -H -f -c' ;;
 	'zpool history') echo '-i -l' ;;
 	'zpool get') echo '-H -p -o' ;;
 	'zpool wait') echo '-H -p -T -t' ;;
@@ -424,6 +425,11 @@ _cenote_operand() {
 		esac
 		;;
 	'zpool reguid')
+		case $2 in
+		*) echo 'pool' ;;
+		esac
+		;;
+	'zpool events')
 		case $2 in
 		*) echo 'pool' ;;
 		esac

@@ -78,6 +78,9 @@ pub struct Engine {
     names: Arc<TakenNames>,
     prefetch: Arc<zio::Prefetch>,
     kstats: Arc<kstat::Registry>,
+    /// What happened to the pools.
+    events: Arc<zevent::EventLog>,
+    event_limits: Arc<crate::events::EventLimits>,
     /// The bounds that follow the machine; changed under its lock.
     pub(crate) automatic: Mutex<crate::tune::Automatic>,
     /// Limits for writing pools: throttle, and queues of the devices.
@@ -175,6 +178,8 @@ impl Engine {
             names: Arc::default(),
             prefetch: zio::Prefetch::new(),
             kstats: Arc::new(kstat::Registry::new()),
+            events: Arc::default(),
+            event_limits: Arc::default(),
             automatic: Mutex::new(crate::tune::Automatic {
                 max: config.cache_bytes.is_none(),
                 min: true,
@@ -245,6 +250,16 @@ impl Engine {
         &self.kstats
     }
 
+    /// The events of this engine's pools.
+    pub fn events(&self) -> &Arc<zevent::EventLog> {
+        &self.events
+    }
+
+    /// How many events are posted in a second.
+    pub(crate) fn event_limits(&self) -> &Arc<crate::events::EventLimits> {
+        &self.event_limits
+    }
+
     /// A device engine for one pool or one search, so that an operation that hangs does not
     /// affect others.
     ///
@@ -275,7 +290,7 @@ impl Engine {
     }
 
     /// The imported pools.
-    pub(crate) fn imported(&self) -> Vec<Arc<Pool>> {
+    pub fn imported(&self) -> Vec<Arc<Pool>> {
         self.names.pools()
     }
 

@@ -32,8 +32,10 @@ mod cache_devices;
 mod changes;
 pub mod create;
 mod dataset;
+pub mod diagnosis;
 mod engine;
 mod errlog;
+mod events;
 mod holder;
 mod host;
 pub mod kstats;
@@ -48,9 +50,11 @@ mod pool_props;
 pub mod space_map;
 pub mod tune;
 mod values;
+mod vdev_props;
 
 pub use ::kstat;
 pub use ::nvlist;
+pub use ::zevent;
 pub use arc::{ArcStats, Config as ArcConfig, PolicyKind};
 pub use base::{Buf, Error, ErrorKind, Guid, ObjectId, Result, Txg};
 pub use device::EngineKind;
@@ -70,6 +74,7 @@ pub use kstats::{ArcReport, WhatIfPoint, ZfetchStats};
 pub use objects::{NewObject, Objects, WRITE_MAX};
 pub use opening::Opening;
 pub use pool::{Pool, PoolStatus, ScanState, ScanStatus};
+pub use vdev_props::VdevProps;
 
 /// Arguments and results of calls of a [`FileSystem`].
 pub mod files {

@@ -307,6 +307,7 @@ impl Engine {
         let writer = beginning.as_ref().map(|b| Arc::clone(b.writer()));
         let kstats = Some(Arc::clone(self.kstats()));
         let opened = Arc::new(Pool::with_writer(spa, kstats, writer, because, leaves));
+        crate::events::attach(self.events(), self.event_limits(), &opened);
         opening.publish(&opened)?;
         if let Some(beginning) = beginning
             && let Err(e) = beginning.finish()
@@ -318,6 +319,7 @@ impl Engine {
         // A pool without kstats is better than none.
         let _absent = crate::kstats::register_pool(&opened.core);
         reserved.fill(pool.guid, &opened);
+        opened.sysevent("pool_import", &nvlist::NvList::new());
         Ok(opened)
     }
 

@@ -65,10 +65,13 @@ impl Pool {
             self.writer()?.remove_aux(found.guid, command)?;
             self.core.drop_cache_device(found.guid);
             self.core.cache_faults.lock().remove(&found.guid);
+            self.vdev_event("vdev_remove_aux", found.guid);
             return Ok(());
         }
         let guid = self.vdev_named(device)?;
-        self.writer()?.remove_log(guid, command)
+        self.writer()?.remove_log(guid, command)?;
+        self.vdev_event("vdev_remove_dev", guid);
+        Ok(())
     }
 }
 
@@ -88,6 +91,7 @@ impl Engine {
         };
         if device.is_none() || !was_cache {
             writer.reopen(leaf, &pool.core.leaves)?;
+            pool.vdev_event("vdev_clear", leaf.unwrap_or(pool.core.config().vdev_tree.guid));
         }
         let Some(command) = command.map(Command::new) else { return Ok(()) };
         // The pool may be suspended again at once, so the caller does not wait for the

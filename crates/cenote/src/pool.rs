@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, OnceLock, Weak};
 
-use base::rt::Mutex;
+use base::rt::{Mutex, RwLock};
 use base::{Error, Guid, Result};
 use dsl::FeatureState;
 use ondisk::config::PoolConfig;
@@ -48,6 +48,10 @@ pub(crate) struct PoolCore {
     pub(crate) files: Mutex<BTreeMap<u64, WeakFileSystem>>,
     /// Counters of open datasets, by object id.
     pub(crate) counters: Mutex<BTreeMap<u64, Weak<kstat::IoCounters>>>,
+    /// Where events of this pool are posted.
+    pub(crate) events: OnceLock<zevent::PoolSource>,
+    /// The properties that are set on vdevs, once they were read.
+    pub(crate) vdev_props: RwLock<Option<Arc<crate::VdevProps>>>,
     /// Cache devices that are not in use.
     pub(crate) cache_faults: crate::cache_devices::CacheFaults,
     pub(crate) closed: std::sync::atomic::AtomicBool,
@@ -254,6 +258,8 @@ impl Pool {
                 hosts: Mutex::new(Vec::new()),
                 files: Mutex::new(BTreeMap::new()),
                 counters: Mutex::new(BTreeMap::new()),
+                events: OnceLock::new(),
+                vdev_props: RwLock::new(None),
                 cache_faults: Mutex::default(),
                 closed: false.into(),
             }),
@@ -327,6 +333,11 @@ impl Pool {
             writer.export(state).map_err(|e| e.in_pool(self.name()))?;
         }
         self.core.close_caches();
+        let what = match state {
+            ondisk::config::PoolState::Destroyed => "pool_destroy",
+            _ => "pool_export",
+        };
+        self.sysevent(what, &nvlist::NvList::new());
         Ok(())
     }
 

@@ -15,6 +15,7 @@
 //!
 //! Lock order: `Engine::automatic` → the engine's configuration.
 
+mod names;
 mod text;
 
 use std::path::Path;
@@ -27,6 +28,8 @@ use dsl::props::nicenum;
 use l2arc::{L2Policy, Tunables as L2Tunables};
 use vdev::IoClass;
 use zio::prefetch::{TUNABLES as ZFETCH, Tunable as Zfetch};
+
+pub use names::freebsd_names;
 
 use crate::engine::Engine;
 
@@ -234,7 +237,7 @@ macro_rules! l2arc {
 }
 
 /// Every tunable, by name.
-pub static TUNABLES: [Tunable; 58] = [
+pub static TUNABLES: [Tunable; 62] = [
     l2arc!(
         "l2arc_exclude_special",
         "do not write blocks of special vdevs to cache devices",
@@ -463,6 +466,15 @@ pub static TUNABLES: [Tunable; 58] = [
             n => n,
         },
     },
+    writing(
+        "zfs_checksum_events_per_second",
+        "events of wrong checksums and of failed operations in a second, for each pool and kind; 0: no limit",
+        Unit::Count,
+        20,
+        || (0, u32::MAX.into()),
+        |e| e.event_limits().checksum(),
+        |e, n| e.event_limits().set_checksum(n),
+    ),
     Tunable {
         name: "zfs_compressed_arc_enabled",
         what: "blocks stay in the cache as they are stored, and are decompressed on use",
@@ -534,6 +546,15 @@ pub static TUNABLES: [Tunable; 58] = [
         },
     ),
     zfetch!(Disable, Unit::Choice(OFF_ON)),
+    writing(
+        "zfs_slow_io_events_per_second",
+        "events of slow operations in a second, for each pool; 0: no limit",
+        Unit::Count,
+        20,
+        || (0, u32::MAX.into()),
+        |e| e.event_limits().slow_io(),
+        |e, n| e.event_limits().set_slow_io(n),
+    ),
     writing(
         "zfs_txg_history",
         "number of txgs whose times are kept",
@@ -694,36 +715,28 @@ pub static TUNABLES: [Tunable; 58] = [
         10,
         "synchronous writes served before classes of lower priority"
     ),
+    writing(
+        "zfs_zevent_len_max",
+        "events that are kept",
+        Unit::Count,
+        zevent::LENGTH_DEFAULT as u64,
+        || (0, 1 << 16),
+        |e| e.events().length() as u64,
+        |e, n| {
+            e.events().set_length(usize::try_from(n).unwrap_or(usize::MAX));
+            Ok(())
+        },
+    ),
+    writing(
+        "zio_slow_io_ms",
+        "an operation that takes longer is a slow one, milliseconds",
+        Unit::Count,
+        30_000,
+        || (1, 86_400_000),
+        |e| e.queue_limits().slow_ms,
+        |e, n| e.set_queue_limits(|l| l.slow_ms = n),
+    ),
 ];
-
-/// Prefixes of Linux's names that became groups in FreeBSD's.
-const GROUPS: [(&str, &str); 7] = [
-    ("zfs_arc_", "arc."),
-    ("zfs_vdev_", "vdev."),
-    ("l2arc_", "l2arc."),
-    ("zfs_txg_", "txg."),
-    ("zfetch_", "prefetch."),
-    ("zil_", "zil."),
-    ("metaslab_", "metaslab."),
-];
-
-/// FreeBSD's names of a Linux tunable: the present one, and the previous one where it
-/// differs.
-pub fn freebsd_names(linux: &str) -> Vec<String> {
-    let bare = linux.strip_prefix("zfs_").unwrap_or(linux);
-    let old = match linux.strip_prefix("zfetch_") {
-        Some(rest) => format!("vfs.zfs.zfetch.{rest}"),
-        None => format!("vfs.zfs.{bare}"),
-    };
-    let group = GROUPS.iter().find_map(|(prefix, group)| {
-        Some(format!("vfs.zfs.{group}{}", linux.strip_prefix(prefix)?))
-    });
-    match (group, linux) {
-        (Some(new), _) => vec![new, old],
-        (None, "zfs_prefetch_disable") => vec!["vfs.zfs.prefetch.disable".to_owned(), old],
-        (None, _) => vec![old],
-    }
-}
 
 /// A tunable by any of its names.
 ///

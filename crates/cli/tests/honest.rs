@@ -250,7 +250,7 @@ fn what_is_not_done_is_refused() {
         &["zpool", "set", "cachefile=/tmp/x", "tank"],
         &["zpool", "import", "--rewind-to-checkpoint"],
         &["zpool", "upgrade", "tank"],
-        &["zpool", "set", "comment=x", "tank", &disks[0]],
+        &["zpool", "set", "allocating=off", "tank", &disks[0]],
         &["zfs", "list", "-j"],
     ] {
         let err = s.fail(1, args);

@@ -274,6 +274,19 @@ pub(super) const COMMANDS: &[Command] = &[
         ..POOL
     },
     Command {
+        name: "events",
+        about: "show what happened to pools and devices",
+        synopsis: "events [-vHf [pool]] | -c",
+        flags: &[
+            flag('v', "with all values"),
+            SCRIPTED,
+            flag('f', "wait for further events"),
+            flag('c', "forget all events"),
+        ],
+        words: &[Word::Pool],
+        ..POOL
+    },
+    Command {
         name: "history",
         about: "show the commands that changed pools",
         synopsis: "history [-il] [<pool>] ...",

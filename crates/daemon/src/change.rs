@@ -188,6 +188,12 @@ pub(super) fn change(
                 .map_err(|why| fail(Error::invalid(why)))?;
             pool()?.set(&setting, command).map_err(fail)?;
         }
+        Change::SetVdev(vdev, property, value) => {
+            pool()?.set_vdev_prop(vdev, property, value, command).map_err(|e| {
+                let why = e.message();
+                Error::new(e.kind(), format!("cannot set property for '{vdev}' on '{name}': {why}"))
+            })?;
+        }
         Change::Remove(device) => {
             pool()?.remove_vdev(device, command).map_err(|e| {
                 Error::new(e.kind(), format!("cannot remove {device}: {}", e.message()))

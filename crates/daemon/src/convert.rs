@@ -165,6 +165,18 @@ pub(crate) fn found(p: &FoundPool) -> ImportCandidate {
     }
 }
 
+/// An event, for the wire.
+pub(crate) fn event(event: &cenote::zevent::PoolEvent) -> proto::EventInfo {
+    proto::EventInfo {
+        eid: event.eid,
+        seconds: event.time.0,
+        nanoseconds: event.time.1,
+        class: event.class.clone(),
+        pool: event.pool().map(str::to_owned),
+        values: cenote::zevent::text::values(event),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

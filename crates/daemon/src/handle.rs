@@ -9,8 +9,9 @@ use base::{Error, ErrorKind, Result};
 use cenote::tune;
 use cenote::{DataError, Dataset, Pool};
 use proto::{
-    BATCH_MAX, Change, DaemonStatus, DatasetRow, DatasetType, ListArgs, PropertyEntry,
-    PropertyValue, ROWS_MAX, Reply, Request, SpaceMap, Stat, TunableInfo, WhatIf,
+    BATCH_MAX, Change, DaemonStatus, DatasetRow, DatasetType, EVENTS_PAGE, EventInfo, EventsPage,
+    ListArgs, PropertyEntry, PropertyValue, ROWS_MAX, Reply, Request, SpaceMap, Stat, TunableInfo,
+    WhatIf,
 };
 
 use super::inspect::{LISTING_TIMEOUT, NAMED_POOL_TIMEOUT};
@@ -48,7 +49,9 @@ fn startup_wait(request: &Request) -> Duration {
         | Request::KstatNames
         | Request::Tunables { .. }
         | Request::Tune { .. }
-        | Request::WhatIf => Duration::ZERO,
+        | Request::WhatIf
+        | Request::Events { .. }
+        | Request::ClearEvents => Duration::ZERO,
         Request::Discover(_)
         | Request::PoolNames
         | Request::PoolStatus { .. }
@@ -131,6 +134,17 @@ fn serve(state: &Arc<DaemonState>, request: &Request, to: &mut dyn RowListener) 
             });
             looked?.map_err(one_line)
         }
+        Request::VdevProps { name } => {
+            let slot = state.registry().find(name)?;
+            let looked = state.inspect(&slot, NAMED_POOL_TIMEOUT, to, move |_, pool, _| {
+                pool.vdev_props().map(|all| all.iter().map(|(g, p)| (g.0, p.clone())).collect())
+            });
+            Ok(Reply::VdevProps(looked?.map_err(one_line)?))
+        }
+        Request::Events { after, wait_ms } => {
+            Ok(Reply::Events(events(state, *after, *wait_ms, to)))
+        }
+        Request::ClearEvents => Ok(Reply::Count(state.engine().events().clear() as u64)),
         Request::Mounts => Ok(Reply::Mounts(state.mounts())),
         Request::Mount(args) => state.mount(args, to).map(|()| Reply::Done),
         Request::Unmount(a) => {
@@ -150,6 +164,32 @@ fn kstats(state: &DaemonState, paths: &[String]) -> Result<Reply> {
     let registry = state.engine().kstats();
     let read = paths.iter().filter_map(|p| registry.get(p).map(|k| Stat::new(p.clone(), k)));
     Ok(Reply::Kstats(read.collect()))
+}
+
+/// How long a wait for events takes before it looks whether the client is still there.
+const EVENT_WAIT: Duration = Duration::from_millis(250);
+/// The longest wait that a client may ask for.
+const EVENT_WAIT_MAX: Duration = Duration::from_secs(60);
+
+/// A page of events; waits for the first one as long as the client wants.
+fn events(state: &DaemonState, after: u64, wait_ms: u64, to: &mut dyn RowListener) -> EventsPage {
+    let until = base::rt::uptime() + Duration::from_millis(wait_ms).min(EVENT_WAIT_MAX);
+    let log = state.engine().events();
+    let batch = loop {
+        let left = until.saturating_sub(base::rt::uptime());
+        let batch = log.wait(after, left.min(EVENT_WAIT));
+        if !batch.events.is_empty() || left.is_zero() || log.is_closed() || to.is_gone() {
+            break batch;
+        }
+    };
+    let more = batch.events.len() > EVENTS_PAGE;
+    let events: Vec<EventInfo> =
+        batch.events.iter().take(EVENTS_PAGE).map(|e| convert::event(e)).collect();
+    let last = match events.last() {
+        Some(event) if more => event.eid,
+        _ => batch.last,
+    };
+    EventsPage { events, dropped: batch.dropped, last, more }
 }
 
 fn tunables(state: &DaemonState, names: &[String]) -> Result<Reply> {

@@ -34,6 +34,7 @@ mod closing;
 mod convert;
 mod datasets;
 mod destroy;
+mod diagnose;
 mod handle;
 mod heap;
 mod importing;
@@ -49,6 +50,7 @@ mod server;
 mod state;
 mod vdev_history;
 mod watched;
+mod zedlets;
 
 use std::ffi::OsString;
 
@@ -68,6 +70,7 @@ environment:
 	CENOTE_STATE_DIR    where the list of pools lies instead, to outlive the system
 	CENOTE_ARC_MAX      most bytes of cached blocks, such as 512M
 	CENOTE_METRICS      address and port for /metrics, such as 127.0.0.1:9134
+	CENOTE_ZEDLETS      directory of programs to run on events (/etc/cenote/zed.d)
 	CENOTE_KSTAT        off: no directory of kstats below the runtime directory
 ";
 

@@ -55,12 +55,25 @@ pub(crate) fn run(runtime: &Runtime, detached: bool, metrics: Option<String>) ->
     rt::spawn("signals", move || signals.wait_and(|| end(&waiting, &socket)))?;
     state.show_kstats();
     super::metrics::announce(super::metrics::start(state.engine().kstats(), metrics));
+    follow_events(&state);
     state.import_saved();
     super::notify::ready();
     accept(&state, &listener);
     let _gone = std::fs::remove_file(runtime.socket());
     ui::err("cenote daemon ended");
     exit_now(&lock)
+}
+
+/// Starts the threads that follow the events. A daemon without them is better than none.
+fn follow_events(state: &DaemonState) {
+    let program = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("cenote"));
+    let log = Arc::clone(state.engine().events());
+    if let Err(e) = super::zedlets::start(log, super::zedlets::directory(), program) {
+        ui::err(&format!("zedlets are not run: {e}"));
+    }
+    if let Err(e) = super::diagnose::start(state.engine()) {
+        ui::err(&format!("errors of devices are not diagnosed: {e}"));
+    }
 }
 
 /// Ends the process now. Threads that the kernel blocks on a silent device may outlive this

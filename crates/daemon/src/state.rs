@@ -204,6 +204,8 @@ impl DaemonState {
     /// From now on the daemon is stopping.
     pub(crate) fn set_stopping(&self) {
         self.stopping.store(true, Ordering::Release);
+        // The threads that follow the events end.
+        self.engine().events().close();
     }
 
     /// The daemon ends, and the next one imports its pools again.

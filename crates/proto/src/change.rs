@@ -107,6 +107,8 @@ pub enum Change {
     Reguid(Option<u64>),
     /// Set a property: name and value as the user wrote them.
     Set(String, String),
+    /// Set a property of a vdev: its name, the property and the value.
+    SetVdev(String, String, String),
     /// Clear the errors of all devices or of one, and use them again.
     Clear(Option<String>),
     /// Remove a log device, a cache device or a spare.

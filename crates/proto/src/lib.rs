@@ -20,6 +20,7 @@
 mod change;
 pub mod client;
 mod dataset;
+mod events;
 mod pool;
 pub mod runtime;
 mod space_map;
@@ -41,6 +42,7 @@ pub use dataset::{
     Assign, DatasetChange, DestroyArgs, NewDatasetArgs, PropsArgs, SnapshotArgs, TARGETS_MAX,
     VolumeArgs,
 };
+pub use events::{EVENTS_PAGE, EventInfo, EventsPage};
 pub use pool::{
     ClassIo, Expand, ImportCandidate, Pool, Removal, Scan, Vdev, VdevHealth, VdevIoCounts, VdevRole,
 };
@@ -270,6 +272,20 @@ pub enum Request {
         /// Even if a pool that is not imported here may use it.
         force: bool,
     },
+    /// Events of all pools after one of these ids.
+    Events {
+        /// The last event that the client has; 0 is before the first one.
+        after: u64,
+        /// How long to wait for one if there is none, milliseconds.
+        wait_ms: u64,
+    },
+    /// Forget all events.
+    ClearEvents,
+    /// The properties that are set on the vdevs of a pool.
+    VdevProps {
+        /// Its name.
+        name: String,
+    },
     /// The history of a pool.
     History {
         /// Its name.
@@ -446,6 +462,12 @@ pub enum Reply {
     /// Answer to [`Request::History`]: [`HISTORY_MAX`] records at most, and whether
     /// there are more.
     History(Vec<HistoryRecord>, bool),
+    /// Answer to [`Request::VdevProps`]: guids of vdevs, and names and values of properties.
+    VdevProps(Vec<(u64, Vec<(String, String)>)>),
+    /// Answer to [`Request::Events`].
+    Events(EventsPage),
+    /// Answer to [`Request::ClearEvents`]: how many there were.
+    Count(u64),
     /// The destroyed datasets (or those that would be destroyed), in order, and the bytes that
     /// snapshots free.
     Destroyed(Vec<String>, u64),

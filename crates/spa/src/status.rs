@@ -170,6 +170,7 @@ fn one(tree: &Tree, id: NodeId) -> VdevStatus {
         read_errors: errors.read,
         write_errors: errors.write,
         checksum_errors: errors.cksum,
+        slow_ios: node.slow(),
         io: tree.io(id),
         io_detail: tree.io_detail(id),
         age: tree.io_age(id),

@@ -21,12 +21,13 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use base::rt::{Callback, oneshot};
-use base::{Buf, BufMut, Error, Guid, Result, Txg, VdevId};
+use base::{Buf, BufMut, Error, ErrorKind, Guid, Result, Txg, VdevId};
 use device::Io;
 
 use crate::iostat::IoClass;
 use crate::queue::{ReadAdmission, WritePriority, WriteRequest};
 use crate::read::{BadCopy, BadKind};
+use crate::report::ReportKind;
 use crate::spec::VdevKind;
 use crate::tree::{Node, Tree};
 use crate::write::FAILING_WRITE_ERRORS;
@@ -122,7 +123,7 @@ impl Tree {
             done: Callback::new(move |result| sender.send(result)),
         }]);
         if let Err(e) = end.wait().flatten() {
-            live.write_errors.fetch_add(1, Relaxed);
+            self.count_error(node, ReportKind::Write, (offset, len), e.kind());
             return Err(e.on_vdev(guid));
         }
         let read = match queue.request_read(IoClass::Scrub, offset, len) {
@@ -134,13 +135,14 @@ impl Tree {
             ReadAdmission::Wait(waiting) => waiting.wait(),
         };
         let read = read.map_err(|e| {
-            live.read_errors.fetch_add(1, Relaxed);
+            self.count_error(node, ReportKind::Read, (offset, len), e.kind());
             e.on_vdev(guid)
         })?;
         let mut at = 0;
         for buf in &bufs {
             if read.get(at..at + buf.len()) != Some(&buf[..]) {
-                live.cksum_errors.fetch_add(1, Relaxed);
+                let kind = ErrorKind::Checksum;
+                self.count_error(node, ReportKind::Checksum, (offset, len), kind);
                 return Err(Error::checksum("what was written anew is wrong again").on_vdev(guid));
             }
             at += buf.len();

@@ -36,6 +36,7 @@ mod plan;
 mod queue;
 mod read;
 mod repair;
+mod report;
 mod solve;
 mod spec;
 mod tree;
@@ -50,6 +51,7 @@ pub use iostat::{ClassDetail, IoClass, IoCount, IoCounts, IoDetail};
 pub use queue::{ClassLimits, QueueLimits, WriteLoad, WritePriority};
 pub use read::{BadCopy, BadKind, Priority, ReadOutcome, ReadReport, ReadReq};
 pub use repair::Repaired;
+pub use report::{LeafReport, ReportKind, Reporter};
 pub use spec::{AllocClass, Persistent, Reflow, Spec, VdevKind};
 pub use tree::{
     Aux, ErrorCounts, LABEL_END, LABEL_START, LeafSpec, Node, NodeId, Opener, State, Tree, Verdict,

@@ -53,10 +53,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use base::rt::{self, Callback, Condvar, Instant, Mutex, MutexGuard};
-use base::{Buf, BufMut, Error, Result};
+use base::{Buf, BufMut, Error, ErrorKind, Guid, Result};
 use device::{Completion, Device, Io, Op};
 
 use crate::iostat::IoClass;
+use crate::report::{LeafReport, ReportKind};
 use crate::tree::LiveState;
 use depth::Depths;
 pub(crate) use limits::Tuning;
@@ -415,6 +416,8 @@ impl Picked {
 /// The queue of one leaf. It outlives the snapshots that share it by its device.
 pub(crate) struct LeafQueue {
     device: Arc<dyn Device>,
+    /// The leaf.
+    guid: Guid,
     live: Arc<LiveState>,
     tuning: Arc<Tuning>,
     state: Mutex<QueueState>,
@@ -427,13 +430,14 @@ pub(crate) struct LeafQueue {
 impl LeafQueue {
     pub(crate) fn new(
         device: Arc<dyn Device>,
+        guid: Guid,
         live: Arc<LiveState>,
         tuning: Arc<Tuning>,
     ) -> Arc<LeafQueue> {
         let depths = Depths::new(device.caps().rotational == Some(true));
         let state = QueueState { open: VecDeque::from([0]), depths, ..QueueState::default() };
         let (state, changed, epoch) = (Mutex::new(state), Condvar::new(), rt::now());
-        Arc::new(LeafQueue { device, live, tuning, state, epoch, changed })
+        Arc::new(LeafQueue { device, guid, live, tuning, state, epoch, changed })
     }
 
     /// Whether this is the queue of `device`.
@@ -531,13 +535,23 @@ impl LeafQueue {
         ReadAdmission::Wait(WaitingRead { slot, offset, len })
     }
 
+    /// Counts and reports an operation that took too long.
+    fn note_slow(&self, (offset, len): (u64, u64), took: std::time::Duration) {
+        if self.tuning.is_slow(took) {
+            let (guid, kind, error) = (self.guid, ReportKind::Slow, ErrorKind::Io);
+            let report = LeafReport { guid, kind, offset, len, error, took };
+            self.live.count(&self.tuning, report);
+        }
+    }
+
     /// Ends a read that its caller made.
     fn read_over(self: &Arc<Self>, permit: &ReadPermit, ok: bool, merged: bool) {
         self.live.in_flight.fetch_sub(1, Relaxed);
         let now = rt::now();
         let class = IoClass::ALL[permit.class];
+        let took = now.since(permit.began);
+        self.note_slow((0, permit.len), took);
         if ok {
-            let took = now.since(permit.began);
             self.live.io.done(class, permit.len, merged, took);
             self.live.io.waited(class, std::time::Duration::ZERO, took);
         }
@@ -606,6 +620,7 @@ impl LeafQueue {
         let now = rt::now();
         let (bytes, merged) = (run.end - run.start, run.parts.len() > 1);
         let class = IoClass::ALL[run.class];
+        self.note_slow((run.start, bytes), now.since(run.began));
         if result.is_ok() {
             self.live.io.done(class, bytes, merged, now.since(run.began));
             for part in &run.parts {
@@ -661,6 +676,7 @@ impl LeafQueue {
         let (now, io) = (rt::now(), &self.live.io);
         let Some(first) = run.parts.first() else { return };
         let (bytes, merged) = (run.end - run.start, run.parts.len() > 1);
+        self.note_slow((run.start, bytes), now.since(run.began));
         io.done(first.request.priority, bytes, merged, now.since(run.began));
         for part in run.parts.iter().filter(|part| !part.request.optional) {
             io.waited(part.request.priority, run.began.since(part.since), now.since(part.since));

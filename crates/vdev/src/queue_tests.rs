@@ -100,7 +100,7 @@ impl Device for HandDevice {
 fn queue(device: Arc<dyn Device>, limits: QueueLimits) -> Arc<LeafQueue> {
     let tuning = Arc::new(Tuning::default());
     tuning.set(limits);
-    LeafQueue::new(device, Arc::default(), tuning)
+    LeafQueue::new(device, base::Guid(1), Arc::default(), tuning)
 }
 
 fn limits(active: u32) -> QueueLimits {

@@ -14,7 +14,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 use base::limits::BLOCK_SIZE_MAX;
 use base::rt::{Sender, oneshot};
@@ -25,6 +24,7 @@ use crate::iostat::IoClass;
 use crate::map::whole_sectors;
 use crate::plan::{LeafRange, PlanMode, PlanShape, Planner};
 use crate::queue::{ReadAdmission, ReadPermit};
+use crate::report::ReportKind;
 use crate::solve::{Solver, WrongCell, audit};
 use crate::tree::{NodeId, Tree};
 
@@ -361,7 +361,8 @@ impl Tree {
         for (index, (cell, merged)) in cells.iter().enumerate() {
             let node = self.node(cell.leaf);
             let Some((device, queue)) = node.device.as_ref().zip(node.queue.as_ref()) else {
-                node.live.read_errors.fetch_add(1, Relaxed);
+                let at = (cell.offset, cell.len);
+                self.count_error(node, ReportKind::Read, at, ErrorKind::DevicesMissing);
                 continue;
             };
             report.ios += 1;
@@ -387,8 +388,10 @@ impl Tree {
         batches.into_iter().for_each(|(device, ops)| device.submit(ops));
         let mut took = |index: usize, result: Result<Buf>| match result {
             Ok(buf) => out[index] = Some(buf),
-            Err(_) => {
-                self.node(cells[index].0.leaf).live.read_errors.fetch_add(1, Relaxed);
+            Err(e) => {
+                let cell = cells[index].0;
+                let at = (cell.offset, cell.len);
+                self.count_error(self.node(cell.leaf), ReportKind::Read, at, e.kind());
             }
         };
         if let Some((index, device, permit, merged)) = last {
@@ -428,7 +431,8 @@ impl Tree {
                 (true, false) => BadKind::Checksum,
             };
             if kind == BadKind::Checksum && !req.speculative {
-                node.live.cksum_errors.fetch_add(1, Relaxed);
+                let at = (cell.offset, cell.len);
+                self.count_error(node, ReportKind::Checksum, at, ErrorKind::Checksum);
             }
             let (leaf, guid) = (cell.leaf, node.guid());
             report.bad.push(BadCopy { leaf, guid, offset: cell.offset, kind, good: w.good });
@@ -452,11 +456,13 @@ impl Tree {
         if let Some(copies) = shape.copies() {
             for index in copies {
                 if let (Some(cell), Some(Some(_))) = (plan.get(index), cells.get(index)) {
-                    self.node(cell.leaf).live.cksum_errors.fetch_add(1, Relaxed);
+                    let (node, at) = (self.node(cell.leaf), (cell.offset, cell.len));
+                    self.count_error(node, ReportKind::Checksum, at, ErrorKind::Checksum);
                 }
             }
         } else if let Ok(top) = self.top(req.vdev) {
-            top.live.cksum_errors.fetch_add(1, Relaxed);
+            let at = (req.offset, req.psize.0);
+            self.count_error(top, ReportKind::Checksum, at, ErrorKind::Checksum);
         }
     }
 }

@@ -22,6 +22,7 @@ use base::{Guid, Result, Txg};
 
 use crate::queue::{WritePriority, WriteRequest};
 use crate::read::BadCopy;
+use crate::report::ReportKind;
 use crate::spec::VdevKind;
 use crate::tree::{Node, NodeId, Tree};
 use crate::write::FAILING_WRITE_ERRORS;
@@ -68,7 +69,7 @@ impl Tree {
                 optional: false,
                 done: Callback::new(move |result| sender.send(result)),
             });
-            pending.push((node, *birth, len, end));
+            pending.push((node, *birth, (copy.offset, len), end));
         }
         for (leaf, batch) in by_leaf {
             match self.node(leaf).writable() {
@@ -77,14 +78,17 @@ impl Tree {
                 None => drop(batch),
             }
         }
-        for (node, birth, len, end) in pending {
-            if end.wait().flatten().is_ok() {
-                node.live.healed.fetch_add(len, Relaxed);
-                *done.bytes.entry(node.guid()).or_default() += len;
-            } else {
-                node.live.write_errors.fetch_add(1, Relaxed);
-                self.unrepaired(node, birth);
-                done.failed += 1;
+        for (node, birth, (offset, len), end) in pending {
+            match end.wait().flatten() {
+                Ok(()) => {
+                    node.live.healed.fetch_add(len, Relaxed);
+                    *done.bytes.entry(node.guid()).or_default() += len;
+                }
+                Err(e) => {
+                    self.count_error(node, ReportKind::Write, (offset, len), e.kind());
+                    self.unrepaired(node, birth);
+                    done.failed += 1;
+                }
             }
         }
         done

@@ -148,6 +148,8 @@ pub(crate) struct LiveState {
     pub(crate) read_errors: AtomicU64,
     pub(crate) write_errors: AtomicU64,
     pub(crate) cksum_errors: AtomicU64,
+    /// Operations that took long.
+    pub(crate) slow: AtomicU64,
     /// Bytes of a leaf that were rewritten because they were wrong.
     pub(crate) healed: AtomicU64,
     /// Counters of a leaf.
@@ -263,7 +265,8 @@ impl Node {
     }
     /// Resets the error counters (`zpool clear`).
     pub fn clear_errors(&self) {
-        for counter in [&self.live.read_errors, &self.live.write_errors, &self.live.cksum_errors] {
+        let live = &self.live;
+        for counter in [&live.read_errors, &live.write_errors, &live.cksum_errors, &live.slow] {
             counter.store(0, Relaxed);
         }
     }
@@ -346,7 +349,8 @@ impl Tree {
         let queue = device.as_ref().map(|device| {
             let same = before.and_then(|b| b.queue.as_ref()).filter(|q| q.is_of(device));
             same.cloned().unwrap_or_else(|| {
-                LeafQueue::new(Arc::clone(device), Arc::clone(&live), Arc::clone(&self.tuning))
+                let (device, live) = (Arc::clone(device), Arc::clone(&live));
+                LeafQueue::new(device, spec.guid, live, Arc::clone(&self.tuning))
             })
         });
         if spec.kind.is_device() && state < State::Degraded {

@@ -19,7 +19,7 @@
 //! Lock order: an open write's `outcome` is a leaf lock; the report runs without it.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{AcqRel, Relaxed};
+use std::sync::atomic::Ordering::AcqRel;
 use std::time::Duration;
 
 use base::rt::atomic::AtomicUsize;
@@ -29,6 +29,7 @@ use device::{Device, Io};
 
 use crate::iostat::IoClass;
 use crate::queue::{LeafQueue, QueueLimits, WriteLoad, WritePriority, WriteRequest};
+use crate::report::{LeafReport, ReportKind};
 use crate::tree::{Aux, Node, NodeId, State, Tree, Verdict};
 use crate::write_plan::{Need, WritePlan};
 
@@ -98,7 +99,8 @@ impl OpenWrite {
     /// Ends a piece.
     fn piece(&self, index: usize, optional: bool, result: Result<()>) {
         if let (Err(error), Some((leaf, through))) = (result, self.leaves.get(index)) {
-            self.tree.node(*leaf).live.write_errors.fetch_add(1, Relaxed);
+            let (node, at) = (self.tree.node(*leaf), (self.address.offset, self.address.asize.0));
+            self.tree.count_error(node, ReportKind::Write, at, error.kind());
             if !optional {
                 let mut outcome = self.outcome.lock();
                 outcome.lost.push(index as u32);
@@ -262,15 +264,19 @@ impl Tree {
                 Err(error) => slot.send(Err(error)),
                 Ok(_) if data.is_empty() => slot.send(Ok(())),
                 Ok((id, live)) => {
+                    let (tuning, len) = (Arc::clone(&self.tuning), data.len() as u64);
                     let request = WriteRequest {
                         offset,
-                        len: data.len() as u64,
+                        len,
                         bufs: vec![data],
                         priority: WritePriority::SyncWrite,
                         optional: false,
                         done: Callback::new(move |result: Result<()>| {
-                            if result.is_err() {
-                                live.write_errors.fetch_add(1, Relaxed);
+                            if let Err(e) = &result {
+                                let kind = ReportKind::Write;
+                                let (error, took) = (e.kind(), Duration::ZERO);
+                                let report = LeafReport { guid, kind, offset, len, error, took };
+                                live.count(&tuning, report);
                             }
                             slot.send(result.map_err(|e| e.on_vdev(guid)));
                         }),
@@ -318,8 +324,8 @@ impl Tree {
         let results = device::execute(batch);
         let judge = |((node, _, _), (done, _)): (&(&Node, _, _), (device::Completion, _))| {
             let result = done.result.map(drop).map_err(|e| e.on_vdev(node.guid()));
-            if result.is_err() {
-                node.live.write_errors.fetch_add(1, Relaxed);
+            if let Err(e) = &result {
+                self.count_error(node, ReportKind::Write, (0, 0), e.kind());
             }
             (node.guid(), result)
         };

@@ -171,9 +171,13 @@ impl Io {
 /// The block cache.
 pub type BlockCache = Cache<BlockKey>;
 
+/// Called with the old and the new vdev tree ([`Zio::set_tree_observer`]).
+pub type TreeObserver = Box<dyn Fn(&vdev::Tree, &vdev::Tree) + Send + Sync>;
+
 /// The pipeline of one imported pool.
 pub struct Zio {
     tree: RwLock<Arc<vdev::Tree>>,
+    observer: OnceLock<TreeObserver>,
     cache: Arc<BlockCache>,
     load: u32,
     salt: OnceLock<SaltTemplate>,
@@ -217,6 +221,7 @@ impl Zio {
             hints,
             objsets: AtomicU32::new(0),
             tree: RwLock::new(tree),
+            observer: OnceLock::new(),
             cache,
             load: next_load(),
             salt: OnceLock::new(),
@@ -241,7 +246,16 @@ impl Zio {
 
     /// Publishes a changed vdev tree; I/O in flight keeps the old one.
     pub fn set_tree(&self, tree: Arc<vdev::Tree>) {
-        *self.tree.write() = tree;
+        let old = std::mem::replace(&mut *self.tree.write(), Arc::clone(&tree));
+        if let Some(observer) = self.observer.get() {
+            observer(&old, &tree);
+        }
+    }
+
+    /// Sets what is called with the old and the new tree after each change; only the first
+    /// call has an effect. It must not change the tree.
+    pub fn set_tree_observer(&self, observer: TreeObserver) {
+        let _ = self.observer.set(observer);
     }
 
     /// The read-ahead threads of this pool.

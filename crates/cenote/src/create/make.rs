@@ -11,7 +11,7 @@ use std::sync::Arc;
 use base::{Error, ErrorKind, Guid, Result, Txg};
 use device::{Device, FileDevice, OpenOptions};
 use dsl::stored::Stored;
-use ondisk::config::{PoolState, VdevConfig};
+use ondisk::config::VdevConfig;
 use ondisk::features::by_name;
 use ondisk::objset::ObjsetType;
 use spa::engine::create::{CreateSpec, create};
@@ -155,7 +155,9 @@ impl Engine {
         writer.stop();
         drop((writer, open));
         done?;
-        self.import_new(request, guid, opening, reserved)
+        let pool = self.import_new(request, guid, opening, reserved)?;
+        pool.sysevent("pool_create", &nvlist::NvList::new());
+        Ok(pool)
     }
 
     fn import_new(
@@ -196,7 +198,9 @@ impl Engine {
         let devices = open.by_guid(&built);
         let open = |vdev: &VdevConfig| Some((vdev.clone(), Arc::clone(devices.get(&vdev.guid)?)));
         let caches: Vec<_> = built.caches.iter().filter_map(open).collect();
+        let new: Vec<Guid> = built.tops.iter().map(|top| top.0.guid).collect();
         writer.add_vdevs(built, devices, command(request.command.as_deref()))?;
+        new.into_iter().for_each(|guid| pool.vdev_event("vdev_add", guid));
         self.add_caches(pool, &caches)
     }
 }
@@ -209,7 +213,9 @@ impl Pool {
             Some(guid) => guid,
             None => Guid(base::rt::random_u64()?.max(1)),
         };
-        self.writer()?.reguid(guid, command(line))
+        self.writer()?.reguid(guid, command(line))?;
+        self.sysevent("pool_reguid", &nvlist::NvList::new());
+        Ok(())
     }
 
     /// Applies a checked setting.
@@ -255,10 +261,9 @@ impl Pool {
 
     /// Marks the pool destroyed.
     pub(super) fn destroy_with(&self, line: Option<&str>) -> Result<()> {
-        let writer = self.writer()?;
         if let Some(line) = line {
-            writer.log_command(Command::new(line))?;
+            self.writer()?.log_command(Command::new(line))?;
         }
-        writer.export(PoolState::Destroyed).map_err(|e| e.in_pool(self.name()))
+        self.destroy()
     }
 }

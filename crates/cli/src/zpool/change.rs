@@ -276,31 +276,27 @@ fn open_error_text(path: &str) -> &'static str {
     }
 }
 
-/// An error in a command line of `zpool set`.
+/// What `zpool set` shall set.
 #[derive(Debug, PartialEq, Eq)]
-enum SetError {
-    Usage(&'static str),
-    Plain(String),
+struct Setting {
+    name: String,
+    value: String,
+    pool: String,
+    vdev: Option<String>,
 }
 
-/// Property, value and pool.
-fn setting(words: &[String]) -> std::result::Result<(String, String, String), SetError> {
-    let (assignment, pool) = match words {
-        [] => return Err(SetError::Usage("missing property=value argument")),
-        [_] => return Err(SetError::Usage("missing pool name")),
-        [assignment, pool] => (assignment, pool),
-        [_, pool, vdev] => {
-            return Err(SetError::Plain(format!(
-                "cannot set property for '{vdev}' on '{pool}': {}",
-                ui::not_yet("setting vdev properties")
-            )));
-        }
-        _ => return Err(SetError::Usage("too many pool names")),
+fn setting(words: &[String]) -> std::result::Result<Setting, &'static str> {
+    let (assignment, pool, vdev) = match words {
+        [] => return Err("missing property=value argument"),
+        [_] => return Err("missing pool name"),
+        [assignment, pool] => (assignment, pool, None),
+        [assignment, pool, vdev] => (assignment, pool, Some(vdev.clone())),
+        _ => return Err("too many pool names"),
     };
     let Some((name, value)) = assignment.split_once('=') else {
-        return Err(SetError::Usage("missing value in property=value argument"));
+        return Err("missing value in property=value argument");
     };
-    Ok((name.to_owned(), value.to_owned(), pool.clone()))
+    Ok(Setting { name: name.to_owned(), value: value.to_owned(), pool: pool.clone(), vdev })
 }
 
 fn check(name: &str, value: &str, pool: &str) -> std::result::Result<(), String> {
@@ -313,21 +309,23 @@ fn check(name: &str, value: &str, pool: &str) -> std::result::Result<(), String>
     pool_setting(name, value, When::Set).map(drop).map_err(cannot)
 }
 
-/// `zpool set <property=value> <pool>`
+/// `zpool set <property=value> <pool> [vdev]`
 pub(super) fn set(argv: &[OsString]) -> Result<Exit> {
     let parsed = match options("set", argv) {
         Ok(parsed) => parsed,
         Err(exit) => return Ok(exit),
     };
-    let (name, value, pool) = match setting(&parsed.words()) {
+    let Setting { name, value, pool, vdev } = match setting(&parsed.words()) {
         Ok(setting) => setting,
-        Err(SetError::Usage(text)) => return Ok(misuse("set", Some(text))),
-        Err(SetError::Plain(text)) => return Err(Error::invalid(text)),
+        Err(text) => return Ok(misuse("set", Some(text))),
     };
     let mut pools = Pools::connect()?;
     let missing = |name: &str| format!("cannot open '{name}': is not a pool");
     if pools.select(std::slice::from_ref(&pool), missing)?.is_empty() {
         return Ok(NOT_A_POOL);
+    }
+    if let Some(vdev) = vdev {
+        return request_change(&pool, Change::SetVdev(vdev, name, value), command("set", argv));
     }
     check(&name, &value, &pool).map_err(Error::invalid)?;
     request_change(&pool, Change::Set(name, value), command("set", argv))
@@ -369,18 +367,18 @@ mod tests {
     #[test]
     fn lines_of_set() {
         let wrong = |line: &str| setting(&words(line)).unwrap_err();
-        assert_eq!(wrong(""), SetError::Usage("missing property=value argument"));
-        assert_eq!(wrong("comment=x"), SetError::Usage("missing pool name"));
-        assert_eq!(
-            wrong("comment live"),
-            SetError::Usage("missing value in property=value argument")
-        );
-        assert_eq!(wrong("comment=x live a b"), SetError::Usage("too many pool names"));
-        assert!(matches!(wrong("comment=x live root"), SetError::Plain(_)));
-        assert_eq!(
-            setting(&words("a:b=c=d live")),
-            Ok(("a:b".into(), "c=d".into(), "live".into()))
-        );
+        assert_eq!(wrong(""), "missing property=value argument");
+        assert_eq!(wrong("comment=x"), "missing pool name");
+        assert_eq!(wrong("comment live"), "missing value in property=value argument");
+        assert_eq!(wrong("comment=x live a b"), "too many pool names");
+        let of = |vdev: Option<&str>| Setting {
+            name: "a:b".into(),
+            value: "c=d".into(),
+            pool: "live".into(),
+            vdev: vdev.map(str::to_owned),
+        };
+        assert_eq!(setting(&words("a:b=c=d live")), Ok(of(None)));
+        assert_eq!(setting(&words("a:b=c=d live root")), Ok(of(Some("root"))));
         let check = |name: &str, value: &str| check(name, value, "live");
         assert_eq!(check("comment", "x"), Ok(()));
         assert_eq!(

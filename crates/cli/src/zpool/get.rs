@@ -34,8 +34,9 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
             Ok(wanted) => wanted,
             Err(message) => return Ok(misuse("get", Some(&message))),
         };
+        let set = pools.vdev_props(pool)?;
         let pool = pools.status(pool)?;
-        return Ok(match vdev_props::rows(&pool, vdevs, wanted.as_deref(), parsable) {
+        return Ok(match vdev_props::rows(&pool, vdevs, wanted.as_deref(), &set, parsable) {
             Ok(rows) => {
                 show(&rows, &fields, 0, parsed.has('H'));
                 Exit::OK

@@ -4,6 +4,7 @@ mod add;
 mod advise;
 mod change;
 mod create;
+mod events;
 mod get;
 mod history;
 mod import;
@@ -31,7 +32,7 @@ use proto::{Pool, PropertyEntry, Reply, Request, SpaceMap};
 use ui::Exit;
 
 /// Commands of OpenZFS's that Cenote does not have yet.
-const MISSING: [&str; 13] = [
+const MISSING: [&str; 12] = [
     "checkpoint",
     "prefetch",
     "reopen",
@@ -43,7 +44,6 @@ const MISSING: [&str; 13] = [
     "resilver",
     "scrub",
     "trim",
-    "events",
     "ddtprune",
 ];
 
@@ -83,6 +83,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
         "reguid" => change::reguid(rest),
         "sync" => change::sync(rest),
         "set" => change::set(rest),
+        "events" => events::main(rest),
         "history" => history::main(rest),
         "remove" => change::remove(rest),
         "upgrade" => upgrade::main(rest),
@@ -176,6 +177,14 @@ impl Pools {
     pub(super) fn status_with(&mut self, name: &str, verbose: bool) -> Result<Pool> {
         match self.request(&Request::PoolStatus { name: name.to_owned(), verbose })? {
             Reply::Pool(pool) => Ok(*pool),
+            _ => Err(unexpected_reply()),
+        }
+    }
+
+    /// The properties that are set on a pool's vdevs.
+    pub(super) fn vdev_props(&mut self, name: &str) -> Result<vdev_props::SetProps> {
+        match self.request(&Request::VdevProps { name: name.to_owned() })? {
+            Reply::VdevProps(all) => Ok(all.into_iter().collect()),
             _ => Err(unexpected_reply()),
         }
     }

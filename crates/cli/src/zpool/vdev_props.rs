@@ -28,6 +28,9 @@ enum VdevPropValue {
     Default(&'static str),
 }
 
+/// Properties that are set, by the guid of the vdev: name and value.
+pub(super) type SetProps = std::collections::BTreeMap<u64, Vec<(String, String)>>;
+
 /// Properties in the order of the listing, each with its name in headings. `all` is all but
 /// the first.
 const PROPS: &[(&str, &str)] = &[
@@ -120,6 +123,7 @@ pub(super) fn rows(
     pool: &Pool,
     vdevs: &[String],
     wanted: Option<&[String]>,
+    set: &SetProps,
     parsable: bool,
 ) -> std::result::Result<Vec<[String; 4]>, String> {
     let mut all = Vec::new();
@@ -139,7 +143,7 @@ pub(super) fn rows(
         let one = found(name).into_iter();
         let chosen: Vec<&VdevWithParent<'_>> =
             if whole(name) { all.iter().collect() } else { one.collect() };
-        chosen.into_iter().for_each(|place| listed(*place, wanted, parsable, &mut out));
+        chosen.into_iter().for_each(|place| listed(*place, wanted, set, parsable, &mut out));
     }
     Ok(out)
 }
@@ -167,16 +171,25 @@ fn shown_name(v: &Vdev) -> String {
 fn listed(
     place: VdevWithParent<'_>,
     wanted: Option<&[String]>,
+    set: &SetProps,
     parsable: bool,
     out: &mut Vec<[String; 4]>,
 ) {
     let name = shown_name(place.vdev);
+    let own = set.get(&place.vdev.guid).map_or(&[][..], Vec::as_slice);
     let mut row = |prop: &str| {
+        if let Some((_, value)) = own.iter().find(|(name, _)| name == prop) {
+            out.push([name.clone(), prop.to_owned(), value.clone(), "local".to_owned()]);
+            return;
+        }
         let (value, source) = text(value(place, prop, parsable), parsable);
         out.push([name.clone(), prop.to_owned(), value, source.to_owned()]);
     };
     match wanted {
-        None => PROPS.iter().skip(1).for_each(|p| row(p.0)),
+        None => {
+            PROPS.iter().skip(1).for_each(|p| row(p.0));
+            own.iter().filter(|(name, _)| is_user_prop(name)).for_each(|(name, _)| row(name));
+        }
         Some(list) => list.iter().for_each(|prop| row(prop)),
     }
 }
@@ -304,7 +317,7 @@ mod tests {
         let list = |vdevs: &[&str], props: &str, parsable| {
             let vdevs: Vec<String> = vdevs.iter().map(|v| (*v).to_owned()).collect();
             let wanted = wanted(props).unwrap();
-            let rows = rows(&tank(), &vdevs, wanted.as_deref(), parsable)?;
+            let rows = rows(&tank(), &vdevs, wanted.as_deref(), &SetProps::new(), parsable)?;
             Ok::<_, String>(rows.iter().map(|r| r.join(" ")).collect::<Vec<_>>())
         };
         assert_eq!(

@@ -33,6 +33,7 @@ pub(crate) mod claim;
 mod config;
 pub mod create;
 mod datasets;
+mod declare;
 mod effective;
 mod heads;
 mod heal;
@@ -50,10 +51,11 @@ mod store;
 pub(crate) mod sync;
 mod tasks;
 mod unclone;
+pub mod vdev_props;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 
 use base::planted::{BugSwitch, TestValue};
 use base::rt::{JoinHandle, Mutex, RwLock};
@@ -62,6 +64,7 @@ use dmu::Objset;
 use dsl::Mos;
 use dsl::write::Ratios;
 use metaslab::Space;
+use nvlist::NvList;
 use ondisk::config::{PoolConfig, PoolState};
 use ondisk::uberblock::Uberblock;
 use txg::Txgs;
@@ -161,6 +164,8 @@ pub struct Writer {
     /// Held by tasks while they change names of datasets and their properties.
     names: RwLock<()>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    /// Where events are posted.
+    events: OnceLock<zevent::PoolSource>,
     rotor: AtomicU64,
     ledger: Arc<ledger::Ledger>,
     outages: Arc<outage::Outages>,
@@ -189,6 +194,23 @@ impl Writer {
     /// have another one while this one is temporary.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Sets where events are posted; only the first call has an effect.
+    pub fn set_events(&self, source: zevent::PoolSource) {
+        let _ = self.events.set(source);
+    }
+
+    /// Where events are posted.
+    pub fn events(&self) -> Option<&zevent::PoolSource> {
+        self.events.get()
+    }
+
+    /// Posts `sysevent.fs.zfs.WHAT`.
+    pub(crate) fn sysevent(&self, what: &str, values: &NvList) {
+        if let Some(source) = self.events() {
+            source.sysevent(what, values);
+        }
     }
 
     /// The live MOS.

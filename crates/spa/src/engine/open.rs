@@ -1,8 +1,8 @@
 //! Starting a [`Writer`]: over an imported pool, or over the empty MOS of a new one.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, OnceLock};
 
 use base::rt::{Mutex, RwLock, raise_niceness, spawn};
 use base::{Error, Psize, Result, Txg, VdevId};
@@ -216,6 +216,7 @@ pub(crate) fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Write
         published: RwLock::new(published),
         names: RwLock::new(()),
         thread: Mutex::new(None),
+        events: OnceLock::new(),
         rotor: AtomicU64::new(0),
         ledger,
         outages,

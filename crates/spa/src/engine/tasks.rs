@@ -93,11 +93,23 @@ impl TaskCx<'_> {
         record.add_u64("history time", self.cx.now.0);
         let host = self.state.config.hostname.as_ref().and_then(|h| h.to_str());
         record.add_str("history hostname", host.unwrap_or_default());
+        self.history_event(&record);
         match history::append(self.cx, &record) {
             // A missing record is better than a suspended pool.
             Err(e) if e.kind() == base::ErrorKind::Limit => Ok(()),
             other => other,
         }
+    }
+
+    /// Posts a record of the history as an event; its names have underscores there.
+    fn history_event(&self, record: &NvList) {
+        let mut values = NvList::new();
+        for (name, value) in record.iter() {
+            let Some(name) = name.to_str() else { continue };
+            let name = format!("history_{}", name.replace(' ', "_").replace("history_", ""));
+            values.insert(&name, value.clone());
+        }
+        self.writer.sysevent("history_event", &values);
     }
 
     /// Marks a new dataset with the features that its accounting needs.

@@ -31,6 +31,7 @@ use std::time::Duration;
 
 use super::depth::Depths;
 use crate::iostat::IoClass;
+use crate::report::{LeafReport, Reporter};
 
 /// Number of classes.
 pub(super) const CLASSES: usize = IoClass::ALL.len();
@@ -75,6 +76,8 @@ pub struct QueueLimits {
     pub nia_credit: u32,
     /// Bytes of writes in a leaf's queue at which submitters start to wait.
     pub in_flight_max: u64,
+    /// An operation that takes longer counts as slow, milliseconds.
+    pub slow_ms: u64,
 }
 
 /// The defaults of chapter 10 §11.2.
@@ -104,6 +107,7 @@ impl Default for QueueLimits {
             nia_delay: 5,
             nia_credit: 5,
             in_flight_max: 64 << 20,
+            slow_ms: 30_000,
         }
     }
 }
@@ -136,7 +140,9 @@ pub(crate) struct Tuning {
     gap: AtomicU64,
     nia: AtomicU64,
     in_flight: AtomicU64,
+    slow_ms: AtomicU64,
     gauge: OnceLock<Gauge>,
+    reporter: OnceLock<Reporter>,
     /// Time of the last log block on any leaf, in nanoseconds of [`base::rt::uptime`];
     /// 0 if there was none.
     logged: AtomicU64,
@@ -164,7 +170,9 @@ impl Default for Tuning {
             gap: cell(),
             nia: cell(),
             in_flight: cell(),
+            slow_ms: cell(),
             gauge: OnceLock::new(),
+            reporter: OnceLock::new(),
             logged: cell(),
         };
         tuning.set(QueueLimits::default());
@@ -191,6 +199,7 @@ impl Tuning {
             nia_delay,
             nia_credit,
             in_flight_max: self.in_flight.load(Relaxed),
+            slow_ms: self.slow_ms.load(Relaxed),
         }
     }
 
@@ -206,11 +215,29 @@ impl Tuning {
         self.gap.store(limits.read_gap_limit, Relaxed);
         self.nia.store(pair(limits.nia_delay, limits.nia_credit), Relaxed);
         self.in_flight.store(limits.in_flight_max, Relaxed);
+        self.slow_ms.store(limits.slow_ms, Relaxed);
     }
 
     /// Sets the source of the load; only the first call has an effect.
     pub(crate) fn set_gauge(&self, gauge: Gauge) {
         let _ = self.gauge.set(gauge);
+    }
+
+    /// Whether an operation that took this long is a slow one.
+    pub(crate) fn is_slow(&self, took: Duration) -> bool {
+        took >= Duration::from_millis(self.slow_ms.load(Relaxed))
+    }
+
+    /// Sets what is called with each error of a leaf; only the first call has an effect.
+    pub(crate) fn set_reporter(&self, reporter: Reporter) {
+        let _ = self.reporter.set(reporter);
+    }
+
+    /// Reports an error or a slow operation of a leaf.
+    pub(crate) fn report(&self, report: &LeafReport) {
+        if let Some(reporter) = self.reporter.get() {
+            reporter(report);
+        }
     }
 
     pub(super) fn load(&self) -> WriteLoad {

@@ -1,6 +1,6 @@
 //! Every kind of vdev under test, with blocks to write to it.
 
-#![allow(clippy::unwrap_used, dead_code, reason = "helpers of tests")]
+#![allow(clippy::unwrap_used, dead_code, unreachable_pub, reason = "helpers of tests")]
 
 use std::sync::Arc;
 
