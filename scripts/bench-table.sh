@@ -1,15 +1,21 @@
 #!/usr/bin/env bash
-# The tables of docs/benchmarks.md, from benches/results/*.json (schema: README.md there).
+# The tables of docs/benchmarks.md and docs/benchmarks-pools.md, from benches/results/*.json
+# (schema: README.md there). Tables numbered 80 and above are those of the second page.
 #   scripts/bench-table.sh           prints them
-#   scripts/bench-table.sh update    puts them into docs/benchmarks.md, between its markers
+#   scripts/bench-table.sh update    puts them into the pages, between their markers
 #   scripts/bench-table.sh check     fails if the tables there are not those
 set -eu
 cd "$(dirname "$0")/.."
-doc=docs/benchmarks.md
+pages='docs/benchmarks.md docs/benchmarks-pools.md'
 begin='<!-- made by scripts/bench-table.sh from benches/results -->'
 end='<!-- end of what was made -->'
 
+# The tables of a page.
 tables() {
+	case $1 in
+	*-pools.md) set -- benches/results/[89]*.json ;;
+	*) set -- benches/results/[1-7]*.json ;;
+	esac
 	LC_ALL=C awk '
 	# A row is one line. text("work") is a string, list("ours") fills v[1..n] with numbers.
 	function text(key,   at) {
@@ -61,12 +67,14 @@ tables() {
 	}
 	!/^[{]/ { next }
 	runs {
+		if (!(text("run") in used)) next
 		match($0, /"rounds": [0-9]+/)
 		rounds = substr($0, RSTART + 10, RLENGTH - 10)
 		print "| " text("run") " | `" text("command") "` | " text("commit") " | " rounds " | " text("settings") " |"
 		next
 	}
 	{
+		used[text("run")]
 		unit = text("unit")
 		work = text("work") (unit == "" ? "" : ", " unit)
 		if (/"keepawake": true/) work = work ", **keepawake**"
@@ -124,26 +132,30 @@ tables() {
 	END {
 		print "\n## Lost cells and their causes\n"
 		for (i = 1; i <= losses; i++) print lost[i]
-	}' benches/results/[0-9]*.json benches/results/runs.json
+	}' "$@" benches/results/runs.json
 }
 
 case ${1:-} in
-'') tables ;;
+'') for doc in $pages; do tables "$doc"; done ;;
 update)
 	new=$(mktemp)
 	trap 'rm -f "$new"' EXIT
-	{
-		sed "\\|^$begin\$|q" "$doc"
-		tables
-		sed -n "\\|^$end\$|,\$p" "$doc"
-	} >"$new"
-	cat "$new" >"$doc"
+	for doc in $pages; do
+		{
+			sed "\\|^$begin\$|q" "$doc"
+			tables "$doc"
+			sed -n "\\|^$end\$|,\$p" "$doc"
+		} >"$new"
+		cat "$new" >"$doc"
+	done
 	;;
 check)
-	sed -n "\\|^$begin\$|,\\|^$end\$|p" "$doc" | sed '1d;$d' | cmp -s - <(tables) || {
-		echo "$doc: its tables are not those of benches/results; scripts/bench-table.sh update" >&2
-		exit 1
-	}
+	for doc in $pages; do
+		sed -n "\\|^$begin\$|,\\|^$end\$|p" "$doc" | sed '1d;$d' | cmp -s - <(tables "$doc") || {
+			echo "$doc: its tables are not those of benches/results; scripts/bench-table.sh update" >&2
+			exit 1
+		}
+	done
 	;;
 *)
 	echo "usage: $0 [update|check]" >&2
