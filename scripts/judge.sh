@@ -36,6 +36,7 @@ healedraidz  | healed   | 4 | 200 | ashift=12 | raidz1 @1 @2 @3 @4
 rewound      | rewound  | 1 | 300 | ashift=12 | @1
 rebuilt      | rebuilt  | 3 | 200 | ashift=12 | raidz1 @1 @2 @3
 renamed      | renamed  | 1 | 300 | ashift=12 | @1
+cached       | cached   | 2 | 1200 | ashift=12 | @1 cache @2
 C
 }
 
@@ -103,6 +104,19 @@ make_tree() {
 	cp -a crates/base "$dir/source"
 }
 
+# A counter of the second tier.
+l2() { "$cenote" kstat -p -m zfs -n arcstats 2>/dev/null | awk -F '[:\t]' -v name="l2_$1" '$4 == name {print $5}'; }
+# Waits until a counter of the second tier is at least $2.
+await_l2() {
+	local n
+	for ((n = 0; n < 300; n++)); do
+		[ "$(l2 "$1")" -ge "$2" ] 2>/dev/null && return 0
+		sleep 0.2
+	done
+	echo "l2_$1 is $(l2 "$1"), not $2" >&2
+	return 1
+}
+
 daemon_pid() { "$cenote" daemon status 2>/dev/null | grep -oE 'pid:? *[0-9]+' | grep -oE '[0-9]+' | head -n 1; }
 
 # Overwrites 8 KiB records at random, $2 times, in the file $1.
@@ -144,6 +158,13 @@ make_case() {
 		zfs create -o casesensitivity=insensitive -o normalization=formD "$name/cases" || return 1
 		for n in "$mnt/$name"/[ckra]*_* "$mnt/$name/attrs" "$mnt/$name/copies"; do make_tree "$n"; done
 		zfs destroy -r "$name/c_zle" ;;
+	cached)
+		# 300 MB leave 64 MB of memory for the cache device, which begins empty and takes all.
+		head -c 300000000 /dev/urandom >"$mnt/$name/bulk" && zpool sync "$name" || return 1
+		"$cenote" tune zfs_arc_max=64M >/dev/null
+		for n in 1 2 3; do cat "$mnt/$name/bulk" >/dev/null || return 1; sleep 1; done
+		await_l2 asize 150000000 && await_l2 log_blk_count 10 || return 1
+		"$cenote" tune zfs_arc_max=0 >/dev/null ;;
 	healed)
 		head -c 20000000 /dev/urandom >"$mnt/$name/small/bulk"
 		zpool export "$name" || return 1
@@ -182,6 +203,7 @@ make_case() {
 
 cat >"$share/job.sh" <<'J'
 modprobe zfs || exit 1
+l2() { awk -v name="l2_$1" '$1 == name {print $3}' /proc/spl/kstat/zfs/arcstats; }
 echo "OpenZFS $(cat /sys/module/zfs/version)"
 for dir in /host/*/; do
 	name=$(basename "$dir")
@@ -192,11 +214,20 @@ for dir in /host/*/; do
 	say import yes
 	zpool scrub -w "$name"; zpool status -v "$name" >"$dir/status.txt"
 	grep -q 'with 0 errors' "$dir/status.txt" && grep -q 'errors: No known' "$dir/status.txt" && say scrub clean || say scrub errors
+	before=$(l2 hits)
 	bad=0
 	while read -r ds; do
 		bash /host/manifest.sh "/mnt/$ds" $(cat "$dir/times") >/tmp/m
 		cmp -s /tmp/m "$dir/manifests/${ds//\//+}" || { bad=$((bad + 1)); diff /tmp/m "$dir/manifests/${ds//\//+}" >"$dir/diff.${ds//\//+}"; }
 	done <"$dir/datasets"
+	if [ "$name" = cached ]; then
+		# What Cenote wrote to the cache device is restored and used.
+		grep -E '^l2_' /proc/spl/kstat/zfs/arcstats >"$dir/l2.txt"
+		[ $(($(l2 hits) - before)) -gt 100 ] && [ "$(l2 rebuild_bufs)" -gt 500 ] &&
+			[ "$(l2 rebuild_log_blks)" -gt 10 ] && [ "$(l2 log_blk_count)" -gt 10 ] &&
+			[ "$(l2 cksum_bad)$(l2 io_error)$(l2 rebuild_cksum_lb_errors)" = 000 ] &&
+			say l2 used || say l2 "not used"
+	fi
 	say files "$([ $bad = 0 ] && echo equal || echo "$bad differ")"
 	zfs get -Hp all -r "$name" >"$dir/get.txt" 2>&1 && zfs list -Hp -o all -t all -r "$name" >"$dir/list.txt" 2>&1 && say properties read || say properties no
 	( set -e
@@ -223,12 +254,20 @@ J
 back() {
 	local name=$1 dir=$share/$1 mnt=$work/mnt n bad=0
 	if ! zpool import -f -R "$mnt" -d "$dir" "$name" >"$dir/back.txt" 2>&1; then echo "back|not imported: $(tail -n 1 "$dir/back.txt")"; return; fi
+	local before
+	before=$(l2 hits)
 	while read -r n; do
 		# Cenote's replay of OpenZFS's log gives times, too.
 		manifest "$mnt/$n" "$([ "$n" = "$name/judge" ] && echo notimes || cat "$dir/times")" >"$work/m"
 		diff "$work/m" "$dir/manifests/${n//\//+}" >"$dir/back.${n//\//+}" || bad=$((bad + 1))
 	done < <(cat "$dir/datasets"; echo "$name/judge")
 	echo "back|$([ $bad = 0 ] && echo equal || echo "$bad differ")"
+	if [ "$name" = cached ]; then
+		# What OpenZFS left on the cache device is restored and used.
+		"$cenote" kstat -p -m zfs -n arcstats 2>/dev/null | grep l2_ >"$dir/back.l2.txt"
+		[ "$(l2 rebuild_bufs)" -gt 500 ] && [ $(($(l2 hits) - before)) -gt 100 ] &&
+			[ "$(l2 cksum_bad)$(l2 io_error)" = 00 ] || echo "again|the cache device was not used"
+	fi
 	echo more >"$mnt/$name/more"
 	zfs snapshot "$name@back" && zfs destroy -r "$name@judge" || echo "again|failed"
 	zpool export "$name" || echo "again|no export"
@@ -270,7 +309,7 @@ for name in "${chosen[@]}"; do
 		[[ " $good " == *" ${verdict:-none} "* || "$verdict" = "power cut" ]] || failed=1
 	done
 	echo
-	if grep -E '^(dmesg|again)\|' "$share/$name/verdicts"; then failed=1; fi
+	if grep -E '^(dmesg|again)\||^l2\|not' "$share/$name/verdicts"; then failed=1; fi
 done
 if [ -n "${failed:-}" ]; then
 	KEEP=1

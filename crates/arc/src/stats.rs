@@ -74,6 +74,7 @@ pub struct SecondTierStats {
     pub bufc_data_asize: u64,
     pub bufc_metadata_asize: u64,
     pub feeds: u64,
+    pub rw_clash: u64,
     pub read_bytes: u64,
     pub write_bytes: u64,
     pub writes_sent: u64,

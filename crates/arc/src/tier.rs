@@ -18,6 +18,8 @@ pub struct TierUse {
     pub eligible: bool,
     /// The block is encrypted or authenticated.
     pub protected: bool,
+    /// The block is a gang block.
+    pub gang: bool,
 }
 
 /// A block that leaves the first tier.

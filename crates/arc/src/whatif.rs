@@ -15,6 +15,10 @@
 //! references (`R` times all) and the observed ones counts as hits, because the blocks
 //! of which a sample has too few or too many are the hottest ones, and these hit.
 //!
+//! What cache devices would give is estimated in the same way: behind one more simulation of
+//! the present size are miniature devices ([`tiers`]), which get what it evicts. It knows
+//! fewer blocks, because the devices hold many times as many.
+//!
 //! # Invariants
 //! A simulation knows at most [`KNOWN_MAX`] blocks. Its hits and references refer to
 //! its present rate (they are halved with it). It gives no estimate before [`WARM`]
@@ -22,17 +26,26 @@
 //!
 //! Lock order: [`Filter`] needs none; the owner locks [`WhatIf`], a leaf.
 
+mod tiers;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::PolicyKind;
 use crate::policy::{CacheKind, Id, Policy, PolicyState, make};
+use tiers::MiniDevice;
 
 /// Multiples of the present size that are simulated.
 pub(crate) const MULTIPLES: [f64; 6] = [0.25, 0.5, 1.0, 2.0, 4.0, 8.0];
+/// Sizes of cache devices that are simulated, as multiples of the present size.
+pub(crate) const DEVICES: [f64; 4] = [1.0, 2.0, 4.0, 8.0];
 /// Blocks that one simulation knows, resident or remembered. Each costs about 56 bytes;
 /// twelve simulations use less than 1 MiB.
 pub(crate) const KNOWN_MAX: usize = 1400;
+/// Blocks that the simulation before the cache devices knows. These hold up to 15 times
+/// those that are resident, and know twice as many that left: less than 1 MiB for both
+/// kinds.
+pub(crate) const KNOWN_MAX_DEVICES: usize = 700;
 /// References that a simulation must have seen before it gives a ratio.
 pub(crate) const WARM: f64 = 256.0;
 /// Counts are halved beyond this value, so that old references lose weight.
@@ -74,6 +87,12 @@ struct Mini {
     policy: Box<dyn Policy>,
     /// Bytes of the cache that it represents.
     full: f64,
+    /// Most blocks that it knows.
+    most: usize,
+    /// Cache devices behind it.
+    devices: Vec<MiniDevice>,
+    /// By number: bytes, and whether the block was known when it was read.
+    facts: Vec<(u32, bool)>,
     /// Share of the blocks that it sees, and the upper bound of their hashes.
     rate: f64,
     below: u64,
@@ -89,11 +108,15 @@ struct Mini {
 }
 
 impl Mini {
-    fn new(kind: PolicyKind, full: f64, seen: u64) -> Mini {
+    fn new(kind: PolicyKind, full: f64, seen: u64, devices: &[f64]) -> Mini {
         let policy = make(kind, 0);
+        let most = if devices.is_empty() { KNOWN_MAX } else { KNOWN_MAX_DEVICES };
         let mut mini = Mini {
             policy,
             full,
+            most,
+            devices: devices.iter().map(|multiple| MiniDevice::new(*multiple)).collect(),
+            facts: Vec::new(),
             rate: 0.0,
             below: 0,
             table: vec![EMPTY; SLOTS].into(),
@@ -104,7 +127,7 @@ impl Mini {
             expected: 0.0,
             mark: seen,
         };
-        mini.set_rate((KNOWN_MAX as f64 / 2.5 * BLOCK_BYTES / full.max(1.0)).min(1.0));
+        mini.set_rate((most as f64 / 2.5 * BLOCK_BYTES / full.max(1.0)).min(1.0));
         mini
     }
 
@@ -113,6 +136,8 @@ impl Mini {
         // Saturates: at rate 1 every hash except the largest is below the bound.
         self.below = (rate * 2f64.powi(64)) as u64;
         self.policy.set_target((self.full * rate) as u64);
+        let bytes = self.full * rate;
+        self.devices.iter_mut().for_each(|device| device.resize(bytes));
         self.settle();
     }
 
@@ -140,6 +165,8 @@ impl Mini {
             self.hits += 1.0;
             self.policy.hit(id);
         } else {
+            let known = id != EMPTY;
+            self.devices.iter_mut().for_each(|device| device.read(hash));
             if id == EMPTY {
                 id = self.free.pop().unwrap_or(self.hashes.len() as Id);
                 if id as usize == self.hashes.len() {
@@ -148,10 +175,14 @@ impl Mini {
                 self.hashes[id as usize] = hash;
                 self.table[at] = id;
             }
+            if !self.devices.is_empty() {
+                self.facts.resize(self.facts.len().max(id as usize + 1), (0, false));
+                self.facts[id as usize] = (size, known);
+            }
             self.policy.admit(id, size);
         }
         self.settle();
-        while self.known() >= KNOWN_MAX {
+        while self.known() >= self.most {
             self.halve(seen);
         }
         if self.references > FADE {
@@ -159,12 +190,17 @@ impl Mini {
             self.references /= 2.0;
             self.hits /= 2.0;
             self.expected /= 2.0;
+            self.devices.iter_mut().for_each(|device| device.hits /= 2.0);
         }
     }
 
     /// Evicts and forgets as the policy decides.
     fn settle(&mut self) {
         while let Some(id) = self.policy.evict(&mut |_| false) {
+            if let Some(&(size, returned)) = self.facts.get(id as usize) {
+                let hash = self.hashes[id as usize];
+                self.devices.iter_mut().for_each(|device| device.offer(hash, size, returned));
+            }
             if self.policy.state(id) == PolicyState::Unknown {
                 self.release(id);
             }
@@ -212,15 +248,25 @@ impl Mini {
         self.references /= 2.0;
         self.hits /= 2.0;
         self.expected /= 2.0;
+        self.devices.iter_mut().for_each(|device| device.halve(below));
         self.set_rate(rate);
     }
 
     fn ratio(&self, seen: u64) -> Option<f64> {
+        self.ratio_of(self.hits, seen)
+    }
+
+    /// The share that the cache or the device of this index answers.
+    fn ratio_with(&self, device: usize, seen: u64) -> Option<f64> {
+        self.ratio_of(self.hits + self.devices.get(device)?.hits, seen)
+    }
+
+    fn ratio_of(&self, hits: f64, seen: u64) -> Option<f64> {
         let expected = self.expected + self.rate * seen.saturating_sub(self.mark) as f64;
         if self.references < WARM || expected < WARM {
             return None;
         }
-        let adjusted = self.hits + expected - self.references;
+        let adjusted = hits + expected - self.references;
         Some((adjusted / expected).clamp(0.0, 1.0))
     }
 
@@ -228,8 +274,10 @@ impl Mini {
     fn memory(&self) -> u64 {
         let own = self.table.len() * size_of::<Id>()
             + self.hashes.capacity() * size_of::<u64>()
-            + self.free.capacity() * size_of::<Id>();
-        own as u64 + self.policy.overhead() + size_of::<Mini>() as u64
+            + self.free.capacity() * size_of::<Id>()
+            + self.facts.capacity() * size_of::<(u32, bool)>();
+        let devices: u64 = self.devices.iter().map(MiniDevice::memory).sum();
+        own as u64 + devices + self.policy.overhead() + size_of::<Mini>() as u64
     }
 }
 
@@ -239,6 +287,8 @@ pub struct WhatIf {
     filter: Arc<Filter>,
     /// By [`CacheKind`] and multiple; empty before the size is known.
     minis: [Vec<Mini>; 2],
+    /// Before cache devices, by [`CacheKind`].
+    before_devices: [Option<Mini>; 2],
     sizes: [u64; 2],
 }
 
@@ -246,7 +296,8 @@ impl WhatIf {
     /// An estimator for a policy. It records nothing before [`WhatIf::set_size`].
     pub fn new(kind: PolicyKind) -> WhatIf {
         let minis = [Vec::new(), Vec::new()];
-        WhatIf { kind, filter: Arc::default(), minis, sizes: [0; 2] }
+        let before_devices = [None, None];
+        WhatIf { kind, filter: Arc::default(), minis, before_devices, sizes: [0; 2] }
     }
 
     /// The filter to check before [`WhatIf::record`].
@@ -269,24 +320,32 @@ impl WhatIf {
                     mini.full = new as f64 * multiple;
                     mini.set_rate(mini.rate);
                 }
+                if let Some(mini) = &mut self.before_devices[kind] {
+                    mini.full = new as f64;
+                    mini.set_rate(mini.rate);
+                }
                 continue;
             }
             self.sizes[kind] = new;
-            let mini = |m: f64| Mini::new(self.kind, new as f64 * m, seen[kind]);
+            let mini = |m: f64| Mini::new(self.kind, new as f64 * m, seen[kind], &[]);
             self.minis[kind] = MULTIPLES.map(mini).into();
+            let before = Mini::new(self.kind, new as f64, seen[kind], &DEVICES);
+            self.before_devices[kind] = Some(before);
             self.publish(kind);
         }
     }
 
     fn publish(&self, kind: usize) {
-        let below = self.minis[kind].iter().map(|m| m.below).max().unwrap_or(0);
+        let minis = self.minis[kind].iter().chain(&self.before_devices[kind]);
+        let below = minis.map(|m| m.below).max().unwrap_or(0);
         self.filter.below[kind].store(below, Relaxed);
     }
 
     /// Records a reference that the filter accepts: the block's hash, kind and size,
     /// and the number of references of its kind so far.
     pub fn record(&mut self, hash: u64, kind: CacheKind, size: u32, seen: u64) {
-        for mini in &mut self.minis[kind as usize] {
+        let before = self.before_devices[kind as usize].iter_mut();
+        for mini in self.minis[kind as usize].iter_mut().chain(before) {
             mini.record(hash, size, seen);
         }
         self.publish(kind as usize);
@@ -305,9 +364,25 @@ impl WhatIf {
         MULTIPLES.into_iter().enumerate().map(point).collect()
     }
 
+    /// The expected share of references that memory of the present size or a cache device
+    /// behind it answers; [`Point::multiple`] is the device's size.
+    pub fn devices(&self, seen: [u64; 2]) -> Vec<Point> {
+        let ratio = |kind: CacheKind, at: usize| {
+            let mini = self.before_devices[kind as usize].as_ref()?;
+            mini.ratio_with(at, seen[kind as usize])
+        };
+        let point = |(at, multiple)| Point {
+            multiple,
+            data: ratio(CacheKind::Data, at),
+            metadata: ratio(CacheKind::Metadata, at),
+        };
+        DEVICES.into_iter().enumerate().map(point).collect()
+    }
+
     /// Memory of the estimator, bytes.
     pub fn memory(&self) -> u64 {
-        self.minis.iter().flatten().map(Mini::memory).sum()
+        let minis = self.minis.iter().flatten();
+        minis.chain(self.before_devices.iter().flatten()).map(Mini::memory).sum()
     }
 }
 
@@ -374,7 +449,7 @@ mod tests {
                 whatif.record(hash, which, BLOCK, n as u64 + 1);
             }
         }
-        assert!(whatif.memory() <= 1 << 20, "{} bytes", whatif.memory());
+        assert!(whatif.memory() <= 2 << 20, "{} bytes", whatif.memory());
         assert!(recorded < stream.len() / 2, "{recorded} of {} recorded", stream.len());
         let mut worst: f64 = 0.0;
         for point in whatif.curve([stream.len() as u64; 2]) {
@@ -428,6 +503,64 @@ mod tests {
             let real = replay(PolicyKind::Arc, &stream, size);
             assert!((point.data.unwrap() - real).abs() < 0.0001, "{point:?} {real}");
             assert_eq!(point.metadata, None);
+        }
+    }
+
+    /// Replays a stream through the policy and a whole device behind it, which is what a
+    /// miniature stands for; the shares answered by memory and by both.
+    fn replay_device(kind: PolicyKind, stream: &[u64], bytes: u64, times: f64) -> (f64, f64) {
+        let mut policy = make(kind, bytes);
+        let mut device = MiniDevice::new(times);
+        device.resize(bytes as f64);
+        let keys = stream.iter().max().map_or(0, |key| *key as usize + 1);
+        let mut known = vec![false; keys];
+        let mut hits = 0;
+        for &key in stream {
+            let id = key as Id;
+            if matches!(policy.state(id), PolicyState::Mru | PolicyState::Mfu) {
+                hits += 1;
+                policy.hit(id);
+            } else {
+                device.read(mix(key));
+                known[key as usize] = policy.state(id) != PolicyState::Unknown;
+                policy.admit(id, BLOCK);
+                while let Some(id) = policy.evict(&mut |_| false) {
+                    device.offer(mix(u64::from(id)), BLOCK, known[id as usize]);
+                }
+            }
+            while policy.forget().is_some() {}
+        }
+        let all = stream.len() as f64;
+        (f64::from(hits) / all, (f64::from(hits) + device.hits) / all)
+    }
+
+    #[test]
+    fn what_cache_devices_would_give_is_foretold() {
+        let mut rng = StreamRng(9);
+        let zipf: Vec<u64> = (0..1_500_000).map(|_| zipf(&mut rng, 300_000.0)).collect();
+        // A loop of three times the memory, which a device of that size and more holds.
+        let cycle: Vec<u64> = (0..600_000).map(|n| n % 24_000).collect();
+        let scan: Vec<u64> = (0..600_000).collect();
+        let size = 8000 * u64::from(BLOCK);
+        for (name, stream) in [("zipf", zipf), ("loop", cycle), ("scan", scan)] {
+            let mut whatif = WhatIf::new(PolicyKind::Default);
+            whatif.set_size([size; 2], [0; 2]);
+            for (n, &key) in stream.iter().enumerate() {
+                if whatif.filter().wants(CacheKind::Data, mix(key)) {
+                    whatif.record(mix(key), CacheKind::Data, BLOCK, n as u64 + 1);
+                }
+            }
+            assert!(whatif.memory() <= 2 << 20, "{} bytes", whatif.memory());
+            for point in whatif.devices([stream.len() as u64, 0]) {
+                let (alone, real) =
+                    replay_device(PolicyKind::Default, &stream, size, point.multiple);
+                let estimate = point.data.unwrap();
+                println!("{name} x{}: {estimate:.4}, {real:.4}, alone {alone:.4}", point.multiple);
+                assert!((estimate - real).abs() < 0.04, "{name}: {point:?}, {real:.4}");
+                assert_eq!(point.metadata, None);
+                let serves = name == "zipf" || name == "loop" && point.multiple >= 4.0;
+                assert_eq!(real > alone + 0.03, serves, "{name}: {real} {alone}");
+            }
         }
     }
 

@@ -28,6 +28,7 @@ mod frag_report;
 mod frag_target;
 mod frame;
 mod fuse_null;
+mod l2arc;
 mod lab;
 mod oltp;
 mod poison;
@@ -66,6 +67,7 @@ const ALL: &[Bench] = &[
     frag::BENCH,
     aged::BENCH,
     atime::BENCH,
+    l2arc::BENCH,
     codecs::BENCH,
     fuse_null::BENCH,
 ];

@@ -26,6 +26,7 @@ use dsl::props::{PropData, PropValue};
 use l2arc::{CacheDevice, DeviceSpec, Health, SecondLevel};
 use ondisk::config::VdevConfig;
 use spa::cache_devices::ListedCache;
+use spa::engine::Command;
 use spa::leaves::Purpose;
 use spa::status::{IoClass, IoCount, VdevClass, VdevState, VdevStatus};
 
@@ -51,7 +52,14 @@ impl PoolCore {
         }
         let pool = self.spa.zio().use_cache_devices(level);
         let (rebuild_min, owner) = (pool.tunables().rebuild_min, self.config().pool_guid);
-        let spec = DeviceSpec { guid, pool: owner, ashift, rebuild_min };
+        let spec = DeviceSpec {
+            guid,
+            pool: owner,
+            ashift,
+            rebuild_min,
+            log_entries: None,
+            ring_max: None,
+        };
         let device = CacheDevice::new(spec, &path.display().to_string(), device)?;
         pool.add(device, rebuild)?;
         if self.closed.load(Relaxed) {
@@ -136,12 +144,18 @@ impl Engine {
         if listed.is_empty() {
             return;
         }
+        for device in listed.iter().filter(|device| device.offline) {
+            pool.core.cache_faults.lock().insert(device.guid, (VdevState::Offline, None));
+        }
         let (core, level) = (Arc::clone(&pool.core), Arc::clone(self.second_level()));
         // Without the thread, the pool works without its cache devices.
         let _absent = base::rt::spawn("l2arc-open", move || {
             for device in listed {
                 if core.leaves.is_cut() || core.closed.load(Relaxed) {
                     return;
+                }
+                if device.offline {
+                    continue;
                 }
                 // The reason is in the pool's status.
                 let _unused = core.open_cache(&level, &device);
@@ -167,27 +181,59 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes a cache device offline: it is closed, and shown as offline until
-    /// [`Engine::clear`] or the next import.
+    /// Takes a cache device offline: it is closed, and not used until [`Engine::online`]; with
+    /// `temporary`, or until the next import.
     ///
     /// # Errors
-    /// `NotFound` for an unknown device; `Unsupported` for a device that is no cache device.
-    pub fn offline(&self, pool: &Pool, device: &str) -> Result<()> {
+    /// `NotFound` for an unknown device; `Unsupported` for a device that is no cache device;
+    /// `ReadOnly` and `Busy` when a pool that is only read, or suspended, cannot remember it:
+    /// the device stays in use.
+    pub fn offline(
+        &self,
+        pool: &Pool,
+        device: &str,
+        temporary: bool,
+        command: Option<&str>,
+    ) -> Result<()> {
         let aux = crate::pool::aux_devices(&pool.core.spa);
         let Some(found) = aux.iter().find(|v| crate::outage::is_called(v, device)) else {
             pool.vdev_named(device)?;
             return Err(Error::unsupported("only cache devices can be taken offline"));
         };
-        if found.class != VdevClass::Cache {
-            return Err(Error::unsupported("only cache devices can be taken offline"));
+        if found.class == VdevClass::Spare {
+            return Err(Error::unsupported("device is reserved as a hot spare"));
+        }
+        if !temporary {
+            record_offline(pool, found.guid, true, command)?;
         }
         pool.core.cache_faults.lock().insert(found.guid, (VdevState::Offline, None));
         pool.core.drop_cache_device(found.guid);
         Ok(())
     }
 
-    /// Clears the errors of cache devices, and opens those that are absent or offline. With
-    /// a name, only that device; false if no cache device has it.
+    /// Uses a device that was offline or absent again, and forgets its errors.
+    ///
+    /// # Errors
+    /// As [`Engine::clear`]; those of opening a cache device, and as [`Engine::offline`].
+    pub fn online(&self, pool: &Pool, device: &str, command: Option<&str>) -> Result<()> {
+        let aux = crate::pool::aux_devices(&pool.core.spa);
+        let named = aux.iter().find(|v| crate::outage::is_called(v, device));
+        let Some(found) = named.filter(|v| v.class == VdevClass::Cache) else {
+            return self.clear(pool, Some(device), command);
+        };
+        let listed = pool.core.spa.listed_caches(None);
+        let recorded = listed.iter().any(|l| l.guid == found.guid && l.offline);
+        if recorded {
+            record_offline(pool, found.guid, false, command)?;
+        }
+        // What the list says, also if the device cannot be opened.
+        pool.core.cache_faults.lock().remove(&found.guid);
+        self.clear(pool, Some(device), command.filter(|_| !recorded))
+    }
+
+    /// Clears the errors of cache devices, and opens those that are absent. Those that are
+    /// offline stay as they are. With a name, only that device; false if no cache device has
+    /// it.
     ///
     /// # Errors
     /// Those of opening the named device.
@@ -209,8 +255,7 @@ impl Engine {
                         pool.core.cache_faults.lock().get(&listed.guid),
                         Some((VdevState::Offline, _))
                     );
-                    // `zpool clear` without a device leaves offline ones as they are.
-                    if offline && name.is_none() {
+                    if offline {
                         continue;
                     }
                     let opened = pool.core.open_cache(self.second_level(), &listed);
@@ -222,6 +267,16 @@ impl Engine {
         }
         Ok(!guids.is_empty())
     }
+}
+
+/// Records in the pool's list whether a cache device is offline.
+fn record_offline(pool: &Pool, guid: Guid, offline: bool, command: Option<&str>) -> Result<()> {
+    let writer = pool.writer()?;
+    // The list is written with the next txg, for which a suspended pool waits.
+    if pool.is_suspended() {
+        return Err(Error::busy("pool I/O is currently suspended"));
+    }
+    writer.set_cache_offline(guid, offline, command.map(Command::new))
 }
 
 impl Dataset {

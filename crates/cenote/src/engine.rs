@@ -300,7 +300,7 @@ impl Engine {
     }
 
     /// The hit ratios expected at other sizes; empty while there are no samples.
-    pub fn what_if(&self) -> Vec<crate::kstats::WhatIfPoint> {
+    pub fn what_if(&self) -> [Vec<crate::kstats::WhatIfPoint>; 2] {
         self.cache.what_if()
     }
 

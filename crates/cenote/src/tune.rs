@@ -237,7 +237,7 @@ macro_rules! l2arc {
 }
 
 /// Every tunable, by name.
-pub static TUNABLES: [Tunable; 62] = [
+pub static TUNABLES: [Tunable; 63] = [
     l2arc!(
         "l2arc_exclude_special",
         "do not write blocks of special vdevs to cache devices",
@@ -309,6 +309,15 @@ pub static TUNABLES: [Tunable; 62] = [
         || (0, 1),
         |t| t.noprefetch.into(),
         |t, n| t.noprefetch = n != 0
+    ),
+    l2arc!(
+        "l2arc_norw",
+        "do not read from a cache device while it is written",
+        Unit::Choice(OFF_ON),
+        0,
+        || (0, 1),
+        |t| t.norw.into(),
+        |t, n| t.norw = n != 0
     ),
     l2arc!(
         "l2arc_policy",

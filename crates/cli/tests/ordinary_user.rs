@@ -388,3 +388,55 @@ fn an_ordinary_user_mounts_a_pool() {
     }
     assert_eq!(mounts_below(s.path("own").as_path()), Vec::<String>::new());
 }
+
+/// What the user did: gave a pool in files of their own a cache device, as the manual says.
+#[test]
+fn cache_devices_of_an_ordinary_user() {
+    if !can_try("an ordinary user's cache devices") {
+        return;
+    }
+    let u = User::new("cachedev");
+    let (disk, disks) = (u.s.text("disks/disk"), u.s.text("disks"));
+    let cache = u.s.text("disks/cache");
+    std::fs::File::create(&cache).unwrap().set_len(96 << 20).unwrap();
+    chown(&cache, Some(1000), Some(1000)).unwrap();
+    u.ok(&["zpool", "create", "-m", &u.s.text("own/mnt"), "tank", &disk]);
+    u.ok(&["zpool", "add", "tank", "cache", &cache]);
+    let line = || {
+        let status = u.ok(&["zpool", "status", "-P", "tank"]);
+        let found = status.lines().find(|l| l.contains(&cache)).unwrap_or_default();
+        found.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(line(), format!("{cache} ONLINE 0 0 0"));
+    assert!(u.ok(&["zpool", "iostat", "-v", "tank"]).contains("cache"));
+    // The content comes through the mount, whatever the device does.
+    u.does("head -c 20000000 /dev/urandom >mnt/data; sha256sum mnt/data >sum");
+    let again = || {
+        u.ok(&["zpool", "export", "tank"]);
+        u.ok(&["zpool", "import", "-d", &disks, "tank"]);
+        u.does("sha256sum -c --quiet sum");
+    };
+    u.ok(&["zpool", "offline", "-t", "tank", &cache]);
+    assert_eq!(line(), format!("{cache} OFFLINE 0 0 0"));
+    again();
+    assert_eq!(line(), format!("{cache} ONLINE 0 0 0"));
+    u.ok(&["zpool", "offline", "tank", &cache]);
+    again();
+    assert_eq!(line(), format!("{cache} OFFLINE 0 0 0"));
+    u.ok(&["zpool", "clear", "tank"]);
+    assert_eq!(line(), format!("{cache} OFFLINE 0 0 0"));
+    u.ok(&["zpool", "online", "tank", &cache]);
+    again();
+    assert_eq!(line(), format!("{cache} ONLINE 0 0 0"));
+    // Other devices, and none.
+    let told = u.fail(&["zpool", "offline", "tank", &disk]);
+    assert_eq!(told, format!("cannot offline {disk}: only cache devices can be taken offline\n"));
+    let told = u.fail(&["zpool", "offline", "tank", "none"]);
+    assert_eq!(told, "cannot offline none: no such device in pool\n");
+    let told = u.fail(&["zpool", "online", "tank", "none"]);
+    assert_eq!(told, "couldn't find device \"none\" in pool \"tank\"\n");
+    u.ok(&["zpool", "remove", "tank", &cache]);
+    assert_eq!(line(), "");
+    u.does("sha256sum -c --quiet sum");
+    u.judge();
+}

@@ -94,7 +94,7 @@ pub(super) const COMMANDS: &[Command] = &[
         name: "offline",
         about: "take cache devices out of use until they are brought online",
         synopsis: "offline [-t] <pool> <device> ...",
-        flags: &[ignored('t')],
+        flags: &[flag('t', "only until the pool is imported again")],
         words: &[Word::Pool, Word::PoolOrVdev],
         ..POOL
     },

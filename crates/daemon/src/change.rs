@@ -199,10 +199,21 @@ pub(super) fn change(
                 Error::new(e.kind(), format!("cannot remove {device}: {}", e.message()))
             })?;
         }
-        Change::Offline(device) => {
+        Change::Offline { device, temporary } => {
             let pool = pool()?;
-            state.engine().offline(&pool, device).map_err(|e| {
+            state.engine().offline(&pool, device, *temporary, command).map_err(|e| {
                 Error::new(e.kind(), format!("cannot offline {device}: {}", e.message()))
+            })?;
+        }
+        Change::Online(device) => {
+            let pool = pool()?;
+            state.engine().online(&pool, device, command).map_err(|e| {
+                let missing = e.message() == "no such device in pool";
+                let text = match missing {
+                    true => format!("couldn't find device \"{device}\" in pool \"{name}\""),
+                    false => format!("cannot online {device}: {e}"),
+                };
+                Error::new(e.kind(), text)
             })?;
         }
         Change::Clear(device) => {

@@ -44,7 +44,10 @@ fn startup_wait(request: &Request) -> Duration {
         Request::Status
         | Request::Stop { .. }
         | Request::Export { force: true, .. }
-        | Request::Change { change: Change::Destroy { force: true } | Change::Clear(_), .. }
+        | Request::Change {
+            change: Change::Destroy { force: true } | Change::Clear(_) | Change::Online(_),
+            ..
+        }
         | Request::Kstats { .. }
         | Request::KstatNames
         | Request::Tunables { .. }
@@ -114,7 +117,9 @@ fn serve(state: &Arc<DaemonState>, request: &Request, to: &mut dyn RowListener) 
             tunables(state, std::slice::from_ref(name))
         }
         Request::WhatIf => {
-            Ok(Reply::WhatIf(state.engine().what_if().into_iter().map(WhatIf::from).collect()))
+            let of = |points: Vec<_>| points.into_iter().map(WhatIf::from).collect();
+            let [sizes, devices] = state.engine().what_if().map(of);
+            Ok(Reply::WhatIf { sizes, devices })
         }
         Request::Create(args) => change::create(state, args, to),
         Request::Add(args) => change::add(state, args, to),

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::Duration;
 
+use base::planted::BugSwitch;
 use base::rt::{self, Mutex};
 use base::{Buf, Dva, Error, Guid, Result, Txg};
 use codec::checksum::fletcher::fletcher4;
@@ -24,8 +25,8 @@ use codec::compress::Compression;
 use device::{Device, Io};
 use ondisk::endian::Endian;
 use ondisk::l2::{
-    DeviceHeader, EntryFacts, HEADER_OFFSET, LOG_BLOCK_SIZE, LogBlock, LogEntry, LogPtr,
-    header_size, log_entries, ring,
+    DeviceHeader, EntryFacts, HEADER_OFFSET, LOG_BLOCK_SIZE, LOG_ENTRIES_MAX, LogBlock, LogEntry,
+    LogPtr, header_size, log_entries, ring,
 };
 
 use crate::index::{BlockId, CachedBlock, IndexSums, RingIndex};
@@ -62,6 +63,24 @@ pub struct DeviceSpec {
     /// Devices whose ring ends before this have no log blocks
     /// (`l2arc_rebuild_blocks_min_l2size`).
     pub rebuild_min: u64,
+    /// Entries of each log block, for tests with small rings; `None`: what the format
+    /// demands for the ring's size (chapter 08 §G.1).
+    pub log_entries: Option<u64>,
+    /// Most bytes of the ring, for tests that overwrite it often; `None`: the whole device.
+    pub ring_max: Option<u64>,
+}
+
+/// Bugs to plant ([`base::planted`]), before the device is used.
+#[derive(Debug, Default)]
+pub struct CacheBugs {
+    /// What the device returns is not verified.
+    pub unverified: BugSwitch,
+    /// A block that was freed stays in the index.
+    pub keep_freed: BugSwitch,
+    /// The rebuild accepts what the ring overwrote.
+    pub overwritten_logs: BugSwitch,
+    /// The rebuild accepts the header of another pool or device.
+    pub foreign_header: BugSwitch,
 }
 
 /// Operations and errors of a device.
@@ -101,8 +120,8 @@ fn count(pair: &[AtomicU64; 2], bytes: u64) {
 pub struct NewBlock {
     /// Its identity.
     pub id: BlockId,
-    /// Allocated bytes of its first address on the pool.
-    pub dva_asize: base::Asize,
+    /// Its first address, as its pointer has it.
+    pub dva: Dva,
     /// What is known of it.
     pub facts: EntryFacts,
     /// Its bytes as stored; `facts.psize` of them.
@@ -129,14 +148,15 @@ pub(crate) struct RingWriter {
 }
 
 impl RingWriter {
-    pub(crate) fn new(start: u64, end: u64, least: u64) -> RingWriter {
+    pub(crate) fn new(start: u64, end: u64, spec: &DeviceSpec) -> RingWriter {
+        let by_size = log_entries(start, end, spec.rebuild_min);
         RingWriter {
             start,
             end,
             hand: start,
             evict: start,
             first_sweep: true,
-            entries_each: log_entries(start, end, least),
+            entries_each: spec.log_entries.map_or(by_size, |n| n.min(LOG_ENTRIES_MAX)),
             newest: [LogPtr::default(); 2],
             open: Vec::new(),
             open_asize: 0,
@@ -191,6 +211,8 @@ pub struct FeedCounts {
 
 /// An open cache device.
 pub struct CacheDevice {
+    /// Planted bugs; none by default.
+    pub bugs: CacheBugs,
     spec: DeviceSpec,
     name: String,
     device: Arc<dyn Device>,
@@ -198,6 +220,8 @@ pub struct CacheDevice {
     pub(crate) index: Mutex<RingIndex>,
     faulted: AtomicBool,
     filling: AtomicBool,
+    /// A batch is being written.
+    pub(crate) writing: AtomicBool,
     /// Bytes and number of log blocks.
     logs: [AtomicU64; 2],
     /// The rebuild is running: nothing is written.
@@ -221,15 +245,18 @@ impl CacheDevice {
         }
         let (start, end) = ring(device.size(), spec.ashift)
             .ok_or_else(|| Error::invalid("the cache device is too small"))?;
-        let writer = RingWriter::new(start, end, spec.rebuild_min);
+        let end = spec.ring_max.map_or(end, |most| end.min(start.saturating_add(most)));
+        let writer = RingWriter::new(start, end, &spec);
         let index = RingIndex::new(1 << spec.ashift, rt::random_u64().unwrap_or(1));
         Ok(CacheDevice {
+            bugs: CacheBugs::default(),
             name: name.to_owned(),
             device,
             writer: Mutex::new(writer),
             index: Mutex::new(index),
             faulted: AtomicBool::new(false),
             filling: AtomicBool::new(true),
+            writing: AtomicBool::new(false),
             logs: Default::default(),
             rebuilding: AtomicBool::new(false),
             gone: AtomicBool::new(false),
@@ -301,7 +328,8 @@ impl CacheDevice {
 
     /// Bytes of its ring.
     pub fn capacity(&self) -> u64 {
-        ring(self.device.size(), self.spec.ashift).map_or(0, |(start, end)| end - start)
+        let all = ring(self.device.size(), self.spec.ashift).map_or(0, |(start, end)| end - start);
+        self.spec.ring_max.map_or(all, |most| all.min(most))
     }
 
     /// Memory of its index, bytes.
@@ -326,6 +354,11 @@ impl CacheDevice {
         self.is_usable() && self.device.caps().writable && !self.rebuilding.load(Relaxed)
     }
 
+    /// Whether a batch is being written now.
+    pub fn is_writing(&self) -> bool {
+        self.writing.load(Relaxed)
+    }
+
     /// Marks the device as removed: it is not used any more.
     pub(crate) fn retire(&self) {
         self.gone.store(true, Relaxed);
@@ -345,6 +378,11 @@ impl CacheDevice {
         if counter.fetch_add(1, Relaxed) + 1 >= ERRORS_MAX {
             self.faulted.store(true, Relaxed);
         }
+    }
+
+    /// The indexed blocks, the oldest first; for tests, because it copies the index.
+    pub fn blocks(&self) -> Vec<CachedBlock> {
+        self.index.lock().blocks()
     }
 
     /// Whether the block is on the device.
@@ -389,14 +427,27 @@ impl CacheDevice {
         }
     }
 
-    /// Drops a block that failed its checksum.
+    /// Drops a block that failed its checksum. Log blocks of an earlier use may name what a
+    /// crash left unwritten or what another system overwrote: that says nothing against the
+    /// device.
     pub(crate) fn reject(&self, id: &BlockId) {
-        self.failed(&self.counters.checksum_errors);
-        self.forget(id);
+        if self.index.lock().is_restored(id) {
+            self.counters.checksum_errors.fetch_add(1, Relaxed);
+        } else {
+            self.failed(&self.counters.checksum_errors);
+        }
+        self.drop_block(id);
     }
 
-    /// Drops a block. True if it was there.
+    /// Drops a block that was freed. True if it was there.
     pub fn forget(&self, id: &BlockId) -> bool {
+        if self.bugs.keep_freed.load(Relaxed) {
+            return false;
+        }
+        self.drop_block(id)
+    }
+
+    fn drop_block(&self, id: &BlockId) -> bool {
         self.index.lock().remove(id).is_some()
     }
 
@@ -425,14 +476,8 @@ impl CacheDevice {
             ios.add(at, block.stored, asize);
             writer.hand += asize;
             placed.push(cached);
-            let dva = Dva {
-                vdev: base::VdevId(block.id.vdev),
-                offset: block.id.offset,
-                asize: block.dva_asize,
-                gang: false,
-            };
             if writer.entries_each > 0 {
-                writer.open.push(LogEntry::new(dva, Txg(block.id.birth), at, block.facts));
+                writer.open.push(LogEntry::new(block.dva, Txg(block.id.birth), at, block.facts));
                 writer.open_asize += asize;
                 if writer.open.len() as u64 >= writer.entries_each {
                     self.close_log(&mut writer, &mut ios, &mut counts);
@@ -443,12 +488,14 @@ impl CacheDevice {
             return counts;
         }
         self.trim(&mut writer, trim_ahead, &mut ios, &mut counts);
+        self.writing.store(true, Relaxed);
         if self.send(ios.ios, &mut counts) {
             let mut index = self.index.lock();
             counts.blocks = placed.iter().filter(|block| index.push(block)).count() as u64;
             self.note_index(&index);
         }
         self.write_header(&writer, &mut counts);
+        self.writing.store(false, Relaxed);
         self.note_ring(&writer);
         counts
     }
@@ -584,7 +631,7 @@ impl CacheDevice {
     /// Makes the device empty: a fresh header, so that no earlier content is ever found.
     pub(crate) fn start_anew(&self) {
         let mut writer = self.writer.lock();
-        let fresh = RingWriter::new(writer.start, writer.end, self.spec.rebuild_min);
+        let fresh = RingWriter::new(writer.start, writer.end, &self.spec);
         *writer = fresh;
         self.index.lock().clear();
         self.note_ring(&writer);

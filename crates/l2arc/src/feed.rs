@@ -23,7 +23,7 @@ use arc::CacheKind;
 use arc::stats::SecondTierStats;
 use arc::tier::{LeavingBlock, Offered};
 use base::rt::{self, Condvar, JoinHandle, Mutex, RwLock};
-use base::{Asize, Buf, Guid, Result};
+use base::{Buf, Dva, Guid, Result};
 use ondisk::l2::EntryFacts;
 
 use crate::admission::{Admission, L2Policy};
@@ -33,8 +33,8 @@ use crate::level::{LevelShared, SecondLevel, Tunables};
 
 /// What the feed needs to know of the pool's own vdevs.
 pub trait Geometry: Send + Sync {
-    /// Allocated bytes of a block at a plain address; `None` for an unknown vdev.
-    fn asize(&self, id: &BlockId, psize: u64) -> Option<Asize>;
+    /// The first address of a block, as its pointer has it; `None` if it is not known.
+    fn address(&self, id: &BlockId, psize: u64, gang: bool) -> Option<Dva>;
     /// Whether the vdev is a special one.
     fn is_special(&self, vdev: u32) -> bool;
 }
@@ -47,6 +47,7 @@ const QUEUE_SHIFT: u32 = 5;
 #[derive(Clone)]
 struct WaitingBlock {
     stored: Buf,
+    dva: Dva,
     facts: EntryFacts,
 }
 
@@ -236,6 +237,9 @@ impl CachePool {
         {
             return Offered::Ineligible;
         }
+        let Some(dva) = self.geometry.address(&id, psize, block.usage.gang) else {
+            return Offered::Ineligible;
+        };
         let (mut present, mut usable, mut filling, mut bytes) = (false, false, false, 0);
         for device in self.devices.read().iter() {
             present |= device.contains(&id);
@@ -277,7 +281,7 @@ impl CachePool {
             };
             queue.bytes += psize;
             queue.order.push_back(id);
-            queue.blocks.insert(id, WaitingBlock { stored: block.stored.clone(), facts });
+            queue.blocks.insert(id, WaitingBlock { stored: block.stored.clone(), dva, facts });
             if queue.order.len() == 1 || queue.bytes > most / 2 {
                 self.wake.notify_all();
             }
@@ -324,9 +328,15 @@ impl CachePool {
             };
             found.map(|b| b.stored.clone()).filter(|b| b.len() as u64 == psize)
         };
+        let norw = self.tunables().norw;
         let found = waiting.filter(|b| verify(b)).or_else(|| {
-            devices.iter().find_map(|device| match device.read(id, psize) {
-                Ok(Some(bytes)) if verify(&bytes) => {
+            let clashes = |device: &&Arc<CacheDevice>| {
+                let clash = norw && device.is_writing() && device.contains(id);
+                self.shared.count(|c| c.rw_clash += u64::from(clash));
+                !clash
+            };
+            devices.iter().filter(clashes).find_map(|device| match device.read(id, psize) {
+                Ok(Some(bytes)) if verify(&bytes) || device.bugs.unverified.load(Relaxed) => {
                     self.shared.count(|c| c.read_bytes += psize);
                     Some(bytes)
                 }
@@ -408,10 +418,9 @@ impl CachePool {
             batch.push((id, block));
         }
         drop(queue);
-        let new = batch.into_iter().filter_map(|(id, WaitingBlock { stored, facts })| {
+        let new = batch.into_iter().filter_map(|(id, WaitingBlock { stored, dva, facts })| {
             let excluded = tunables.exclude_special && self.geometry.is_special(id.vdev);
-            let dva_asize = self.geometry.asize(&id, facts.psize).filter(|_| !excluded)?;
-            Some(NewBlock { id, dva_asize, facts, stored })
+            (!excluded).then_some(NewBlock { id, dva, facts, stored })
         });
         let ahead = turn.saturating_mul(tunables.trim_ahead) / 100;
         let counts = device.feed(new.collect(), ahead);

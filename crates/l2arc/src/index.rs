@@ -244,6 +244,18 @@ impl RingIndex {
         self.record(self.find(id)?).map(PackedBlock::block)
     }
 
+    /// Whether the block was restored from a log block: it was written in an earlier use of
+    /// the device.
+    pub fn is_restored(&self, id: &BlockId) -> bool {
+        self.find(id).is_some_and(|number| number < MIDDLE)
+    }
+
+    /// The live blocks, the oldest first.
+    pub fn blocks(&self) -> Vec<CachedBlock> {
+        let records = (self.oldest..self.next).filter_map(|number| self.record(number));
+        records.filter(|record| record.is_live()).map(PackedBlock::block).collect()
+    }
+
     /// Whether the block is there.
     pub fn contains(&self, id: &BlockId) -> bool {
         self.find(id).is_some()

@@ -46,6 +46,8 @@ pub struct Tunables {
     pub feed_min_ms: u64,
     /// Shorten the pause when there is much to write (`l2arc_feed_again`).
     pub feed_again: bool,
+    /// Do not read from a device while it is written (`l2arc_norw`).
+    pub norw: bool,
     /// Restore the content at import (`l2arc_rebuild_enabled`).
     pub rebuild_enabled: bool,
     /// Devices that end before this have no log blocks
@@ -71,6 +73,7 @@ impl Default for Tunables {
             feed_secs: 1,
             feed_min_ms: 200,
             feed_again: true,
+            norw: false,
             rebuild_enabled: true,
             rebuild_min: ondisk::l2::REBUILD_SIZE_MIN,
             trim_ahead: 0,

@@ -40,7 +40,8 @@
 //!   lists ahead of eviction: a queue in memory covers the time until they are written.
 //!   `l2arc_headroom` bounds the bytes that are considered in a turn.
 //! * The default rule of admission.
-//! * Gang blocks and blocks without a checksum are not cached.
+//! * Blocks without a checksum are not cached, because nothing would tell what a device
+//!   lost or made up from their content.
 //!
 //! Lock order: a pool's `feeding` → a device's writer → its index; a pool's list of devices →
 //! a device's index. All others are leaves. `feeding` and the writer are held during
@@ -60,7 +61,7 @@ mod tests;
 use std::time::Duration;
 
 pub use admission::{Admission, L2Policy};
-pub use device::{CacheDevice, DeviceSpec, Health};
+pub use device::{CacheBugs, CacheDevice, DeviceSpec, Health};
 pub use feed::{CachePool, Geometry};
 pub use index::{BlockId, CachedBlock, IndexSums, RECORDS_MAX, RingIndex};
 pub use level::{PoolBlock, SecondLevel, Tunables};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use base::{Asize, Buf, Guid};
+use base::{Asize, Buf, Dva, Guid, VdevId};
 use device::{Device, Fault, FaultDevice, MemDevice};
 use ondisk::l2::{DeviceHeader, EntryFacts, HEADER_OFFSET, LogBlock, LogPtr, header_size};
 use proptest::prelude::*;
@@ -17,7 +17,14 @@ use crate::rebuild::RebuildEnd;
 const SIZE: usize = 64 << 20;
 
 fn spec(ashift: u32) -> DeviceSpec {
-    DeviceSpec { guid: Guid(11), pool: Guid(22), ashift, rebuild_min: 0 }
+    DeviceSpec {
+        guid: Guid(11),
+        pool: Guid(22),
+        ashift,
+        rebuild_min: 0,
+        log_entries: None,
+        ring_max: None,
+    }
 }
 
 fn memory() -> Arc<MemDevice> {
@@ -48,7 +55,10 @@ fn block(n: u64, psize: u64) -> NewBlock {
         ..EntryFacts::default()
     };
     let stored = Buf::copy_of(&content(n, psize));
-    NewBlock { id: id(n), dva_asize: Asize(psize.next_multiple_of(4096)), facts, stored }
+    let BlockId { vdev, offset, .. } = id(n);
+    let asize = Asize(psize.next_multiple_of(4096));
+    let dva = Dva { vdev: VdevId(vdev), offset, asize, gang: n.is_multiple_of(11) };
+    NewBlock { id: id(n), dva, facts, stored }
 }
 
 fn never(_: u64) -> bool {
@@ -395,4 +405,25 @@ fn a_silent_device_is_given_up_and_used_again_when_it_answers() {
     let late = std::mem::take(&mut *silent.1.lock());
     late.into_iter().for_each(|op| op.complete(Ok(512)));
     assert_eq!(abandoned.load(SeqCst), 0);
+}
+
+/// The content of a device was overwritten after its last log block: all of it is a miss, and
+/// the device stays in use.
+#[test]
+fn restored_blocks_that_are_wrong_do_not_fault_the_device() {
+    let device = memory() as Arc<dyn Device>;
+    let first = CacheDevice::new(spec(12), "cache", Arc::clone(&device)).unwrap();
+    first.start_anew();
+    fill(&first, 0..1100);
+    drop(first);
+    let again = CacheDevice::new(spec(12), "cache", device).unwrap();
+    again.rebuild(&never);
+    let restored: Vec<_> = again.blocks().iter().map(|block| block.id).collect();
+    assert!(restored.len() > 20, "{}", restored.len());
+    restored.iter().for_each(|id| again.reject(id));
+    assert_eq!(again.health(), Health::Online);
+    assert_eq!(again.counts().checksum_errors, restored.len() as u64);
+    fill(&again, 2000..2020);
+    (2000..2020).for_each(|n| again.reject(&id(n)));
+    assert_eq!(again.health(), Health::Faulted, "what it wrote itself must be right");
 }

@@ -25,7 +25,7 @@ const VERSION: u64 = 1;
 /// Bytes of a log block, uncompressed.
 pub const LOG_BLOCK_SIZE: usize = 65_536;
 /// Most entries of a log block.
-pub(crate) const LOG_ENTRIES_MAX: u64 = 1022;
+pub const LOG_ENTRIES_MAX: u64 = 1022;
 const LOG_ENTRY_SIZE: usize = 64;
 const LOG_ENTRIES_AT: usize = 128;
 /// Smaller devices have no log blocks, by default (`l2arc_rebuild_blocks_min_l2size`).

@@ -114,7 +114,14 @@ pub enum Change {
     /// Remove a log device, a cache device or a spare.
     Remove(String),
     /// Take a cache device offline.
-    Offline(String),
+    Offline {
+        /// The device.
+        device: String,
+        /// Only until the next import.
+        temporary: bool,
+    },
+    /// Use a device again that was missing or offline.
+    Online(String),
 }
 
 /// A record of a pool's history.

@@ -50,7 +50,7 @@ pub use space_map::{MetaslabSpace, SpaceMap, VdevSpaceMap};
 pub use stats::{BATCH_MAX, Stat, TunableInfo, WhatIf};
 
 /// Version of the protocol.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 /// Largest frame in bytes.
 const FRAME_MAX: usize = 32 << 20;
 /// Largest request in bytes: names of [`TARGETS_MAX`] datasets, up to the length of a command
@@ -456,7 +456,12 @@ pub enum Reply {
     /// Answer to [`Request::Tunables`] and [`Request::Tune`].
     Tunables(Vec<TunableInfo>),
     /// Answer to [`Request::WhatIf`]; empty while there are no measurements.
-    WhatIf(Vec<WhatIf>),
+    WhatIf {
+        /// Other sizes of the cache.
+        sizes: Vec<WhatIf>,
+        /// The present size with a cache device: `multiple` is that of the device.
+        devices: Vec<WhatIf>,
+    },
     /// Answer to [`Request::LabelClear`]: whether there were labels.
     Truth(bool),
     /// Answer to [`Request::History`]: [`HISTORY_MAX`] records at most, and whether

@@ -115,8 +115,27 @@ pub fn judge(
     cache: &Arc<BlockCache>,
     memo: &Memo,
 ) -> Result<Option<Txg>, String> {
-    judge_it(images, model, expect, cache, memo).map_err(|bad| bad.what)
+    judge_with(images, model, expect, cache, memo, &|_, _| Ok(()))
 }
+
+/// As [`judge`]; `opened` is called with the imported pool and the recorder of reads before
+/// anything is compared.
+///
+/// # Errors
+/// The error found, or that of `opened`.
+pub(crate) fn judge_with(
+    images: &[Image],
+    model: &Model,
+    expect: &Expect,
+    cache: &Arc<BlockCache>,
+    memo: &Memo,
+    opened: PoolOpened<'_>,
+) -> Result<Option<Txg>, String> {
+    judge_it(images, model, expect, cache, memo, opened).map_err(|bad| bad.what)
+}
+
+/// What is done with an imported pool before it is judged.
+pub(crate) type PoolOpened<'a> = &'a dyn Fn(&Spa, &Arc<Tap>) -> Result<(), String>;
 
 fn judge_it(
     images: &[Image],
@@ -124,6 +143,7 @@ fn judge_it(
     expect: &Expect,
     cache: &Arc<BlockCache>,
     memo: &Memo,
+    opened: PoolOpened<'_>,
 ) -> Result<Option<Txg>, Bad> {
     // Bad sectors are not part of an image, so the verdict is not stored.
     let remember = expect.bad.is_none();
@@ -158,6 +178,7 @@ fn judge_it(
     let known = if remember { memo.body(images, &expect.manner, txg, &root) } else { None };
     let mut integrity = Integrity::Whole;
     if known.is_none() {
+        opened(&spa, &tap)?;
         integrity = verdict(&spa, model, txg, expect)?;
     }
     if remember && integrity == Integrity::Whole {
@@ -349,6 +370,11 @@ fn same_names<'a, N: Ord + std::fmt::Debug + 'a>(
 fn dataset(ds: &DslDataset, due: &Content, detect: bool) -> Result<(), Bad> {
     let os = ds.open_objset().map_err(|e| text("object set", e))?;
     let Some(os) = os else { return Err("no object set".to_owned().into()) };
+    objects(&os, due, detect)
+}
+
+/// Compares the objects of an object set with those due.
+pub(crate) fn objects(os: &Arc<Objset>, due: &Content, detect: bool) -> Result<(), Bad> {
     let mut found = BTreeSet::new();
     let mut at = ObjectId(0);
     while let Some(id) = os.next_object(at, Io::WAIT).map_err(|e| text("objects", e))? {
@@ -363,7 +389,7 @@ fn dataset(ds: &DslDataset, due: &Content, detect: bool) -> Result<(), Bad> {
     }
     let mut first = Ok(());
     for (id, obj) in due {
-        match object(&os, *id, obj).map_err(|bad| bad.within(&format!("object {id}"))) {
+        match object(os, *id, obj).map_err(|bad| bad.within(&format!("object {id}"))) {
             // The other objects must still be right.
             Err(bad) if detect && bad.reported => first = first.and(Err(bad)),
             other => other?,

@@ -53,6 +53,8 @@ pub struct Driver {
     plant_wrong_txg: bool,
     /// Devices fail: an operation that fails leaves unknown content.
     pub faulty: bool,
+    /// The block cache is emptied into its second tier before each operation.
+    pub evicts: bool,
     /// Distinguishes this run's names from those of earlier runs.
     pub prefix: String,
 }
@@ -87,6 +89,7 @@ impl Driver {
             shared: Mutex::default(),
             plant_wrong_txg: false,
             faulty: false,
+            evicts: false,
             prefix: String::new(),
         })
     }
@@ -147,7 +150,7 @@ impl Driver {
         Hand { thread: 0, objects, datasets, snaps, made: 0 }
     }
 
-    fn head(&self, ds: DsId) -> Result<Arc<Objset>> {
+    pub(crate) fn head(&self, ds: DsId) -> Result<Arc<Objset>> {
         if let Some(os) = self.heads.lock().get(&ds) {
             return Ok(Arc::clone(os));
         }
@@ -450,6 +453,9 @@ impl Driver {
         if self.faulty {
             // So that reads find damage on the disks, and repair it.
             self.writer.zio().cache().clear();
+        }
+        if self.evicts {
+            self.writer.zio().cache().evict_all();
         }
         match self.run_op(hand, op) {
             Err(e) if e.kind() == ErrorKind::NoSpace => Ok(()),

@@ -25,6 +25,8 @@
 
 pub mod again;
 pub mod back;
+pub mod cache_mishap;
+pub mod caches;
 mod campaign;
 pub mod check;
 pub mod driver;

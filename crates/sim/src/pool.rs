@@ -109,6 +109,15 @@ fn vdevs(layout: Layout) -> Vec<NewVdev> {
 /// # Errors
 /// Those of creating it.
 pub fn make(setup: &Setup, disks: &SimDisks) -> Result<Arc<Writer>> {
+    make_with(setup, disks, &Arc::new(BlockCache::of(CACHE)?))
+}
+
+/// As [`make`], with this block cache. Disks beyond those of the layout are left alone.
+pub(crate) fn make_with(
+    setup: &Setup,
+    disks: &SimDisks,
+    cache: &Arc<BlockCache>,
+) -> Result<Arc<Writer>> {
     let leaves = SimLeaves::new(disks, &[]);
     let facts = |path: &Path| Ok(LeafFacts::of(&*leaves.open(path, Purpose::Write)?.device, false));
     let options = BuildOptions {
@@ -135,10 +144,9 @@ pub fn make(setup: &Setup, disks: &SimDisks) -> Result<Arc<Writer>> {
             devices.insert(leaf.guid, leaves.open(Path::new(path), Purpose::Write)?.device);
         }
     }
-    let cache = Arc::new(BlockCache::of(CACHE)?);
     create(
         CreateSpec { options: setup.writer(), ..CreateSpec::new(POOL, built.tops, devices) },
-        &cache,
+        cache,
     )
 }
 

@@ -143,7 +143,7 @@ fn arrange(setup: &Setup, disks: &SimDisks) -> Option<usize> {
 }
 
 /// Runs all operations of a plan; returns the events before one thread's last operation.
-fn work(driver: &Arc<Driver>, plan: &OpPlan, disks: &SimDisks) -> Result<u64, String> {
+pub(crate) fn work(driver: &Arc<Driver>, plan: &OpPlan, disks: &SimDisks) -> Result<u64, String> {
     let began = Arc::new(AtomicU64::new(0));
     let failed: Arc<Mutex<Option<String>>> = Arc::default();
     let mut threads = Vec::new();

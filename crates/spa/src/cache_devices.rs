@@ -25,6 +25,8 @@ pub struct ListedCache {
     pub path: Option<PathBuf>,
     /// Where it may be, the most likely place first.
     pub places: Vec<PathBuf>,
+    /// It was taken offline, and is not to be opened.
+    pub offline: bool,
 }
 
 /// An open cache device.
@@ -52,7 +54,7 @@ impl Spa {
             let absolute = path.clone().filter(|p| p.is_absolute());
             let mut places: Vec<PathBuf> = seen.into_iter().chain(absolute).collect();
             places.dedup();
-            ListedCache { guid: vdev.guid, path, places }
+            ListedCache { guid: vdev.guid, path, places, offline: vdev.leaf.offline }
         };
         parse_aux_list(&list, "l2cache").unwrap_or_default().into_iter().map(of).collect()
     }

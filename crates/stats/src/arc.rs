@@ -138,13 +138,36 @@ fn curve(points: &[WhatIf], target: u64) -> String {
     out
 }
 
+/// The table of cache devices: `points` with each size of a device, `now` without one.
+fn device_table(points: &[WhatIf], now: Option<&WhatIf>, target: u64) -> String {
+    let any = |p: &WhatIf| p.data.is_some() || p.metadata.is_some();
+    if !points.iter().any(any) {
+        return String::new();
+    }
+    let mut out =
+        String::from("\nrequests answered by memory or a cache device of other sizes\n\n");
+    let _ = writeln!(out, "{:>6}{:>9}{:>10}{:>10}", "times", "size", "data", "metadata");
+    if let Some(p) = now {
+        let (data, metadata) = (ratio(p.data), ratio(p.metadata));
+        let _ = writeln!(out, "{:>6}{:>9}{data:>10}{metadata:>10}", "none", "-");
+    }
+    for p in points {
+        let size = nicebytes((target as f64 * p.multiple.max(0.0)) as u64);
+        let times = multiple(p.multiple);
+        let (data, metadata) = (ratio(p.data), ratio(p.metadata));
+        let _ = writeln!(out, "{times:>6}{size:>9}{data:>10}{metadata:>10}");
+    }
+    out
+}
+
 fn what_if() -> Result<Exit> {
     let mut client = source::daemon()?;
-    let Reply::WhatIf(points) = client.request(&Request::WhatIf)? else {
+    let Reply::WhatIf { sizes, devices } = client.request(&Request::WhatIf)? else {
         return Err(Error::corrupt("the daemon answered something else"));
     };
     let target = StatSource::Daemon(Box::new(client)).arcstats()?.number("c").unwrap_or(0);
-    ui::out(&curve(&points, target));
+    let now = sizes.iter().find(|p| p.multiple == 1.0);
+    ui::out(&(curve(&sizes, target) + &device_table(&devices, now, target)));
     Ok(Exit::OK)
 }
 
@@ -210,6 +233,14 @@ mod tests {
         assert_eq!(lines[5], "     8       8G   100.0 %       n/a");
         assert_eq!(lines[8], format!("   1/4 │{} 50.0 %", "█".repeat(20)));
         assert_eq!(lines[14], "     1 │ n/a");
+        let with = [p(1.0, Some(0.8), None), p(8.0, Some(0.9), None)];
+        let table = device_table(&with, Some(&points[1]), 1 << 30);
+        let lines: Vec<&str> = table.lines().collect();
+        assert_eq!(lines[1], "requests answered by memory or a cache device of other sizes");
+        assert_eq!(lines[3], " times     size      data  metadata");
+        assert_eq!(lines[4], "  none        -    75.0 %       n/a");
+        assert_eq!(lines[6], "     8       8G    90.0 %       n/a");
+        assert_eq!(device_table(&[p(1.0, None, None)], None, 1 << 30), "");
         assert_eq!(bar(Some(7.0)).chars().count(), BAR);
         assert_eq!(bar(Some(f64::NAN)), "");
     }

@@ -194,6 +194,7 @@ pub struct Zio {
     placed: write::PlacedCounts,
     /// The pool's cache devices.
     second: RwLock<Option<Arc<l2arc::CachePool>>>,
+    gangs: second::GangSizes,
     /// Takes writes instead of the tree, in tests.
     sink: RwLock<Option<Arc<dyn write::Sink>>>,
 }
@@ -235,6 +236,7 @@ impl Zio {
             healing: heal::Healing::default(),
             placed: write::PlacedCounts::default(),
             second: RwLock::new(None),
+            gangs: second::GangSizes::default(),
             sink: RwLock::new(None),
         }
     }

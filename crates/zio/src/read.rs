@@ -75,6 +75,7 @@ impl Zio {
     /// Records that the block was freed: its content will not be requested again.
     pub fn freed(&self, block: &Block) {
         self.cache.remove(&self.key(block));
+        self.forget_gang(block);
     }
 
     fn read_block(&self, block: &Block, io: Io) -> Result<Buf> {
@@ -181,7 +182,7 @@ impl Zio {
             tag: block.compression,
             whole: whole.clone(),
             remember: keep && io.caching == Caching::Remember && all && !is_metadata(block),
-            usage: io.tiers.usage(block),
+            usage: self.tier_use(io.tiers, block),
         });
         Ok((whole.slice(range), at.filter(|_| keep)))
     }

@@ -1,9 +1,17 @@
 //! The second tier of the cache: what it may keep, and reads from the pool's cache devices.
+//!
+//! A block on a cache device is named by its first address, as its pointer has it (chapter
+//! 08 §G.2). The cache knows all of that but the allocated size, which follows from the
+//! physical size and the vdev, except for gang blocks: there it is that of the whole tree.
+//! [`GangSizes`] keeps it for gang blocks that entered the cache, and a gang block whose size
+//! is not known is not written. Lock order: [`GangSizes`] is a leaf.
 
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};
 
 use arc::{CacheKind, TierUse};
-use base::{Asize, Buf, Psize, Txg, VdevId};
+use base::rt::Mutex;
+use base::{Asize, Buf, Dva, Psize, Txg, VdevId};
 use codec::checksum::Checksum;
 use l2arc::{BlockId, CachePool, Geometry, PoolBlock};
 use ondisk::blkptr::{Block, Protection};
@@ -62,12 +70,12 @@ impl CacheTiers {
     /// What the second tier may do with a block of this kind.
     pub(crate) fn usage(self, block: &Block) -> TierUse {
         let kind = kind_of(block);
-        let plain = block.dvas().next().is_some_and(|dva| !dva.gang);
         let verified = Checksum::from_id(block.checksum)
             .is_some_and(|c| !matches!(c, Checksum::Off | Checksum::NoParity));
         TierUse {
-            eligible: plain && verified && self.first.keeps(kind) && self.second.keeps(kind),
+            eligible: verified && self.first.keeps(kind) && self.second.keeps(kind),
             protected: block.protection != Protection::None,
+            gang: block.dva().gang,
         }
     }
 }
@@ -86,9 +94,13 @@ impl PoolBlock for BlockKey {
 struct PoolGeometry(Weak<Zio>);
 
 impl Geometry for PoolGeometry {
-    fn asize(&self, id: &BlockId, psize: u64) -> Option<Asize> {
-        let tree = self.0.upgrade()?.tree();
-        tree.asize(VdevId(id.vdev), Psize(psize), Txg(id.birth)).ok()
+    fn address(&self, id: &BlockId, psize: u64, gang: bool) -> Option<Dva> {
+        let zio = self.0.upgrade()?;
+        let asize = match gang {
+            true => zio.gangs.get(id)?,
+            false => zio.tree().asize(VdevId(id.vdev), Psize(psize), Txg(id.birth)).ok()?,
+        };
+        Some(Dva { vdev: VdevId(id.vdev), offset: id.offset, asize, gang })
     }
 
     fn is_special(&self, vdev: u32) -> bool {
@@ -98,7 +110,59 @@ impl Geometry for PoolGeometry {
     }
 }
 
+/// Most gang blocks whose sizes are kept: 3 MiB.
+const GANG_SIZES_MAX: usize = 64 << 10;
+
+/// Allocated sizes of gang blocks in the cache; the oldest are dropped beyond
+/// [`GANG_SIZES_MAX`].
+#[derive(Default)]
+pub(crate) struct GangSizes(Mutex<GangTable>);
+
+#[derive(Default)]
+struct GangTable {
+    sizes: HashMap<BlockId, Asize>,
+    /// In the order of arrival; those that were freed are no longer in `sizes`.
+    order: VecDeque<BlockId>,
+}
+
+impl GangSizes {
+    fn get(&self, id: &BlockId) -> Option<Asize> {
+        self.0.lock().sizes.get(id).copied()
+    }
+
+    fn note(&self, id: BlockId, asize: Asize) {
+        let mut table = self.0.lock();
+        if table.sizes.insert(id, asize).is_none() {
+            table.order.push_back(id);
+        }
+        while table.order.len() > GANG_SIZES_MAX {
+            let Some(oldest) = table.order.pop_front() else { break };
+            table.sizes.remove(&oldest);
+        }
+    }
+
+    fn forget(&self, id: &BlockId) {
+        self.0.lock().sizes.remove(id);
+    }
+}
+
 impl Zio {
+    /// What the second tier may do with a block that enters the cache.
+    pub(crate) fn tier_use(&self, tiers: CacheTiers, block: &Block) -> TierUse {
+        let usage = tiers.usage(block);
+        if usage.eligible && usage.gang && self.second.read().is_some() {
+            self.gangs.note(self.key(block).id(), block.dva().asize);
+        }
+        usage
+    }
+
+    /// Drops the size of a gang block that was freed.
+    pub(crate) fn forget_gang(&self, block: &Block) {
+        if block.dva().gang {
+            self.gangs.forget(&self.key(block).id());
+        }
+    }
+
     /// The pool's cache devices, if it has or had any.
     pub fn cache_devices(&self) -> Option<Arc<CachePool>> {
         self.second.read().clone()

@@ -30,6 +30,7 @@
 
 mod account;
 mod core;
+mod evict_all;
 mod fill;
 mod line;
 mod sample;
@@ -366,9 +367,10 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         sum.map(|s| (u128::from(self.target()) * u128::from(s) / u128::from(all)) as u64)
     }
 
-    /// The expected hit ratios at other sizes.
-    pub fn what_if(&self) -> Vec<crate::whatif::Point> {
-        self.sampler.curve(|| self.references())
+    /// The expected hit ratios at other sizes, and with cache devices
+    /// ([`crate::whatif::WhatIf::devices`]).
+    pub fn what_if(&self) -> [Vec<crate::whatif::Point>; 2] {
+        self.sampler.curves(|| self.references())
     }
 
     fn hit(

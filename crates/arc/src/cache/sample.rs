@@ -117,10 +117,11 @@ impl Sampler {
         state.what_if.set_size(sizes, seen);
     }
 
-    pub(super) fn curve(&self, all: impl Fn() -> [u64; 2]) -> Vec<Point> {
+    /// The estimates for other sizes, and for cache devices.
+    pub(super) fn curves(&self, all: impl Fn() -> [u64; 2]) -> [Vec<Point>; 2] {
         let state = self.state.lock();
         let seen = if self.on.load(Relaxed) { state.seen(all()) } else { state.seen };
-        state.what_if.curve(seen)
+        [state.what_if.curve(seen), state.what_if.devices(seen)]
     }
 }
 

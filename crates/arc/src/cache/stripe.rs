@@ -85,8 +85,8 @@ pub(super) struct CacheSlot<K> {
     /// Prefetched and not yet used, and by which kind of access.
     pub(super) fresh: Option<Access>,
     pub(super) tag: u8,
-    /// What the second tier may do with the block: may keep it, protected.
-    usage: [bool; 2],
+    /// What the second tier may do with the block: [`TierUse`], packed.
+    usage: u8,
     /// The block was known to have been here before when it was inserted.
     pub(super) returned: bool,
     pub(super) lsize: u32,
@@ -99,8 +99,8 @@ pub(super) struct CacheSlot<K> {
 
 impl<K> CacheSlot<K> {
     pub(super) fn usage(&self) -> TierUse {
-        let [eligible, protected] = self.usage;
-        TierUse { eligible, protected }
+        let has = |bit: u8| self.usage & bit != 0;
+        TierUse { eligible: has(1), protected: has(2), gang: has(4) }
     }
 
     pub(super) fn resident(&self) -> bool {
@@ -227,7 +227,7 @@ impl<K: Copy + Eq + Hash> CacheStripe<K> {
             kind,
             tag: 0,
             packed: false,
-            usage: [false; 2],
+            usage: 0,
             returned: false,
             mark: (hash >> 32) as u32,
             fresh: None,
@@ -254,7 +254,8 @@ impl<K: Copy + Eq + Hash> CacheStripe<K> {
         let slot = &mut self.slots[i as usize];
         (slot.stored, slot.whole, slot.fresh) = (block.stored, block.whole, fresh);
         (slot.lsize, slot.tag) = (block.lsize, block.tag);
-        slot.usage = [block.usage.eligible, block.usage.protected];
+        let TierUse { eligible, protected, gang } = block.usage;
+        slot.usage = u8::from(eligible) | u8::from(protected) << 1 | u8::from(gang) << 2;
         slot.returned = false;
         slot.packed = !slot.stored.is_empty();
         self.quiet = [0; 2];

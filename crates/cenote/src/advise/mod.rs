@@ -49,6 +49,8 @@ pub enum Rule {
     RecordSize,
     /// The cache does not hold the metadata.
     CacheSize,
+    /// A cache device is missing where it would serve many reads, or serves hardly any.
+    CacheDevice,
     /// Data is not compressed.
     Compression,
     /// Each access is recorded.
@@ -73,6 +75,7 @@ impl Rule {
             Rule::NoLogDevice => "no_log_device",
             Rule::RecordSize => "record_size",
             Rule::CacheSize => "cache_size",
+            Rule::CacheDevice => "cache_device",
             Rule::Compression => "compression",
             Rule::AccessTime => "access_time",
             Rule::Features => "features",
@@ -125,7 +128,7 @@ pub struct PoolFacts {
     pub data_errors: u64,
     /// Features that could be enabled and are not.
     pub disabled_features: bool,
-    /// Top-level vdevs of all classes.
+    /// Top-level vdevs of all classes, and cache devices.
     pub vdevs: Vec<TopFacts>,
     /// Its datasets.
     pub datasets: Vec<DatasetFacts>,
@@ -215,4 +218,18 @@ pub struct CacheFacts {
     pub metadata_hits: u64,
     /// Requests for metadata that went to devices.
     pub metadata_misses: u64,
+    /// Requests for data that it answered.
+    pub data_hits: u64,
+    /// Requests for data that went to devices.
+    pub data_misses: u64,
+    /// Requests that memory did not answer and cache devices did.
+    pub device_hits: u64,
+    /// Requests that memory did not answer, and cache devices did not either.
+    pub device_misses: u64,
+    /// Memory of the index of cache devices, bytes.
+    pub device_index: u64,
+    /// Expected share of data that memory alone answers, percent; `None` if unknown.
+    pub expected: Option<u64>,
+    /// The same with a cache device: its size as a multiple of `max`, and percent.
+    pub expected_with_device: Vec<(u64, u64)>,
 }

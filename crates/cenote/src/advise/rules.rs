@@ -9,7 +9,7 @@ pub(crate) const ENOUGH_REQUESTS: u64 = 1000;
 
 /// Everything that hurts a pool, the most urgent first.
 pub fn advise(pool: &PoolFacts) -> Vec<Advice> {
-    let rules: [fn(&PoolFacts) -> Vec<Advice>; 15] = [
+    let rules: [fn(&PoolFacts) -> Vec<Advice>; 16] = [
         data_errors,
         device_errors,
         capacity,
@@ -22,6 +22,7 @@ pub fn advise(pool: &PoolFacts) -> Vec<Advice> {
         no_log_device,
         record_size,
         cache_size,
+        cache_device,
         compression,
         access_time,
         features,
@@ -354,6 +355,88 @@ fn cache_size(pool: &PoolFacts) -> Vec<Advice> {
         command: format!("cenote tune zfs_arc_max={}", cache.max.saturating_mul(2)),
         ..of_pool(pool, Rule::CacheSize, "", Figure::Percent(ratio))
     }]
+}
+
+/// Requests beyond memory from which the use of cache devices is known.
+const ENOUGH_DEVICE_REQUESTS: u64 = 100_000;
+/// Percent of these requests that a cache device should answer.
+const DEVICE_HITS: u64 = 5;
+/// Percentage points of the requests for data that a cache device should take from the pool
+/// to be worth its price.
+const DEVICE_GAIN: u64 = 15;
+/// Requests for data from which estimates are worth a word.
+const ENOUGH_DATA: u64 = 100_000;
+/// The time that reads of the pool take, from which a cache device is faster, nanoseconds.
+const SLOW_POOL: u64 = 2_000_000;
+
+fn cache_device(pool: &PoolFacts) -> Vec<Advice> {
+    match pool.vdevs.iter().any(|v| v.class == VdevClass::Cache) {
+        true => idle_cache_devices(pool),
+        false => missing_cache_device(pool).into_iter().collect(),
+    }
+}
+
+/// Cache devices that have been filled and serve next to nothing. The counters are those of
+/// all pools, so another pool's devices that serve much hide one that does not.
+fn idle_cache_devices(pool: &PoolFacts) -> Vec<Advice> {
+    let cache = &pool.cache;
+    let all = cache.device_hits.saturating_add(cache.device_misses);
+    let ratio = percent(cache.device_hits, all);
+    if all < ENOUGH_DEVICE_REQUESTS || ratio >= DEVICE_HITS {
+        return Vec::new();
+    }
+    // A device that is not full yet may still get what will be read again.
+    let filled = |d: &&TopFacts| percent(d.allocated, d.size) >= CACHE_FULL;
+    let one = |d: &TopFacts| Advice {
+        about: d.name.clone(),
+        problem: format!(
+            "Cache devices answer {{}} of the requests that memory does not. Their index takes \
+             {} MiB of memory.",
+            cache.device_index >> 20
+        ),
+        gain: "Without the device, its index gives memory back to the cache, and nothing is \
+               written to wear it; 'cenote arc --what-if' estimates other sizes."
+            .into(),
+        command: format!("zpool remove {} {}", pool.name, d.name),
+        ..of_pool(pool, Rule::CacheDevice, "", Figure::Percent(ratio))
+    };
+    let devices = pool.vdevs.iter().filter(|v| v.class == VdevClass::Cache);
+    devices.filter(filled).map(one).collect()
+}
+
+/// A pool of slow devices for which much is read again that memory cannot hold.
+fn missing_cache_device(pool: &PoolFacts) -> Option<Advice> {
+    let cache = &pool.cache;
+    let now = cache.expected?;
+    let known = cache.data_hits.saturating_add(cache.data_misses) >= ENOUGH_DATA;
+    let full = percent(cache.size, cache.max) >= CACHE_FULL;
+    let (mut time, mut count) = (0u128, 0u128);
+    for (_, leaf) in leaves(pool).filter(|(top, _)| top.class == VdevClass::Normal) {
+        let (mean, n) = mean_time(&leaf.latency);
+        time = time.saturating_add(u128::from(mean).saturating_mul(n.into()));
+        count += u128::from(n);
+    }
+    let slow = time.checked_div(count).unwrap_or(0) >= SLOW_POOL.into();
+    let gain = |with: u64| with.saturating_sub(now);
+    let best = cache.expected_with_device.iter().map(|(_, with)| gain(*with)).max()?;
+    if !known || !full || !slow || best < DEVICE_GAIN {
+        return None;
+    }
+    // The smallest one that gives most of it.
+    let enough = |(_, with): &&(u64, u64)| gain(*with).saturating_mul(5) >= best.saturating_mul(4);
+    let (times, with) = cache.expected_with_device.iter().find(enough)?;
+    let gib = cache.max.saturating_mul(*times).div_ceil(1 << 30);
+    Some(Advice {
+        problem: "{} of the requests for data go to slow devices for blocks that were in memory \
+                  before."
+            .into(),
+        gain: format!(
+            "A cache device of about {gib} GiB answers them: with it, {with} % of the requests \
+             do not reach the pool's own devices, now {now} %."
+        ),
+        command: format!("zpool add {} cache <device>", pool.name),
+        ..of_pool(pool, Rule::CacheDevice, "", Figure::Percent(gain(*with)))
+    })
 }
 
 /// Data from which compression is worth a word, bytes.

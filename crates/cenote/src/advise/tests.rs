@@ -48,6 +48,7 @@ fn healthy() -> PoolFacts {
             max: 4 << 30,
             metadata_hits: 9_900_000,
             metadata_misses: 100_000,
+            ..CacheFacts::default()
         },
         ..PoolFacts::default()
     }
@@ -104,8 +105,17 @@ fn absurd_figures_are_survived() {
         (d.commits, d.logged, d.referenced) = (u64::MAX, u64::MAX, u64::MAX);
         (d.uncompressed, d.every_access, d.record_size) = (true, true, u64::MAX);
     }
-    facts.cache =
-        CacheFacts { size: u64::MAX, max: u64::MAX, metadata_hits: 1, metadata_misses: u64::MAX };
+    facts.cache = CacheFacts {
+        size: u64::MAX,
+        max: u64::MAX,
+        metadata_hits: 1,
+        metadata_misses: u64::MAX,
+        data_hits: u64::MAX,
+        data_misses: u64::MAX,
+        expected: Some(u64::MAX),
+        expected_with_device: vec![(u64::MAX, u64::MAX), (0, 0)],
+        ..CacheFacts::default()
+    };
     let rules: Vec<Rule> = advise(&facts).iter().map(|a| a.rule).collect();
     assert!(rules.is_sorted() && rules.len() > 8, "{rules:?}");
 }
@@ -351,4 +361,71 @@ fn features_that_are_not_enabled() {
         |f| f.disabled_features = true,
         |f| f.disabled_features = false,
     );
+}
+
+/// A pool of disks of 8 ms, whose data is read again from beyond the memory.
+fn slow(facts: &mut PoolFacts, with: &[(u64, u64)]) {
+    for leaf in facts.vdevs.iter_mut().flat_map(|top| &mut top.leaves) {
+        leaf.latency = vec![0; 40];
+        // 4 to 8 ms.
+        leaf.latency[22] = 5000;
+    }
+    (facts.cache.data_hits, facts.cache.data_misses) = (600_000, 400_000);
+    facts.cache.expected = Some(60);
+    facts.cache.expected_with_device = with.to_vec();
+}
+
+#[test]
+fn a_cache_device_that_would_serve_much() {
+    const WITH: [(u64, u64); 4] = [(1, 65), (2, 84), (4, 88), (8, 89)];
+    let hurt = |f: &mut PoolFacts| slow(f, &WITH);
+    let advice = rule(Rule::CacheDevice, "tank", Figure::Percent(24), hurt, |f| {
+        slow(f, &[(1, 62), (2, 66), (4, 70), (8, 74)]);
+    });
+    assert_eq!(advice.command, "zpool add tank cache <device>");
+    assert!(advice.gain.contains("about 8 GiB") && advice.gain.contains("84 %"), "{advice:?}");
+    // Fast devices, a cache that is not full, and too few requests.
+    for other in [
+        |f: &mut PoolFacts| f.vdevs = healthy().vdevs,
+        |f: &mut PoolFacts| f.cache.size = 1 << 30,
+        |f: &mut PoolFacts| (f.cache.data_hits, f.cache.data_misses) = (60, 40),
+        |f: &mut PoolFacts| f.cache.expected = None,
+    ] {
+        let mut facts = healthy();
+        slow(&mut facts, &WITH);
+        other(&mut facts);
+        assert_eq!(advise(&facts), []);
+    }
+}
+
+#[test]
+fn a_cache_device_that_serves_hardly_anything() {
+    fn with(f: &mut PoolFacts, hits: u64, allocated: u64) {
+        f.vdevs.push(TopFacts {
+            class: VdevClass::Cache,
+            size: 100 << 30,
+            allocated,
+            ..top("nvme0n1", &[])
+        });
+        (f.cache.device_hits, f.cache.device_misses) = (hits, 1_000_000 - hits);
+        f.cache.device_index = 300 << 20;
+    }
+    let full = 99 << 30;
+    let advice = rule(
+        Rule::CacheDevice,
+        "nvme0n1",
+        Figure::Percent(2),
+        |f| with(f, 20_000, 99 << 30),
+        |f| with(f, 60_000, 99 << 30),
+    );
+    assert_eq!(advice.command, "zpool remove tank nvme0n1");
+    assert!(advice.problem.contains("300 MiB"), "{advice:?}");
+    // One that is still being filled.
+    let mut facts = healthy();
+    with(&mut facts, 20_000, full / 2);
+    assert_eq!(advise(&facts), []);
+    // Too few requests to know.
+    with(&mut facts, 20, full);
+    (facts.cache.device_hits, facts.cache.device_misses) = (20, 5_000);
+    assert_eq!(advise(&facts), []);
 }

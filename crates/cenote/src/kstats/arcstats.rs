@@ -3,7 +3,7 @@
 use arc::ArcStats;
 use kstat::{Kstat, Value};
 
-/// The 147 counters, in order. Counters of features that Cenote does not have are 0:
+/// The 148 counters, in order. Counters of features that Cenote does not have are 0:
 /// chains in the directory, lock retries of the second tier, dnodes and bonus buffers in the cache. Bytes that
 /// readers still hold after the policy evicted them are `arc_loaned_bytes`.
 pub(crate) fn arcstats(s: &ArcStats) -> Kstat {
@@ -97,6 +97,7 @@ pub(crate) fn arcstats(s: &ArcStats) -> Kstat {
         ("uncached_metadata", Value::U64(s.uncached.metadata)),
         ("uncached_evictable_data", Value::U64(s.uncached.evictable_data)),
         ("uncached_evictable_metadata", Value::U64(s.uncached.evictable_metadata)),
+        ("l2_ndev", Value::U64(s.l2.ndev)),
         ("l2_hits", Value::U64(s.l2.hits)),
         ("l2_misses", Value::U64(s.l2.misses)),
         ("l2_prefetch_asize", Value::U64(s.l2.prefetch_asize)),
@@ -105,7 +106,7 @@ pub(crate) fn arcstats(s: &ArcStats) -> Kstat {
         ("l2_bufc_data_asize", Value::U64(s.l2.bufc_data_asize)),
         ("l2_bufc_metadata_asize", Value::U64(s.l2.bufc_metadata_asize)),
         ("l2_feeds", Value::U64(s.l2.feeds)),
-        ("l2_rw_clash", Value::U64(0)),
+        ("l2_rw_clash", Value::U64(s.l2.rw_clash)),
         ("l2_read_bytes", Value::U64(s.l2.read_bytes)),
         ("l2_write_bytes", Value::U64(s.l2.write_bytes)),
         ("l2_writes_sent", Value::U64(s.l2.writes_sent)),
@@ -235,12 +236,12 @@ mod tests {
     fn names_order_and_types() {
         let k = arcstats(&sample());
         let names: Vec<&str> = k.entries().iter().map(|(n, _)| n.as_ref()).collect();
-        assert_eq!(names.len(), 147);
+        assert_eq!(names.len(), 148);
         let unique: std::collections::BTreeSet<&&str> = names.iter().collect();
-        assert_eq!(unique.len(), 147);
+        assert_eq!(unique.len(), 148);
         assert_eq!((names[0], names[1], names[2]), ("hits", "iohits", "misses"));
         assert_eq!((names[15], names[39]), ("mru_hits", "c"));
-        assert_eq!(names[146], "abd_chunk_waste_size");
+        assert_eq!(names[147], "abd_chunk_waste_size");
         let odd: Vec<&str> = k
             .entries()
             .iter()
@@ -248,6 +249,6 @@ mod tests {
             .map(|(n, _)| n.as_ref())
             .collect();
         assert_eq!(odd, ["memory_available_bytes"]);
-        assert!(kstat::text::render(&k).starts_with("0 1 0x01 147 39984 0 0\n"));
+        assert!(kstat::text::render(&k).starts_with("0 1 0x01 148 40256 0 0\n"));
     }
 }

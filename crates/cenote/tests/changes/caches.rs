@@ -14,12 +14,12 @@ use testkit::{Scratch, golden, import_from, verify};
 
 use crate::{DiskFiles, MB, judge, noise, request, writing};
 
-const BLOCK: usize = 128 << 10;
+pub(crate) const BLOCK: usize = 128 << 10;
 /// What has not happened by then does not happen.
 const LIMIT: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// An engine with a small cache, and tunables for small devices.
-fn small_engine(config: EngineConfig) -> Arc<Engine> {
+pub(crate) fn small_engine(config: EngineConfig) -> Arc<Engine> {
     let engine = Engine::new(EngineConfig { cache_bytes: Some(8 << 20), ..config }).unwrap();
     for (name, value) in [
         ("l2arc_rebuild_blocks_min_l2size", "0"),
@@ -31,12 +31,12 @@ fn small_engine(config: EngineConfig) -> Arc<Engine> {
     engine
 }
 
-fn cache(disks: &DiskFiles, i: usize) -> NewVdev {
+pub(crate) fn cache(disks: &DiskFiles, i: usize) -> NewVdev {
     disks.leaf(i).for_role(Role::Cache)
 }
 
 /// Content that compresses for odd numbers.
-fn content(n: u64) -> Vec<u8> {
+pub(crate) fn content(n: u64) -> Vec<u8> {
     let mut bytes = noise(n + 1, BLOCK);
     if n % 2 == 1 {
         bytes[BLOCK / 3..].fill(n as u8);
@@ -44,7 +44,7 @@ fn content(n: u64) -> Vec<u8> {
     bytes
 }
 
-fn fill(objects: &Objects, count: u64) -> Vec<ObjectId> {
+pub(crate) fn fill(objects: &Objects, count: u64) -> Vec<ObjectId> {
     let make = |n| {
         let id = objects.create(&Default::default()).unwrap();
         objects.write(id, 0, &content(n)).unwrap();
@@ -56,7 +56,7 @@ fn fill(objects: &Objects, count: u64) -> Vec<ObjectId> {
 }
 
 /// Reads and compares every object, and lets the feed write what left memory.
-fn read_all(pool: &Pool, objects: &Objects, ids: &[ObjectId]) {
+pub(crate) fn read_all(pool: &Pool, objects: &Objects, ids: &[ObjectId]) {
     for (n, id) in ids.iter().enumerate() {
         assert!(objects.read_vec(*id, 0, BLOCK).unwrap() == content(n as u64), "object {n}");
         if let Some(caches) = pool.spa().zio().cache_devices() {
@@ -66,7 +66,7 @@ fn read_all(pool: &Pool, objects: &Objects, ids: &[ObjectId]) {
 }
 
 /// Waits until the pool's cache devices are open and restored.
-fn await_caches(pool: &Pool, count: usize) {
+pub(crate) fn await_caches(pool: &Pool, count: usize) {
     let restored = || {
         let caches = pool.spa().zio().cache_devices();
         caches.is_some_and(|c| c.devices().len() == count && !c.is_rebuilding())
@@ -74,7 +74,7 @@ fn await_caches(pool: &Pool, count: usize) {
     assert!(rt::poll(LIMIT, restored), "the cache devices are not open and restored");
 }
 
-fn l2(engine: &Engine) -> cenote::inspect::arc::stats::SecondTierStats {
+pub(crate) fn l2(engine: &Engine) -> cenote::inspect::arc::stats::SecondTierStats {
     engine.arc_stats().l2
 }
 
@@ -182,13 +182,13 @@ fn with_faults() -> (EngineConfig, FaultDevices) {
     (EngineConfig { device_wrapper, ..EngineConfig::default() }, list)
 }
 
-fn cache_file(disks: &DiskFiles, name: &str) -> (NewVdev, PathBuf) {
+pub(crate) fn cache_file(disks: &DiskFiles, name: &str) -> (NewVdev, PathBuf) {
     let path = disks.path().join(name);
     std::fs::File::create(&path).unwrap().set_len(128 * MB).unwrap();
     (NewVdev::new(NewKind::File(path.clone())).for_role(Role::Cache), path)
 }
 
-fn add(engine: &Engine, pool: &Arc<Pool>, vdev: NewVdev) {
+pub(crate) fn add(engine: &Engine, pool: &Arc<Pool>, vdev: NewVdev) {
     let request = AddRequest {
         vdevs: vec![vdev],
         force: Force::ALL,
@@ -262,11 +262,13 @@ fn readers_notice_nothing_of_what_happens_to_cache_devices() {
         passes(2);
         assert!(l2(&engine).hits > hits, "a cleared device is used again");
         // It is taken offline and back, and another one joins it.
-        engine.offline(&pool, name).unwrap();
+        engine.offline(&pool, name, true, None).unwrap();
         assert_eq!(pool.status().unwrap().aux[0].state, Some(VdevState::Offline));
-        assert!(engine.offline(&pool, "d0").is_err());
-        passes(1);
+        assert!(engine.offline(&pool, "d0", true, None).is_err());
         engine.clear(&pool, Some(name), None).unwrap();
+        assert_eq!(pool.status().unwrap().aux[0].state, Some(VdevState::Offline));
+        passes(1);
+        engine.online(&pool, name, None).unwrap();
         await_caches(&pool, 1);
         let (second, other) = cache_file(&disks, "cache-b");
         add(&engine, &pool, second);

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 #![allow(clippy::disallowed_methods, reason = "zdb runs as a process")]
 
+mod cache_loss;
 mod caches;
 mod datasets;
 mod pools;

@@ -161,6 +161,7 @@ fn facts(pools: &mut Pools, name: &str) -> Result<PoolFacts> {
     let datasets = datasets(pools, name)?.iter().map(|row| stats.dataset(row)).collect();
     let alloc = |row| stats.number(&format!("{name}/cenote_alloc"), row);
     let arc = |row| stats.number("arcstats", row);
+    let (expected, expected_with_device) = expectations(pools)?;
     Ok(PoolFacts {
         name: name.to_owned(),
         size,
@@ -178,8 +179,29 @@ fn facts(pools: &mut Pools, name: &str) -> Result<PoolFacts> {
             max: arc("c_max"),
             metadata_hits: arc("demand_metadata_hits"),
             metadata_misses: arc("demand_metadata_misses"),
+            data_hits: arc("demand_data_hits"),
+            data_misses: arc("demand_data_misses"),
+            device_hits: arc("l2_hits"),
+            device_misses: arc("l2_misses"),
+            device_index: arc("l2_hdr_size"),
+            expected,
+            expected_with_device,
         },
     })
+}
+
+/// The expected share of requests for data that memory answers, and with cache devices of
+/// multiples of its size; in percent.
+type Expectations = (Option<u64>, Vec<(u64, u64)>);
+
+fn expectations(pools: &mut Pools) -> Result<Expectations> {
+    let Reply::WhatIf { sizes, devices } = pools.request(&Request::WhatIf)? else {
+        return Err(unexpected_reply());
+    };
+    let percent = |share: f64| (share.clamp(0.0, 1.0) * 100.0).round() as u64;
+    let now = sizes.iter().find(|p| p.multiple == 1.0).and_then(|p| p.data);
+    let with = devices.iter().filter_map(|p| Some((p.multiple as u64, percent(p.data?))));
+    Ok((now.map(percent), with.collect()))
 }
 
 fn is_gone(v: &Vdev) -> bool {

@@ -164,9 +164,10 @@ pub(super) fn offline(argv: &[OsString]) -> Result<Exit> {
         Ok(name) => name,
         Err(exit) => return Ok(exit),
     };
-    let mut failed = false;
+    let (mut failed, temporary) = (false, parsed.has('t'));
     for device in devices {
-        if let Err(e) = request_change(&name, Change::Offline(device), command("offline", argv)) {
+        let change = Change::Offline { device, temporary };
+        if let Err(e) = request_change(&name, change, command("offline", argv)) {
             ui::err(e.message());
             failed = true;
         }
@@ -194,7 +195,7 @@ pub(super) fn online(argv: &[OsString]) -> Result<Exit> {
     let mut failed = false;
     let mut pools = Pools::connect()?;
     for device in devices {
-        let wish = Change::Clear(Some(device.clone()));
+        let wish = Change::Online(device.clone());
         let done = request_change(&name, wish, command("online", argv));
         if done.is_ok()
             && let Some(warning) = health_warning(&pools.status(&name)?, &device)
@@ -203,15 +204,7 @@ pub(super) fn online(argv: &[OsString]) -> Result<Exit> {
             ui::out(&warning);
         }
         if let Err(e) = done {
-            let why = e.message();
-            let about = format!("cannot clear errors for {device}: ");
-            match why.strip_prefix(about.as_str()) {
-                Some("no such device in pool") => {
-                    ui::err(&format!("couldn't find device \"{device}\" in pool \"{name}\""));
-                }
-                Some(why) => ui::err(&format!("cannot online {device}: {why}")),
-                None => ui::err(why),
-            }
+            ui::err(e.message());
             failed = true;
         }
     }

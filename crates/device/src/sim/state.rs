@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use base::rt::sim::Rng;
-use base::{Error, ErrorKind, Result};
+use base::{Buf, Error, ErrorKind, Result};
 
 use super::image::Image;
 use super::log::{CrashPoint, Data, Event, elsewhere};
@@ -198,7 +198,9 @@ impl SimState {
                 Ok(Ticket::Read { stale: self.rng.one_in(faults.stale_reads) })
             }
             Io::Write { offset, bufs } => {
-                let data = Data::Bytes(bufs.iter().cloned().collect::<Arc<[_]>>());
+                // The log must not hold the caller's buffers: a cache would never evict them.
+                let copies = bufs.iter().map(|buf| Buf::copy_of(buf));
+                let data = Data::Bytes(copies.collect::<Arc<[_]>>());
                 if self.rng.one_in(faults.write_errors) {
                     self.fail_write(disk, *offset, &data)?;
                     return Ok(Ticket::Failed);

@@ -1,6 +1,7 @@
 //! The queue, and what becomes of blocks that are forgotten or not wanted.
 
 use arc::TierUse;
+use base::{Asize, VdevId};
 use device::{Device, MemDevice};
 
 use super::*;
@@ -9,8 +10,9 @@ use crate::device::DeviceSpec;
 struct PlainVdevs;
 
 impl Geometry for PlainVdevs {
-    fn asize(&self, id: &BlockId, psize: u64) -> Option<Asize> {
-        (id.vdev < 2).then_some(Asize(psize))
+    fn address(&self, id: &BlockId, psize: u64, gang: bool) -> Option<Dva> {
+        let (vdev, offset) = (VdevId(id.vdev), id.offset);
+        (id.vdev < 2).then_some(Dva { vdev, offset, asize: Asize(psize), gang })
     }
     fn is_special(&self, vdev: u32) -> bool {
         vdev == 1
@@ -29,7 +31,14 @@ fn level(change: impl FnOnce(&mut Tunables)) -> Arc<SecondLevel> {
 fn pool(level: &Arc<SecondLevel>) -> Arc<CachePool> {
     let pool = CachePool::new(level, 1, Arc::new(PlainVdevs));
     let memory = Arc::new(MemDevice::new("cache", 64 << 20)) as Arc<dyn Device>;
-    let spec = DeviceSpec { guid: Guid(1), pool: Guid(2), ashift: 9, rebuild_min: 0 };
+    let spec = DeviceSpec {
+        guid: Guid(1),
+        pool: Guid(2),
+        ashift: 9,
+        rebuild_min: 0,
+        log_entries: None,
+        ring_max: None,
+    };
     let device = pool.add(CacheDevice::new(spec, "cache", memory).unwrap(), false).unwrap();
     let restored = || !device.rebuilding.load(Relaxed);
     assert!(rt::poll(Duration::from_secs(60), restored), "it is not restored");
@@ -53,7 +62,7 @@ fn offer(
     let mut block = LeavingBlock {
         key: &0,
         kind: CacheKind::Data,
-        usage: TierUse { eligible: true, protected: false },
+        usage: TierUse { eligible: true, ..TierUse::default() },
         stored: &stored,
         lsize: 4096,
         tag: 2,

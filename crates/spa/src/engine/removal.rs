@@ -150,7 +150,50 @@ impl TaskCx<'_> {
     }
 }
 
+/// The key of a device that is offline until it is brought online (chapter 01 §4.3).
+const OFFLINE: &str = "offline";
+
+impl TaskCx<'_> {
+    /// The list of cache devices with one of them offline or not, and its object.
+    fn with_offline(&self, guid: Guid, offline: bool) -> Result<(ObjectId, NvList)> {
+        let missing = || Error::not_found("no such device in pool");
+        let object = self.read().directory("l2cache")?.ok_or_else(missing)?;
+        let list = self.mos().packed_nvlist(object)?;
+        let mut devices = list.lists("l2cache").unwrap_or_default().to_vec();
+        let found = devices.iter_mut().find(|device| device.u64("guid") == Some(guid.0));
+        let device = found.ok_or_else(missing)?;
+        if offline {
+            device.add_u64(OFFLINE, 1);
+        } else {
+            device.remove(OFFLINE);
+        }
+        let mut changed = NvList::new();
+        changed.add_lists("l2cache", devices);
+        Ok((ObjectId(object), changed))
+    }
+}
+
 impl Writer {
+    /// Records that a cache device is offline, or that it is not any more, for the imports to
+    /// come.
+    ///
+    /// # Errors
+    /// `NotFound` for an unknown device; those of a suspension.
+    pub fn set_cache_offline(
+        &self,
+        guid: Guid,
+        offline: bool,
+        command: Option<Command>,
+    ) -> Result<()> {
+        let check = move |cx: &mut TaskCx<'_>| cx.with_offline(guid, offline);
+        let act = move |cx: &mut TaskCx<'_>, (object, list): (ObjectId, NvList)| {
+            cx.write_aux(object, &list)?;
+            cx.config();
+            command.map_or(Ok(()), |c| cx.log_command(&c))
+        };
+        self.sync_task(check, act).map(|_| ())
+    }
+
     /// Removes a cache device or a spare.
     ///
     /// # Errors

@@ -470,7 +470,7 @@ impl Zio {
             tag: block.compression,
             whole: content.whole,
             remember: false,
-            usage: content.tiers.usage(block),
+            usage: self.tier_use(content.tiers, block),
         };
         Some((key, kind_of(block), entry))
     }
