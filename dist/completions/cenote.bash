@@ -17,6 +17,7 @@ _cenote_flags() {
 	'zpool destroy') echo '-f' ;;
 	'zpool add') echo '-f -g -L -n -o -P --allow-in-use --allow-replication-mismatch --allow-ashift-mismatch' ;;
 	'zpool advise') echo '-j --json -p' ;;
+	'zpool offline') echo '-t' ;;
 	'zpool labelclear') echo '-f' ;;
 	'zpool list') echo '-g -H -L -p -P -v -o -T' ;;
 	'zpool map') echo '-j --json --json-int -p -o -T' ;;
@@ -550,7 +551,7 @@ _cenote_operand() {
 		;;
 	'cenote bench')
 		case $2 in
-		0) echo 'one cached poison du stress write sync zil-sticky oltp fragmentation aged atime codecs fuse-null cache' ;;
+		0) echo 'one cached poison du stress write sync zil-sticky oltp fragmentation aged atime l2arc codecs fuse-null cache' ;;
 		*) echo 'file' ;;
 		esac
 		;;

@@ -538,8 +538,8 @@ mod tests {
     fn what_cache_devices_would_give_is_foretold() {
         let mut rng = StreamRng(9);
         let zipf: Vec<u64> = (0..1_500_000).map(|_| zipf(&mut rng, 300_000.0)).collect();
-        // A loop of three times the memory, which a device of that size and more holds.
-        let cycle: Vec<u64> = (0..600_000).map(|n| n % 24_000).collect();
+        // A loop of 2.5 times the memory, which a device of twice its size holds with it.
+        let cycle: Vec<u64> = (0..600_000).map(|n| n % 20_000).collect();
         let scan: Vec<u64> = (0..600_000).collect();
         let size = 8000 * u64::from(BLOCK);
         for (name, stream) in [("zipf", zipf), ("loop", cycle), ("scan", scan)] {
@@ -558,8 +558,7 @@ mod tests {
                 println!("{name} x{}: {estimate:.4}, {real:.4}, alone {alone:.4}", point.multiple);
                 assert!((estimate - real).abs() < 0.04, "{name}: {point:?}, {real:.4}");
                 assert_eq!(point.metadata, None);
-                let serves = name == "zipf" || name == "loop" && point.multiple >= 4.0;
-                assert_eq!(real > alone + 0.03, serves, "{name}: {real} {alone}");
+                assert_eq!(real > alone + 0.03, name != "scan", "{name}: {real} {alone}");
             }
         }
     }

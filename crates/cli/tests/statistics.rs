@@ -249,7 +249,7 @@ fn the_mounted_directory_and_metrics_tell_the_same() {
         assert!(!values.is_empty(), "{known}");
     }
     let before = exporter(&file(&dir, "arcstats")).unwrap();
-    assert_eq!(before.len(), 146);
+    assert_eq!(before.len(), 147);
     let (state, guid) = (format!("{name}/state"), format!("{name}/guid"));
     assert_eq!(file(&dir, &state), "ONLINE\n");
     assert_eq!(

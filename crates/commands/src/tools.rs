@@ -26,6 +26,7 @@ const BENCHES: &[&str] = &[
     "fragmentation",
     "aged",
     "atime",
+    "l2arc",
     "codecs",
     "fuse-null",
     "cache",

@@ -1,7 +1,7 @@
 //! Cache devices under the simulator: whatever becomes of them, what is read is right.
 //!
 //! # Theory
-//! A run is one of [`crate::run`], with one or two cache devices beside the pool and a
+//! A run is one of [`mod@crate::run`], with one or two cache devices beside the pool and a
 //! block cache that is emptied into them before each operation. Their rings are small, and
 //! are overwritten many times. Meanwhile the devices fail, disappear, come back, lie, and
 //! are reopened. The operations must not notice, and at the end all content is read through

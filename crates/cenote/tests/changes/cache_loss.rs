@@ -1,7 +1,7 @@
 //! Cache devices that fail beside pools that fail, and cache devices that stay offline.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use base::ErrorKind;
@@ -52,11 +52,12 @@ impl SilentDevice {
     }
 }
 
-/// The devices that an engine opened: cache devices may be silent, others may fail.
+/// The devices that an engine opened: cache devices may be silent, others may fail. They are
+/// not kept open.
 #[derive(Clone, Default)]
 struct FaultyDevices {
-    caches: Arc<Mutex<Vec<Arc<SilentDevice>>>>,
-    disks: Arc<Mutex<Vec<Arc<FaultDevice>>>>,
+    caches: Arc<Mutex<Vec<Weak<SilentDevice>>>>,
+    disks: Arc<Mutex<Vec<Weak<FaultDevice>>>>,
 }
 
 impl FaultyDevices {
@@ -66,11 +67,11 @@ impl FaultyDevices {
             if device.describe().contains("/cache-") {
                 let (is_silent, swallowed) = (AtomicBool::new(false), Mutex::default());
                 let silent = Arc::new(SilentDevice { inner: device, is_silent, swallowed });
-                own.caches.lock().push(Arc::clone(&silent));
+                own.caches.lock().push(Arc::downgrade(&silent));
                 return silent;
             }
             let faulty = Arc::new(FaultDevice::new(device));
-            own.disks.lock().push(Arc::clone(&faulty));
+            own.disks.lock().push(Arc::downgrade(&faulty));
             faulty
         };
         let device_wrapper = Some(cenote::DeviceWrapper::new(wrap));
@@ -80,15 +81,18 @@ impl FaultyDevices {
     }
 
     fn each_disk(&self, change: impl Fn(&FaultDevice)) {
-        self.disks.lock().iter().for_each(|disk| change(disk));
+        let disks: Vec<_> = self.disks.lock().iter().filter_map(Weak::upgrade).collect();
+        disks.iter().for_each(|disk| change(disk));
     }
 
     fn hush(&self) {
-        self.caches.lock().iter().for_each(|device| device.is_silent.store(true, SeqCst));
+        let caches: Vec<_> = self.caches.lock().iter().filter_map(Weak::upgrade).collect();
+        caches.iter().for_each(|device| device.is_silent.store(true, SeqCst));
     }
 
     fn speak(&self) {
-        self.caches.lock().iter().for_each(|device| device.speak());
+        let caches: Vec<_> = self.caches.lock().iter().filter_map(Weak::upgrade).collect();
+        caches.iter().for_each(|device| device.speak());
     }
 }
 
