@@ -161,9 +161,11 @@ fn quotas_of_datasets_bind_at_once() {
 fn quota_binds(quota: &str, which: usize, ashift: u64) {
     let (rig, name, _) = super::widths::make(quota, which, ashift).unwrap();
     rig.set(&[(quota, 8 * MB)]);
+    // A file made after the first writes might be refused already.
+    let files: Vec<_> = (0..4).map(|n| rig.file(rig.root(), &format!("f{n}"))).collect();
     std::thread::scope(|scope| {
-        for writer in 0..4u64 {
-            let (fs, file) = (&rig.fs, rig.file(rig.root(), &format!("f{writer}")));
+        for (writer, file) in (0u64..).zip(files) {
+            let fs = &rig.fs;
             scope.spawn(move || {
                 let why = (0..64).find_map(|n| {
                     let data = noise(n * 4 + writer, 128 << 10);
