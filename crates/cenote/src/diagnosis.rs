@@ -14,6 +14,7 @@
 //! * What is known of a device is forgotten when it is cleared, replaced or taken away.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use zevent::{PoolEvent, Serd};
@@ -80,36 +81,48 @@ fn serd(limits: Option<(u64, u64)>) -> Serd {
     Serd::new(n, Duration::from_secs(t))
 }
 
+/// Whether an event means that what was known of a device counts no more; the whole pool's
+/// devices if `vdev` is the root.
+fn forgets(event: &PoolEvent, pool: u64, vdev: u64) -> bool {
+    if event.class.starts_with(zevent::EREPORT) || event.values.u64("pool_guid") != Some(pool) {
+        return false;
+    }
+    let whole = event.values.str("vdev_type") == Some("root");
+    let same = event.values.u64("vdev_guid") == Some(vdev);
+    match event.subclass() {
+        "pool_export" | "pool_destroy" | "pool_import" => true,
+        "vdev_clear" => whole || same,
+        "vdev_remove_dev" | "vdev_remove_aux" | "removed" => same,
+        _ => false,
+    }
+}
+
 impl Diagnosis {
+    /// Reads a batch of events. A device that was cleared in the same batch, after its errors,
+    /// gets no verdict: an administrator would see it fail again at once.
+    pub fn read_all(
+        &mut self,
+        events: &[Arc<PoolEvent>],
+        thresholds: &dyn Fn(u64, u64) -> Thresholds,
+    ) -> Vec<Verdict> {
+        let mut verdicts: Vec<Verdict> = Vec::new();
+        for event in events {
+            verdicts.retain(|v| !forgets(event, v.pool, v.vdev));
+            verdicts.extend(self.read(event, thresholds));
+        }
+        verdicts
+    }
+
     /// Reads an event. `thresholds` gives those of a vdev (pool's guid, vdev's guid).
     pub fn read(
         &mut self,
         event: &PoolEvent,
         thresholds: &dyn Fn(u64, u64) -> Thresholds,
     ) -> Option<Verdict> {
-        let pool = event.values.u64("pool_guid")?;
-        if matches!(event.subclass(), "pool_export" | "pool_destroy" | "pool_import") {
-            self.devices.retain(|key, _| key.0 != pool);
-            return None;
-        }
-        let vdev = event.values.u64("vdev_guid")?;
+        self.devices.retain(|(pool, vdev), _| !forgets(event, *pool, *vdev));
+        let error = event.class.strip_prefix(zevent::EREPORT)?;
+        let (pool, vdev) = (event.values.u64("pool_guid")?, event.values.u64("vdev_guid")?);
         let key = (pool, vdev);
-        let error = match event.class.strip_prefix(zevent::EREPORT) {
-            Some(error) => error,
-            None => {
-                match event.subclass() {
-                    // The whole pool was cleared.
-                    "vdev_clear" if event.values.str("vdev_type") == Some("root") => {
-                        self.devices.retain(|key, _| key.0 != pool);
-                    }
-                    "vdev_clear" | "vdev_remove_dev" | "vdev_remove_aux" | "removed" => {
-                        self.devices.remove(&key);
-                    }
-                    _ => {}
-                }
-                return None;
-            }
-        };
         if error == "probe_failure" {
             self.devices.remove(&key);
             return Some(Verdict { pool, vdev, action: FaultAction::Fault });
@@ -199,6 +212,17 @@ mod tests {
         all.push(whole);
         all.extend((20..29).map(|i| event(IO, 5, i)));
         assert_eq!(actions(&all, Thresholds::default()), []);
+        // In one batch, the last word counts.
+        let read = |events: &[PoolEvent]| {
+            let events: Vec<_> = events.iter().cloned().map(Arc::new).collect();
+            Diagnosis::default().read_all(&events, &|_, _| Thresholds::default()).len()
+        };
+        let mut batch: Vec<PoolEvent> = (0..10).map(|i| event(IO, 5, i)).collect();
+        assert_eq!(read(&batch), 1);
+        batch.push(event("sysevent.fs.zfs.vdev_clear", 6, 10));
+        assert_eq!(read(&batch), 1, "another device was cleared");
+        batch.push(event("sysevent.fs.zfs.vdev_clear", 5, 10));
+        assert_eq!(read(&batch), 0);
         let gone = event("ereport.fs.zfs.probe_failure", 5, 20);
         assert_eq!(actions(&[gone], Thresholds::default()), [(5, FaultAction::Fault)]);
     }

@@ -34,14 +34,12 @@ fn follow(engine: &Engine) {
     while !log.is_closed() {
         let batch = log.wait(last, WAIT);
         last = batch.last;
-        for event in &batch.events {
-            let thresholds = |pool: u64, vdev: u64| {
-                let pool = pool_of(engine, pool).filter(|pool| !pool.is_suspended());
-                pool.map_or_else(Thresholds::default, |pool| pool.thresholds(Guid(vdev)))
-            };
-            if let Some(verdict) = diagnosis.read(event, &thresholds) {
-                carry_out(engine, verdict);
-            }
+        let thresholds = |pool: u64, vdev: u64| {
+            let pool = pool_of(engine, pool).filter(|pool| !pool.is_suspended());
+            pool.map_or_else(Thresholds::default, |pool| pool.thresholds(Guid(vdev)))
+        };
+        for verdict in diagnosis.read_all(&batch.events, &thresholds) {
+            carry_out(engine, verdict);
         }
     }
 }

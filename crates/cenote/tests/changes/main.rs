@@ -7,6 +7,7 @@
 mod cache_loss;
 mod caches;
 mod datasets;
+mod diagnosis;
 mod pools;
 mod random;
 mod storage;
