@@ -70,7 +70,7 @@ impl Daemon<'_> {
 }
 
 /// A way to fail.
-struct Failure {
+struct FailingDisk {
     name: &'static str,
     faults: Vec<Fault>,
     /// The state of the leaf in the end.
@@ -80,34 +80,34 @@ struct Failure {
     class: &'static str,
 }
 
-fn failures() -> Vec<Failure> {
+fn failures() -> Vec<FailingDisk> {
     let too_many = Some("too many errors");
     // A hundredth of the device, spread over it.
     let wrong = (0..128).map(|n| Fault::Flip(n * MB + 300_000..n * MB + 310_000, 0x20)).collect();
     let (faulted, degraded) = (VdevState::Faulted, VdevState::Degraded);
     vec![
-        Failure {
+        FailingDisk {
             name: "wrong bytes in a hundredth of the reads",
             faults: wrong,
             state: degraded,
             remark: too_many,
             class: "checksum",
         },
-        Failure {
+        FailingDisk {
             name: "reads fail",
             faults: vec![Fault::FailReads(5 * MB..u64::MAX)],
             state: faulted,
             remark: too_many,
             class: "io",
         },
-        Failure {
+        FailingDisk {
             name: "writes fail",
             faults: vec![Fault::FailWrites(0..u64::MAX)],
             state: faulted,
             remark: too_many,
             class: "io",
         },
-        Failure {
+        FailingDisk {
             name: "the device shrank",
             // Its size was read when it was opened.
             faults: vec![Fault::FailReads(8 * MB..u64::MAX), Fault::FailWrites(8 * MB..u64::MAX)],
@@ -115,7 +115,7 @@ fn failures() -> Vec<Failure> {
             remark: too_many,
             class: "io",
         },
-        Failure {
+        FailingDisk {
             name: "slow",
             faults: vec![Fault::Delay(Duration::from_millis(3))],
             state: degraded,
@@ -125,7 +125,7 @@ fn failures() -> Vec<Failure> {
     ]
 }
 
-fn suffer(name: &str, kind: NewKind, width: usize, ashift: u64, failure: &Failure) {
+fn suffer(name: &str, kind: NewKind, width: usize, ashift: u64, failure: &FailingDisk) {
     let what = format!("{name}, ashift {ashift}, {}", failure.name);
     let disks = DiskFiles::new("diagnosis", width, 128 * MB);
     let (engine, opened) = faulty_engine();
