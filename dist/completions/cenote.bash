@@ -5,7 +5,7 @@
 _cenote_commands() {
 	case $1 in
 	cenote) echo 'zpool zfs daemon zdb arc arcstat arc_summary zilstat trace kstat tune ls tree cat cp uberblocks map io bench sim completion mount.cenote help version' ;;
-	zpool) echo 'create destroy add advise clear offline online remove labelclear list map status iostat import export upgrade reguid events history get set sync wait version' ;;
+	zpool) echo 'create destroy add advise clear attach detach replace reopen offline online remove labelclear list map status iostat import export upgrade reguid history get set sync wait version' ;;
 	zfs) echo 'create destroy snapshot snap set inherit list get mount unmount umount rewrite version' ;;
 	esac
 }
@@ -17,7 +17,10 @@ _cenote_flags() {
 	'zpool destroy') echo '-f' ;;
 	'zpool add') echo '-f -g -L -n -o -P --allow-in-use --allow-replication-mismatch --allow-ashift-mismatch' ;;
 	'zpool advise') echo '-j --json -p' ;;
-	'zpool offline') echo '-t' ;;
+	'zpool attach') echo '-f -o' ;;
+	'zpool replace') echo '-f -o' ;;
+	'zpool offline') echo '-f -t' ;;
+	'zpool online') echo '-e' ;;
 	'zpool labelclear') echo '-f' ;;
 	'zpool list') echo '-g -H -L -p -P -v -o -T' ;;
 	'zpool map') echo '-j --json --json-int -p -o -T' ;;
@@ -27,7 +30,6 @@ _cenote_flags() {
 	'zpool export') echo '-a -f' ;;
 	'zpool upgrade') echo '-v' ;;
 	'zpool reguid') echo '-g' ;;
-	'zpool events') echo '-v -H -f -c' ;;
 	'zpool history') echo '-i -l' ;;
 	'zpool get') echo '-H -p -o' ;;
 	'zpool wait') echo '-H -p -T -t' ;;
@@ -78,6 +80,18 @@ _cenote_value() {
 		esac
 		;;
 	'zpool add')
+		case $2 in
+		-o) echo 'any' ;;
+		*) return 1 ;;
+		esac
+		;;
+	'zpool attach')
+		case $2 in
+		-o) echo 'any' ;;
+		*) return 1 ;;
+		esac
+		;;
+	'zpool replace')
 		case $2 in
 		-o) echo 'any' ;;
 		*) return 1 ;;
@@ -367,6 +381,31 @@ _cenote_operand() {
 		*) echo 'vdev' ;;
 		esac
 		;;
+	'zpool attach')
+		case $2 in
+		0) echo 'pool' ;;
+		1) echo 'vdev' ;;
+		*) echo 'file' ;;
+		esac
+		;;
+	'zpool detach')
+		case $2 in
+		0) echo 'pool' ;;
+		*) echo 'vdev' ;;
+		esac
+		;;
+	'zpool replace')
+		case $2 in
+		0) echo 'pool' ;;
+		1) echo 'vdev' ;;
+		*) echo 'file' ;;
+		esac
+		;;
+	'zpool reopen')
+		case $2 in
+		*) echo 'pool' ;;
+		esac
+		;;
 	'zpool offline')
 		case $2 in
 		0) echo 'pool' ;;
@@ -426,11 +465,6 @@ _cenote_operand() {
 		esac
 		;;
 	'zpool reguid')
-		case $2 in
-		*) echo 'pool' ;;
-		esac
-		;;
-	'zpool events')
 		case $2 in
 		*) echo 'pool' ;;
 		esac

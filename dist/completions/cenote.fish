@@ -13,6 +13,10 @@ function __cenote_takes
             printf '%s\n' -o -O -m -R -t
         case 'zpool add'
             printf '%s\n' -o
+        case 'zpool attach'
+            printf '%s\n' -o
+        case 'zpool replace'
+            printf '%s\n' -o
         case 'zpool list'
             printf '%s\n' -o -T
         case 'zpool map'
@@ -206,8 +210,12 @@ __cenote_complete -n '__cenote_wants zpool' -a destroy -d 'destroy a pool'
 __cenote_complete -n '__cenote_wants zpool' -a add -d 'add devices to a pool'
 __cenote_complete -n '__cenote_wants zpool' -a advise -d 'say what hurts pools, and what to do'
 __cenote_complete -n '__cenote_wants zpool' -a clear -d 'forget errors of devices, and go on with those that came back'
-__cenote_complete -n '__cenote_wants zpool' -a offline -d 'take cache devices out of use until they are brought online'
-__cenote_complete -n '__cenote_wants zpool' -a online -d 'take devices back that were gone'
+__cenote_complete -n '__cenote_wants zpool' -a attach -d 'mirror a device by another one'
+__cenote_complete -n '__cenote_wants zpool' -a detach -d 'take a device out of a mirror, a replacement or a spare'
+__cenote_complete -n '__cenote_wants zpool' -a replace -d 'replace a device by another one'
+__cenote_complete -n '__cenote_wants zpool' -a reopen -d 'open the devices of pools again'
+__cenote_complete -n '__cenote_wants zpool' -a offline -d 'take devices out of use until they are brought online'
+__cenote_complete -n '__cenote_wants zpool' -a online -d 'take devices back that were gone or offline'
 __cenote_complete -n '__cenote_wants zpool' -a remove -d 'remove log devices, cache devices and spares from a pool'
 __cenote_complete -n '__cenote_wants zpool' -a labelclear -d 'wipe the labels of a device'
 __cenote_complete -n '__cenote_wants zpool' -a list -d 'list pools with their sizes and health'
@@ -266,9 +274,24 @@ __cenote_complete -n '__cenote_at zpool advise' -s p -d 'exact numbers'
 __cenote_complete -n '__cenote_at zpool advise +0' -f -a '(__cenote_pools)'
 __cenote_complete -n '__cenote_at zpool clear 0' -f -a '(__cenote_pools)'
 __cenote_complete -n '__cenote_at zpool clear +1' -f -a '(__cenote_vdevs)'
-__cenote_complete -n '__cenote_at zpool offline' -s t -d 'only until the pool is imported again'
+__cenote_complete -n '__cenote_at zpool attach' -s f -d 'even if the new device seems to be in use'
+__cenote_complete -n '__cenote_at zpool attach' -s o -d 'ashift, for the new device' -r -f
+__cenote_complete -n '__cenote_at zpool attach 0' -f -a '(__cenote_pools)'
+__cenote_complete -n '__cenote_at zpool attach 1' -f -a '(__cenote_vdevs)'
+__cenote_complete -n '__cenote_at zpool attach +2' -F
+__cenote_complete -n '__cenote_at zpool detach 0' -f -a '(__cenote_pools)'
+__cenote_complete -n '__cenote_at zpool detach +1' -f -a '(__cenote_vdevs)'
+__cenote_complete -n '__cenote_at zpool replace' -s f -d 'even if the new device seems to be in use'
+__cenote_complete -n '__cenote_at zpool replace' -s o -d 'ashift, for the new device' -r -f
+__cenote_complete -n '__cenote_at zpool replace 0' -f -a '(__cenote_pools)'
+__cenote_complete -n '__cenote_at zpool replace 1' -f -a '(__cenote_vdevs)'
+__cenote_complete -n '__cenote_at zpool replace +2' -F
+__cenote_complete -n '__cenote_at zpool reopen +0' -f -a '(__cenote_pools)'
+__cenote_complete -n '__cenote_at zpool offline' -s f -d 'fault the device, so that a spare may replace it'
+__cenote_complete -n '__cenote_at zpool offline' -s t -d 'only until the pool is exported'
 __cenote_complete -n '__cenote_at zpool offline 0' -f -a '(__cenote_pools)'
 __cenote_complete -n '__cenote_at zpool offline +1' -f -a '(__cenote_vdevs)'
+__cenote_complete -n '__cenote_at zpool online' -s e -d 'use the space that the device gained'
 __cenote_complete -n '__cenote_at zpool online 0' -f -a '(__cenote_pools)'
 __cenote_complete -n '__cenote_at zpool online +1' -f -a '(__cenote_vdevs)'
 __cenote_complete -n '__cenote_at zpool remove 0' -f -a '(__cenote_pools)'

@@ -182,45 +182,45 @@ impl Engine {
     }
 
     /// Takes a cache device offline: it is closed, and not used until [`Engine::online`]; with
-    /// `temporary`, or until the next import.
+    /// `temporary`, or until the next import. False if no cache device has this name.
     ///
     /// # Errors
-    /// `NotFound` for an unknown device; `Unsupported` for a device that is no cache device;
     /// `ReadOnly` and `Busy` when a pool that is only read, or suspended, cannot remember it:
     /// the device stays in use.
-    pub fn offline(
+    pub(crate) fn offline_cache(
         &self,
         pool: &Pool,
         device: &str,
         temporary: bool,
         command: Option<&str>,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let aux = crate::pool::aux_devices(&pool.core.spa);
-        let Some(found) = aux.iter().find(|v| crate::outage::is_called(v, device)) else {
-            pool.vdev_named(device)?;
-            return Err(Error::unsupported("only cache devices can be taken offline"));
-        };
-        if found.class == VdevClass::Spare {
-            return Err(Error::unsupported("device is reserved as a hot spare"));
-        }
+        let named =
+            |v: &&VdevStatus| v.class == VdevClass::Cache && crate::outage::is_called(v, device);
+        let Some(found) = aux.iter().find(named) else { return Ok(false) };
         if !temporary {
             record_offline(pool, found.guid, true, command)?;
         }
         pool.core.cache_faults.lock().insert(found.guid, (VdevState::Offline, None));
         pool.core.drop_cache_device(found.guid);
-        Ok(())
+        Ok(true)
     }
 
-    /// Uses a device that was offline or absent again, and forgets its errors.
+    /// Uses a cache device that was offline or absent again, and forgets its errors. False if no
+    /// cache device has this name.
     ///
     /// # Errors
-    /// As [`Engine::clear`]; those of opening a cache device, and as [`Engine::offline`].
-    pub fn online(&self, pool: &Pool, device: &str, command: Option<&str>) -> Result<()> {
+    /// As [`Engine::clear`]; those of opening the device, and as [`Engine::offline`].
+    pub(crate) fn online_cache(
+        &self,
+        pool: &Pool,
+        device: &str,
+        command: Option<&str>,
+    ) -> Result<bool> {
         let aux = crate::pool::aux_devices(&pool.core.spa);
-        let named = aux.iter().find(|v| crate::outage::is_called(v, device));
-        let Some(found) = named.filter(|v| v.class == VdevClass::Cache) else {
-            return self.clear(pool, Some(device), command);
-        };
+        let named =
+            |v: &&VdevStatus| v.class == VdevClass::Cache && crate::outage::is_called(v, device);
+        let Some(found) = aux.iter().find(named) else { return Ok(false) };
         let listed = pool.core.spa.listed_caches(None);
         let recorded = listed.iter().any(|l| l.guid == found.guid && l.offline);
         if recorded {
@@ -228,7 +228,7 @@ impl Engine {
         }
         // What the list says, also if the device cannot be opened.
         pool.core.cache_faults.lock().remove(&found.guid);
-        self.clear(pool, Some(device), command.filter(|_| !recorded))
+        self.clear(pool, Some(device), command.filter(|_| !recorded)).map(|()| true)
     }
 
     /// Clears the errors of cache devices, and opens those that are absent. Those that are

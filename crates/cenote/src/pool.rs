@@ -1,6 +1,6 @@
 //! An imported pool.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -54,6 +54,8 @@ pub(crate) struct PoolCore {
     pub(crate) vdev_props: RwLock<Option<Arc<crate::VdevProps>>>,
     /// Cache devices that are not in use.
     pub(crate) cache_faults: crate::cache_devices::CacheFaults,
+    /// Spares that did not fit, each with the leaf for which they were tried.
+    pub(crate) spares_tried: Mutex<BTreeSet<(Guid, Guid)>>,
     pub(crate) closed: std::sync::atomic::AtomicBool,
 }
 
@@ -261,6 +263,7 @@ impl Pool {
                 events: OnceLock::new(),
                 vdev_props: RwLock::new(None),
                 cache_faults: Mutex::default(),
+                spares_tried: Mutex::default(),
                 closed: false.into(),
             }),
         }

@@ -91,17 +91,58 @@ pub(super) const COMMANDS: &[Command] = &[
         ..POOL
     },
     Command {
+        name: "attach",
+        about: "mirror a device by another one",
+        synopsis: "attach [-f] [-o property=value] <pool> <device> <new-device>",
+        flags: &[
+            flag('f', "even if the new device seems to be in use"),
+            arg('o', "property=value", Word::Any, "ashift, for the new device"),
+        ],
+        words: &[Word::Pool, Word::PoolOrVdev, Word::File],
+        ..POOL
+    },
+    Command {
+        name: "detach",
+        about: "take a device out of a mirror, a replacement or a spare",
+        synopsis: "detach <pool> <device>",
+        words: &[Word::Pool, Word::PoolOrVdev],
+        ..POOL
+    },
+    Command {
+        name: "replace",
+        about: "replace a device by another one",
+        synopsis: "replace [-f] [-o property=value] <pool> <device> [new-device]",
+        flags: &[
+            flag('f', "even if the new device seems to be in use"),
+            arg('o', "property=value", Word::Any, "ashift, for the new device"),
+        ],
+        words: &[Word::Pool, Word::PoolOrVdev, Word::File],
+        ..POOL
+    },
+    Command {
+        name: "reopen",
+        about: "open the devices of pools again",
+        synopsis: "reopen [-n] [pool] ...",
+        flags: &[ignored('n')],
+        words: &[Word::Pool],
+        ..POOL
+    },
+    Command {
         name: "offline",
-        about: "take cache devices out of use until they are brought online",
-        synopsis: "offline [-t] <pool> <device> ...",
-        flags: &[flag('t', "only until the pool is imported again")],
+        about: "take devices out of use until they are brought online",
+        synopsis: "offline [-f] [-t] <pool> <device> ...",
+        flags: &[
+            flag('f', "fault the device, so that a spare may replace it"),
+            flag('t', "only until the pool is exported"),
+        ],
         words: &[Word::Pool, Word::PoolOrVdev],
         ..POOL
     },
     Command {
         name: "online",
-        about: "take devices back that were gone",
-        synopsis: "online <pool> <device> ...",
+        about: "take devices back that were gone or offline",
+        synopsis: "online [-e] <pool> <device> ...",
+        flags: &[flag('e', "use the space that the device gained")],
         words: &[Word::Pool, Word::PoolOrVdev],
         ..POOL
     },

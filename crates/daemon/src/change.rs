@@ -9,16 +9,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use base::{Error, ErrorKind, Guid, Result};
-use cenote::Pool;
 use cenote::create::{
     AddRequest, CreateRequest, Force, NewKind, NewVdev, PoolSetting, Role, When, check_pool_name,
     check_temporary_name, may_enable, pool_setting, root_fs_settings,
 };
 use cenote::features::by_name;
 use cenote::nvlist::{NvList, Value};
+use cenote::{AttachMode, AttachRequest, NewDevice, Offline, OfflineMode, Pool};
 use proto::{
-    AddArgs, Change, CreateArgs, DEVICES_MAX, HISTORY_MAX, HistoryEvent, HistoryRecord, Reply,
-    VdevRole,
+    AddArgs, AttachArgs, AttachDevice, Change, CreateArgs, DEVICES_MAX, HISTORY_MAX, HistoryEvent,
+    HistoryRecord, Reply, VdevRole,
 };
 
 use super::handle::RowListener;
@@ -199,21 +199,35 @@ pub(super) fn change(
                 Error::new(e.kind(), format!("cannot remove {device}: {}", e.message()))
             })?;
         }
-        Change::Offline { device, temporary } => {
+        Change::Offline { device, temporary, fault } => {
+            let mode = if *fault { OfflineMode::Fault } else { OfflineMode::Offline };
+            let how = Offline { mode, temporary: *temporary };
             let pool = pool()?;
-            state.engine().offline(&pool, device, *temporary, command).map_err(|e| {
+            state.engine().offline(&pool, device, how, command).map_err(|e| {
                 Error::new(e.kind(), format!("cannot offline {device}: {}", e.message()))
             })?;
         }
-        Change::Online(device) => {
+        Change::Online { device, expand } => {
             let pool = pool()?;
-            state.engine().online(&pool, device, command).map_err(|e| {
+            state.engine().online(&pool, device, *expand, command).map_err(|e| {
                 let missing = e.message() == "no such device in pool";
                 let text = match missing {
                     true => format!("couldn't find device \"{device}\" in pool \"{name}\""),
-                    false => format!("cannot online {device}: {e}"),
+                    false => format!("cannot online {device}: {}", e.message()),
                 };
                 Error::new(e.kind(), text)
+            })?;
+        }
+        Change::Attach(args) => attach(state, &*pool()?, args, command)?,
+        Change::Detach(device) => {
+            pool()?.detach_vdev(device, command).map_err(|e| {
+                Error::new(e.kind(), format!("cannot detach {device}: {}", e.message()))
+            })?;
+        }
+        Change::Reopen => {
+            let pool = pool()?;
+            state.engine().reopen(&pool).map_err(|e| {
+                Error::new(e.kind(), format!("cannot reopen '{name}': {}", e.message()))
             })?;
         }
         Change::Clear(device) => {
@@ -225,6 +239,57 @@ pub(super) fn change(
         }
     }
     Ok(Reply::Done)
+}
+
+/// `zpool attach` and `zpool replace`.
+fn attach(
+    state: &DaemonState,
+    pool: &Pool,
+    args: &AttachArgs,
+    command: Option<&str>,
+) -> Result<()> {
+    let new = match &args.new {
+        Some(AttachDevice::Path(proto::NewKind::File(path))) => {
+            Some(NewDevice::Path(NewKind::File(path.clone())))
+        }
+        Some(AttachDevice::Path(proto::NewKind::Disk(path))) => {
+            Some(NewDevice::Path(NewKind::Disk(path.clone())))
+        }
+        Some(AttachDevice::Path(_)) => {
+            return Err(Error::invalid("new device must be a single disk"));
+        }
+        Some(AttachDevice::Spare(name)) => Some(NewDevice::Spare(name.clone())),
+        None => None,
+    };
+    let shown = match &new {
+        Some(NewDevice::Path(NewKind::File(path) | NewKind::Disk(path))) => {
+            path.display().to_string()
+        }
+        Some(NewDevice::Spare(name)) => name.clone(),
+        Some(NewDevice::Path(_)) | None => args.old.clone(),
+    };
+    let request = AttachRequest {
+        old: args.old.clone(),
+        new,
+        mode: if args.replace { AttachMode::Replace } else { AttachMode::Attach },
+        force: args.force,
+        ashift: args.ashift,
+        command: command.map(str::to_owned),
+    };
+    let old = &args.old;
+    state.engine().attach(pool, &request).map_err(|e| {
+        let why = e.message();
+        if COMPLETE_PREFIXES.iter().any(|w| why.starts_with(w))
+            && !why.starts_with("cannot replace a")
+        {
+            return Error::new(e.kind(), why);
+        }
+        let text = match args.replace {
+            true => format!("cannot replace {old} with {shown}: {why}"),
+            false => format!("cannot attach {shown} to {old}: {why}"),
+        };
+        Error::new(e.kind(), text)
+    })
 }
 
 /// `zpool labelclear`.

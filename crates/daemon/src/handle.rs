@@ -45,7 +45,7 @@ fn startup_wait(request: &Request) -> Duration {
         | Request::Stop { .. }
         | Request::Export { force: true, .. }
         | Request::Change {
-            change: Change::Destroy { force: true } | Change::Clear(_) | Change::Online(_),
+            change: Change::Destroy { force: true } | Change::Clear(_) | Change::Online { .. },
             ..
         }
         | Request::Kstats { .. }

@@ -264,6 +264,10 @@ impl Device for CutDevice {
         self.below.size()
     }
 
+    fn refresh_size(&self) -> Result<u64> {
+        self.below.refresh_size()
+    }
+
     fn submit(&self, batch: Vec<Op>) {
         let mut rest = batch.into_iter().peekable();
         let cutoff = &self.cutoff;

@@ -12,7 +12,7 @@
 //!   locked shared (`flock`, and O_EXCL on block devices opened for writing), so
 //!   that no pool is open twice (decision 9). The lock lives as long as the
 //!   descriptor.
-//! * The size is read once, when the device is opened.
+//! * The size is read when the device is opened, and again on request; it only grows.
 //! * An operation refers to the open file until its completion is called, and not beyond:
 //!   a file whose last operation is over and whose device was dropped is not locked.
 
@@ -20,6 +20,7 @@ use std::num::NonZeroU64;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use base::limits::LEAF_SIZE_MIN;
@@ -174,7 +175,7 @@ pub struct FileDevice {
     target: Arc<OpenFile>,
     engine: Arc<Engine>,
     caps: Caps,
-    size: u64,
+    size: AtomicU64,
     block_device: bool,
 }
 
@@ -216,12 +217,7 @@ impl FileDevice {
         if options.lock == Lock::ByAccess {
             lock(&fd, options.write).map_err(on_path)?;
         }
-        let size = if block_device {
-            rustix::fs::seek(&fd, rustix::fs::SeekFrom::End(0))
-                .map_err(|e| on_path(Error::io("cannot learn the device's size", e.into())))?
-        } else {
-            u64::try_from(stat.st_size).unwrap_or(0)
-        };
+        let size = size_of(&fd, block_device, stat.st_size).map_err(on_path)?;
         if size < options.min_size {
             return Err(on_path(Error::invalid(format!(
                 "too small: {size} bytes, at least {} are needed",
@@ -249,7 +245,7 @@ impl FileDevice {
             None => Engine::new(EngineKind::Auto, 64)?,
         };
         let target = Arc::new(OpenFile { fd, stats: DeviceStats::default(), direct, path: name });
-        Ok(FileDevice { target, engine, caps, size, block_device })
+        Ok(FileDevice { target, engine, caps, size: AtomicU64::new(size), block_device })
     }
 
     /// Whether the device is a block device rather than a file.
@@ -272,7 +268,7 @@ impl FileDevice {
     /// Adapts the operation to O_DIRECT; also returns how many bytes of a read must
     /// arrive.
     fn prepare(&self, op: Op) -> Result<(Op, usize), (Op, Error)> {
-        if let Err(error) = op.io.check(self.size, self.caps.writable) {
+        if let Err(error) = op.io.check(self.size(), self.caps.writable) {
             let error = error.on_path(&*self.target.path);
             return Err((op, error));
         }
@@ -353,7 +349,16 @@ impl Device for FileDevice {
     }
 
     fn size(&self) -> u64 {
-        self.size
+        self.size.load(Relaxed)
+    }
+
+    fn refresh_size(&self) -> Result<u64> {
+        let fd = &self.target.fd;
+        let stat = rustix::fs::fstat(fd).map_err(|e| open_error(e).on_path(&*self.target.path))?;
+        let now = size_of(fd, self.block_device, stat.st_size);
+        let now = now.map_err(|e| e.on_path(&*self.target.path))?;
+        self.size.fetch_max(now, Relaxed);
+        Ok(self.size())
     }
 
     fn submit(&self, batch: Vec<Op>) {
@@ -422,6 +427,15 @@ fn open_error(errno: Errno) -> Error {
         _ => "cannot be opened",
     };
     Error::io(message, errno.into())
+}
+
+/// Bytes of an open file or block device.
+fn size_of(fd: &OwnedFd, block_device: bool, st_size: i64) -> Result<u64> {
+    if block_device {
+        return rustix::fs::seek(fd, rustix::fs::SeekFrom::End(0))
+            .map_err(|e| Error::io("cannot learn the device's size", e.into()));
+    }
+    Ok(u64::try_from(st_size).unwrap_or(0))
 }
 
 /// True for a block device, false for a regular file.

@@ -180,6 +180,15 @@ pub trait Device: Send + Sync {
     /// Size in bytes.
     fn size(&self) -> u64;
 
+    /// Reads the size again, because the device may have grown, and returns it; from then on
+    /// it is the one in force. A device that shrank keeps its size.
+    ///
+    /// # Errors
+    /// Those of asking for it.
+    fn refresh_size(&self) -> Result<u64> {
+        Ok(self.size())
+    }
+
     /// Submits a batch. Blocks only while the engine's queue is full, and never when
     /// called from a completion.
     fn submit(&self, batch: Vec<Op>);

@@ -151,6 +151,25 @@ impl Space {
         Ok(())
     }
 
+    /// Appends metaslabs to a vdev that grows. They are used when `created` is durable.
+    ///
+    /// # Errors
+    /// `Corrupt` if there is no such vdev, or it would be impossibly large.
+    pub fn grow_vdev(&self, vdev: VdevId, count: u64, created: Txg) -> Result<()> {
+        let mut layout = self.layout.write();
+        let layout = &mut *layout;
+        let group = layout.index.get(&vdev).and_then(|&i| layout.groups.get_mut(i));
+        let none = || Error::corrupt(format!("vdev {vdev} has no space that could grow"));
+        let group = group.ok_or_else(none)?;
+        let first = group.slabs.len() as u64;
+        let count = usize::try_from(count).map_err(|_| none())?;
+        group.grow(&vec![crate::MsDesc::default(); count], Some(created))?;
+        let class = group.class;
+        layout.rings[class as usize].balance(&layout.groups);
+        self.note_fresh(vdev, first..first + count as u64, Some(created));
+        Ok(())
+    }
+
     /// Removes a vdev that leaves the pool.
     ///
     /// # Errors

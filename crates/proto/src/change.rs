@@ -113,15 +113,52 @@ pub enum Change {
     Clear(Option<String>),
     /// Remove a log device, a cache device or a spare.
     Remove(String),
-    /// Take a cache device offline.
+    /// Take a device offline.
     Offline {
         /// The device.
         device: String,
-        /// Only until the next import.
+        /// Only until the pool is exported.
         temporary: bool,
+        /// Fault it instead, so that a spare may replace it.
+        fault: bool,
     },
-    /// Use a device again that was missing or offline.
-    Online(String),
+    /// Take a device back into use.
+    Online {
+        /// The device.
+        device: String,
+        /// Let its vdev use what its devices gained.
+        expand: bool,
+    },
+    /// Attach a device to another one, or replace it.
+    Attach(Box<AttachArgs>),
+    /// Detach a device from its mirror.
+    Detach(String),
+    /// Open missing devices again.
+    Reopen,
+}
+
+/// A device that joins a pool.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AttachDevice {
+    /// A file or block device.
+    Path(NewKind),
+    /// A spare of the pool, by its name.
+    Spare(String),
+}
+
+/// A device that is attached to another one, or replaces it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttachArgs {
+    /// The device of the pool.
+    pub old: String,
+    /// The new one; `None` is another device at the same path.
+    pub new: Option<AttachDevice>,
+    /// It replaces the old one.
+    pub replace: bool,
+    /// Even if the new one seems to be in use.
+    pub force: bool,
+    /// log2 of the sectors of the new one.
+    pub ashift: Option<u32>,
 }
 
 /// A record of a pool's history.

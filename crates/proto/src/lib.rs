@@ -35,8 +35,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 pub use change::{
-    AddArgs, Change, CreateArgs, DEVICES_MAX, Force, HISTORY_MAX, HistoryEvent, HistoryRecord,
-    NewKind, NewVdev,
+    AddArgs, AttachArgs, AttachDevice, Change, CreateArgs, DEVICES_MAX, Force, HISTORY_MAX,
+    HistoryEvent, HistoryRecord, NewKind, NewVdev,
 };
 pub use dataset::{
     Assign, DatasetChange, DestroyArgs, NewDatasetArgs, PropsArgs, SnapshotArgs, TARGETS_MAX,

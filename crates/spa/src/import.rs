@@ -112,6 +112,9 @@ impl Beginning {
             self.writer.abandon();
             return Err(e);
         }
+        // What a crash or an export interrupted goes on.
+        self.writer.request_resilver_if_needed();
+        self.writer.topology_settled();
         Ok(self.writer)
     }
 
@@ -500,6 +503,8 @@ impl Spa {
         config.name.clone_from(&self.stored_name);
         config.hostid = crate::own_hostid();
         config.hostname = hostname();
+        // All labels are written anew.
+        forget_former_guids(&mut config.vdev_tree);
         let uberblock = match &self.newest {
             Some(newest) => rewind::renumbered(&self.uberblock, newest)?,
             None => self.uberblock.clone(),
@@ -616,6 +621,12 @@ impl Spa {
     }
 }
 
+/// Former guids of leaves that took over their mirror's guid: no label has them any more.
+fn forget_former_guids(vdev: &mut VdevConfig) {
+    vdev.orig_guid = None;
+    vdev.children.iter_mut().for_each(forget_former_guids);
+}
+
 /// This host's name.
 pub fn own_hostname() -> Option<String> {
     hostname().and_then(|h| h.to_str().map(str::to_owned))
@@ -655,7 +666,10 @@ fn load_config(
     });
     let mut spec = specs::trusted(&config.vdev_tree, Extra { reflow })?;
     fix_paths(&mut spec, &found.locations);
-    let open_leaf = |leaf: &vdev::LeafSpec| opener.open(leaf, Txg::MAX);
+    // A label that is newer than the uberblock may identify a leaf otherwise than the
+    // configuration does. After a rewind there may be no older one.
+    let open_leaf =
+        |leaf: &vdev::LeafSpec| opener.open(leaf, ub.txg).or_else(|_| opener.open(leaf, Txg::MAX));
     let tree = Tree::build_from(Some(&zio.tree()), &spec, &open_leaf)?;
     zio.set_tree(tree);
     indirect::load_all(&mos, &config, &zio.tree())?;

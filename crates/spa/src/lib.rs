@@ -35,6 +35,7 @@ mod opener;
 pub mod rebuild;
 pub mod rewind;
 pub mod space;
+pub mod spares;
 pub mod specs;
 pub mod status;
 pub mod tables;

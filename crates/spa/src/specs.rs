@@ -6,6 +6,10 @@ use vdev::{AllocClass, DraidParams, Persistent, Reflow, Spec, VdevKind};
 
 use crate::assemble::FoundPool;
 
+/// The values of `aux_state` (chapter 01 §4.2): faulted on request, and for its errors.
+pub(crate) const AUX_EXTERNAL: &[u8] = b"external";
+const AUX_ERRORS: &[u8] = b"err_exceeded";
+
 /// Data that a configuration does not have: progress of an expansion (from the uberblock)
 /// and allocation classes (from the vdevs' ZAPs).
 #[derive(Clone, Copy, Debug, Default)]
@@ -53,6 +57,8 @@ fn spec_of(config: &VdevConfig, top: Option<&VdevConfig>, extra: Extra) -> Resul
         degraded: leaf.degraded,
         removed: leaf.removed,
         not_present: leaf.not_present,
+        external: leaf.aux_state.as_ref().is_some_and(|a| a.as_bytes() == AUX_EXTERNAL),
+        err_exceeded: leaf.aux_state.as_ref().is_some_and(|a| a.as_bytes() == AUX_ERRORS),
     };
     let children = config.children.iter().map(|c| spec_of(c, top, extra));
     Ok(spec.with_children(children.collect::<Result<Vec<_>>>()?))

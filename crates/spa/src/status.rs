@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use base::Guid;
-use vdev::{AllocClass, Aux, NodeId, Tree, VdevKind};
+use vdev::{AllocClass, Aux, Node, NodeId, Tree, VdevKind};
 
 pub use vdev::{ClassDetail, IoClass, IoCount, IoCounts, IoDetail, State as VdevState};
 
@@ -165,7 +165,7 @@ fn one(tree: &Tree, id: NodeId) -> VdevStatus {
             AllocClass::Dedup => VdevClass::Dedup,
         },
         state: Some(node.state()),
-        aux: remark(node.aux()),
+        aux: remark(node),
         detail: detail(node.aux()),
         read_errors: errors.read,
         write_errors: errors.write,
@@ -204,17 +204,18 @@ fn name_of(tree: &Tree, id: NodeId) -> String {
 }
 
 /// The words of chapter 09 §4.3.
-fn remark(aux: &Aux) -> Option<String> {
+fn remark(node: &Node) -> Option<String> {
     Some(
-        match aux {
+        match node.aux() {
+            Aux::None if node.is_behind() => "out of date",
             Aux::None | Aux::Persistent => return None,
+            Aux::External => "external device fault",
             Aux::OpenFailed(_) => "cannot open",
             Aux::CorruptData(why) if why.contains("label") => "invalid label",
             Aux::CorruptData(_) => "corrupted data",
             Aux::NoReplicas => "insufficient replicas",
             Aux::TooSmall => "cannot open",
             Aux::TooManyErrors => "too many errors",
-            Aux::OutOfDate => "out of date",
         }
         .to_owned(),
     )
@@ -224,6 +225,6 @@ fn detail(aux: &Aux) -> Option<String> {
     match aux {
         Aux::OpenFailed(why) | Aux::CorruptData(why) => Some(why.clone()),
         Aux::TooSmall => Some("the device is smaller than 64 MiB".to_owned()),
-        Aux::None | Aux::NoReplicas | Aux::Persistent | Aux::TooManyErrors | Aux::OutOfDate => None,
+        Aux::None | Aux::NoReplicas | Aux::Persistent | Aux::TooManyErrors | Aux::External => None,
     }
 }

@@ -119,6 +119,17 @@ pub struct Persistent {
     pub removed: bool,
     /// Not present when the configuration was written.
     pub not_present: bool,
+    /// Faulted because of a request, not because of errors.
+    pub external: bool,
+    /// Faulted because it had too many errors.
+    pub err_exceeded: bool,
+}
+
+impl Persistent {
+    /// Whether one of the flags keeps the leaf closed.
+    pub fn keeps_closed(self) -> bool {
+        self.offline || self.faulted || self.removed
+    }
 }
 
 /// One vdev of a configuration, with its children.

@@ -84,10 +84,10 @@ pub enum Aux {
     TooSmall,
     /// Too many errors occurred.
     TooManyErrors,
-    /// It lacks data that was written while it was absent.
-    OutOfDate,
     /// Set by a flag in the configuration.
     Persistent,
+    /// Faulted on request.
+    External,
 }
 
 impl fmt::Display for Aux {
@@ -99,8 +99,8 @@ impl fmt::Display for Aux {
             Aux::NoReplicas => f.write_str("insufficient replicas"),
             Aux::TooSmall => f.write_str("the device is too small"),
             Aux::TooManyErrors => f.write_str("too many errors"),
-            Aux::OutOfDate => f.write_str("out of date"),
             Aux::Persistent => f.write_str("marked so by the administrator or by fault handling"),
+            Aux::External => f.write_str("external device fault"),
         }
     }
 }
@@ -274,6 +274,14 @@ impl Node {
     pub fn dtl(&self) -> Arc<TxgRanges> {
         self.live.missing.get()
     }
+    /// Whether it is a leaf: with a device of its own, or a distributed spare.
+    pub fn is_leaf(&self) -> bool {
+        self.kind().is_device() || matches!(self.kind(), VdevKind::DraidSpare { .. })
+    }
+    /// Whether it is a readable leaf that lacks data of some txgs.
+    pub fn is_behind(&self) -> bool {
+        self.is_leaf() && self.readable() && !self.live.missing.get().ranges().is_empty()
+    }
     /// Whether it can be read at all.
     pub fn readable(&self) -> bool {
         self.state >= State::Degraded
@@ -429,7 +437,7 @@ impl Tree {
             VdevKind::Raidz { nparity, .. } => usize::from(*nparity),
             VdevKind::Draid(params) => params.nparity as usize,
             VdevKind::DraidSpare { draid, .. } => {
-                if node.aux == Aux::Persistent {
+                if node.spec.persistent.keeps_closed() {
                     return None;
                 }
                 return Some(match self.find(*draid) {
@@ -660,7 +668,12 @@ fn open_leaf(
         (flags.offline, State::Offline),
     ];
     if let Some((_, state)) = marked.into_iter().find(|(set, _)| *set) {
-        return (None, state, Aux::Persistent);
+        let aux = match state {
+            State::Faulted if flags.external => Aux::External,
+            State::Faulted if flags.err_exceeded => Aux::TooManyErrors,
+            _ => Aux::Persistent,
+        };
+        return (None, state, aux);
     }
     match &spec.kind {
         VdevKind::Missing => {

@@ -30,7 +30,7 @@ use device::{Device, Io};
 use crate::iostat::IoClass;
 use crate::queue::{LeafQueue, QueueLimits, WriteLoad, WritePriority, WriteRequest};
 use crate::report::{LeafReport, ReportKind};
-use crate::tree::{Aux, Node, NodeId, State, Tree, Verdict};
+use crate::tree::{Node, NodeId, Tree};
 use crate::write_plan::{Need, WritePlan};
 
 /// Number of write errors at which a leaf is reported as failing.
@@ -340,19 +340,6 @@ impl Tree {
             node.live.missing.add(txg);
         }
         node.is_some()
-    }
-
-    /// A new snapshot in which leaves of redundant vdevs that miss txgs are degraded.
-    pub fn with_outdated(self: &Arc<Self>) -> Arc<Tree> {
-        let behind = |n: &&Node| {
-            let redundant = n.parent.is_some_and(|p| p.0 != 0);
-            redundant && n.state == State::Online && !n.dtl().ranges().is_empty()
-        };
-        let verdict =
-            |n: &Node| Verdict { guid: n.guid(), state: State::Degraded, aux: Aux::OutOfDate };
-        let verdicts: Vec<Verdict> =
-            self.leaves().map(|(_, n)| n).filter(behind).map(verdict).collect();
-        if verdicts.is_empty() { Arc::clone(self) } else { self.with_verdicts(&verdicts) }
     }
 
     /// Records that all writes of a txg to leaves without redundancy have reached them,

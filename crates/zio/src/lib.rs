@@ -260,6 +260,17 @@ impl Zio {
         let _ = self.observer.set(observer);
     }
 
+    /// Publishes a changed vdev tree, unless another one was published since `old` was taken;
+    /// false then.
+    pub fn replace_tree(&self, old: &Arc<vdev::Tree>, tree: Arc<vdev::Tree>) -> bool {
+        let mut now = self.tree.write();
+        let same = Arc::ptr_eq(&now, old);
+        if same {
+            *now = tree;
+        }
+        same
+    }
+
     /// The read-ahead threads of this pool.
     pub fn background(&self) -> &Workers {
         &self.background

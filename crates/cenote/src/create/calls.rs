@@ -35,7 +35,7 @@ impl Engine {
     }
 
     /// The pools that are open, with their devices.
-    fn open_pools(&self) -> Vec<OpenPool> {
+    pub(crate) fn open_pools(&self) -> Vec<OpenPool> {
         let aux = |devices: Vec<spa::VdevStatus>, class| {
             devices.into_iter().filter(|v| v.class == class).map(|v| v.guid).collect::<Vec<Guid>>()
         };

@@ -31,16 +31,16 @@ const FIRST_TXG: Txg = Txg(4);
 const VERSION: u64 = 5000;
 
 /// An open device: for examination, and for use in the pool.
-struct OpenDevice {
+pub(crate) struct OpenDevice {
     file: Arc<FileDevice>,
     leaf: Arc<dyn Device>,
 }
 
 /// Open devices by path.
-struct OpenDevices(BTreeMap<PathBuf, OpenDevice>);
+pub(crate) struct OpenDevices(BTreeMap<PathBuf, OpenDevice>);
 
 impl OpenDevices {
-    fn of(vdevs: &[NewVdev], leaves: &PoolLeaves) -> Result<OpenDevices> {
+    pub(crate) fn of(vdevs: &[NewVdev], leaves: &PoolLeaves) -> Result<OpenDevices> {
         let mut open = BTreeMap::new();
         for path in vdevs.iter().flat_map(NewVdev::paths) {
             let engine = Some(Arc::clone(leaves.engine()));
@@ -54,9 +54,14 @@ impl OpenDevices {
         Ok(OpenDevices(open))
     }
 
-    fn facts(&self, path: &Path) -> Result<LeafFacts> {
+    pub(crate) fn facts(&self, path: &Path) -> Result<LeafFacts> {
         let device = self.0.get(path).ok_or_else(|| Error::bug("a device that is not open"))?;
         Ok(LeafFacts::of(&*device.leaf, device.file.is_block_device()))
+    }
+
+    /// The device at a path.
+    pub(crate) fn device(&self, path: &Path) -> Option<Arc<dyn Device>> {
+        self.0.get(path).map(|open| Arc::clone(&open.leaf))
     }
 
     fn by_guid(&self, built: &Built) -> Devices {

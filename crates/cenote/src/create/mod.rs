@@ -12,7 +12,7 @@
 
 mod calls;
 pub(crate) mod compat;
-mod make;
+pub(crate) mod make;
 mod names;
 mod settings;
 

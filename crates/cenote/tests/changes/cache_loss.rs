@@ -7,7 +7,7 @@ use std::time::Duration;
 use base::ErrorKind;
 use base::rt::{self, Mutex};
 use cenote::create::{CreateRequest, NewVdev, PoolSetting};
-use cenote::{Engine, EngineConfig, Pool, VdevState};
+use cenote::{Engine, EngineConfig, Offline, OfflineMode, Pool, VdevState};
 use device::{Caps, Device, DeviceStats, Fault, FaultDevice, Op};
 use testkit::import_from;
 
@@ -15,6 +15,9 @@ use crate::caches::{
     BLOCK, add, await_caches, cache, cache_file, content, fill, l2, read_all, small_engine,
 };
 use crate::{DiskFiles, MB, judge, request, writing};
+
+const FOR_GOOD: Offline = Offline { mode: OfflineMode::Offline, temporary: false };
+const FOR_NOW: Offline = Offline { temporary: true, ..FOR_GOOD };
 
 /// A device that stops answering when told to; what it swallowed fails when it is dropped.
 struct SilentDevice {
@@ -181,7 +184,7 @@ fn cache_devices_beside_a_suspended_pool() {
         read_all_but_first(&objects, &ids);
         assert!(l2(&engine).hits > before.hits, "the cache device serves");
         // It is not offline for good: that would be a write to the pool.
-        let refused = engine.offline(&pool, name, false, None).unwrap_err();
+        let refused = engine.offline(&pool, name, FOR_GOOD, None).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Busy);
         assert_eq!(refused.message(), "pool I/O is currently suspended");
         assert_eq!(state(&pool), Some(VdevState::Online));
@@ -189,11 +192,11 @@ fn cache_devices_beside_a_suspended_pool() {
         read_all_but_first(&objects, &ids);
         read_all_but_first(&objects, &ids);
         assert!(l2(&engine).io_error < before.io_error + 20);
-        engine.offline(&pool, name, true, None).unwrap();
+        engine.offline(&pool, name, FOR_NOW, None).unwrap();
         assert_eq!(state(&pool), Some(VdevState::Offline));
         read_all_but_first(&objects, &ids);
         opened.speak();
-        engine.online(&pool, name, None).unwrap();
+        engine.online(&pool, name, false, None).unwrap();
         await_caches(&pool, 1);
         read_all_but_first(&objects, &ids);
         assert!(pool.is_suspended());
@@ -229,26 +232,23 @@ fn a_cache_device_that_was_taken_offline_stays_offline() {
     read_all(&pool, &objects, &ids);
     drop(objects);
     for bad in ["d9", ""] {
-        let why = engine.offline(&pool, bad, false, None).unwrap_err();
+        let why = engine.offline(&pool, bad, FOR_GOOD, None).unwrap_err();
         assert_eq!((why.kind(), why.message()), (ErrorKind::NotFound, "no such device in pool"));
     }
-    assert_eq!(
-        engine.offline(&pool, "d0", false, None).unwrap_err().kind(),
-        ErrorKind::Unsupported
-    );
+    assert_eq!(engine.offline(&pool, "d0", FOR_GOOD, None).unwrap_err().kind(), ErrorKind::Busy);
     let again = |pool: Arc<Pool>| {
         pool.export().unwrap();
         drop(pool);
         import_from(&engine, &disks.path(), &writing()).unwrap()
     };
     // For the time being.
-    engine.offline(&pool, &name, true, None).unwrap();
+    engine.offline(&pool, &name, FOR_NOW, None).unwrap();
     assert_eq!(state(&pool), Some(VdevState::Offline));
     let pool = again(pool);
     await_caches(&pool, 1);
     assert_eq!(state(&pool), Some(VdevState::Online));
     // For good.
-    engine.offline(&pool, &name, false, Some("zpool offline tank d1")).unwrap();
+    engine.offline(&pool, &name, FOR_GOOD, Some("zpool offline tank d1")).unwrap();
     let mut pool = again(pool);
     for _ in 0..2 {
         assert_eq!(state(&pool), Some(VdevState::Offline));
@@ -263,13 +263,13 @@ fn a_cache_device_that_was_taken_offline_stays_offline() {
     drop(pool);
     let pool = import_from(&engine, &disks.path(), &testkit::readonly()).unwrap();
     assert_eq!(state(&pool), Some(VdevState::Offline));
-    assert!(engine.online(&pool, &name, None).is_err());
+    assert!(engine.online(&pool, &name, false, None).is_err());
     assert_eq!(state(&pool), Some(VdevState::Offline));
     pool.export().unwrap();
     drop(pool);
     let pool = import_from(&engine, &disks.path(), &writing()).unwrap();
     let bufs = l2(&engine).rebuild_bufs;
-    engine.online(&pool, &name, Some("zpool online tank d1")).unwrap();
+    engine.online(&pool, &name, false, Some("zpool online tank d1")).unwrap();
     await_caches(&pool, 1);
     assert_eq!(state(&pool), Some(VdevState::Online));
     assert!(l2(&engine).rebuild_bufs > bufs, "its content is back");

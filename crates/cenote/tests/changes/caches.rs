@@ -262,13 +262,14 @@ fn readers_notice_nothing_of_what_happens_to_cache_devices() {
         passes(2);
         assert!(l2(&engine).hits > hits, "a cleared device is used again");
         // It is taken offline and back, and another one joins it.
-        engine.offline(&pool, name, true, None).unwrap();
+        let how = cenote::Offline { temporary: true, ..Default::default() };
+        engine.offline(&pool, name, how, None).unwrap();
         assert_eq!(pool.status().unwrap().aux[0].state, Some(VdevState::Offline));
-        assert!(engine.offline(&pool, "d0", true, None).is_err());
+        assert!(engine.offline(&pool, "d0", how, None).is_err());
         engine.clear(&pool, Some(name), None).unwrap();
         assert_eq!(pool.status().unwrap().aux[0].state, Some(VdevState::Offline));
         passes(1);
-        engine.online(&pool, name, None).unwrap();
+        engine.online(&pool, name, false, None).unwrap();
         await_caches(&pool, 1);
         let (second, other) = cache_file(&disks, "cache-b");
         add(&engine, &pool, second);

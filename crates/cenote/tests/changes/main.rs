@@ -11,6 +11,7 @@ mod diagnosis;
 mod pools;
 mod random;
 mod storage;
+mod topology;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

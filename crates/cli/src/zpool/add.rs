@@ -70,7 +70,7 @@ fn force(parsed: &Parsed) -> Force {
 }
 
 /// The one property that can be given.
-fn ashift(parsed: &Parsed) -> std::result::Result<Option<u32>, CommandLineError> {
+pub(super) fn ashift(parsed: &Parsed) -> std::result::Result<Option<u32>, CommandLineError> {
     let mut out = None;
     for opt in parsed.opts.iter().filter(|o| o.letter == 'o') {
         let text = opt.text();

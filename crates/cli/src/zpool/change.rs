@@ -18,7 +18,7 @@ const MINUS_ONE: Exit = Exit(255);
 const NOT_A_POOL: Exit = Exit(22);
 
 /// Requests a change; the daemon's error is the whole message.
-fn request_change(pool: &str, change: Change, command: String) -> Result<Exit> {
+pub(super) fn request_change(pool: &str, change: Change, command: String) -> Result<Exit> {
     let mut client = Client::connect(&Runtime::from_env()?)?;
     let request = Request::Change { pool: pool.to_owned(), change, command };
     let Reply::Done = client.request(&request)? else { return Err(unexpected_reply()) };
@@ -26,7 +26,7 @@ fn request_change(pool: &str, change: Change, command: String) -> Result<Exit> {
 }
 
 /// The name of an existing pool; `missing` names the operand.
-fn one_pool(
+pub(super) fn one_pool(
     what: &str,
     words: Vec<String>,
     missing: &str,
@@ -148,7 +148,7 @@ pub(super) fn clear(argv: &[OsString]) -> Result<Exit> {
     }
 }
 
-/// `zpool offline [-t] <pool> <device> ...`: cache devices only.
+/// `zpool offline [-f] [-t] <pool> <device> ...`
 pub(super) fn offline(argv: &[OsString]) -> Result<Exit> {
     let parsed = match options("offline", argv) {
         Ok(parsed) => parsed,
@@ -164,10 +164,11 @@ pub(super) fn offline(argv: &[OsString]) -> Result<Exit> {
         Ok(name) => name,
         Err(exit) => return Ok(exit),
     };
-    let (mut failed, temporary) = (false, parsed.has('t'));
+    let mut failed = false;
     for device in devices {
-        let change = Change::Offline { device, temporary };
-        if let Err(e) = request_change(&name, change, command("offline", argv)) {
+        let (temporary, fault) = (parsed.has('t'), parsed.has('f'));
+        let wish = Change::Offline { device, temporary, fault };
+        if let Err(e) = request_change(&name, wish, command("offline", argv)) {
             ui::err(e.message());
             failed = true;
         }
@@ -175,8 +176,7 @@ pub(super) fn offline(argv: &[OsString]) -> Result<Exit> {
     Ok(Exit::failed_if(failed))
 }
 
-/// `zpool online <pool> <device> ...`: uses devices that were missing again, and cache devices
-/// that were taken offline.
+/// `zpool online [-e] <pool> <device> ...`
 pub(super) fn online(argv: &[OsString]) -> Result<Exit> {
     let parsed = match options("online", argv) {
         Ok(parsed) => parsed,
@@ -195,7 +195,7 @@ pub(super) fn online(argv: &[OsString]) -> Result<Exit> {
     let mut failed = false;
     let mut pools = Pools::connect()?;
     for device in devices {
-        let wish = Change::Online(device.clone());
+        let wish = Change::Online { device: device.clone(), expand: parsed.has('e') };
         let done = request_change(&name, wish, command("online", argv));
         if done.is_ok()
             && let Some(warning) = health_warning(&pools.status(&name)?, &device)

@@ -2,6 +2,7 @@
 
 mod add;
 mod advise;
+mod attach;
 mod change;
 mod create;
 mod events;
@@ -32,13 +33,9 @@ use proto::{Pool, PropertyEntry, Reply, Request, SpaceMap};
 use ui::Exit;
 
 /// Commands of OpenZFS's that Cenote does not have yet.
-const MISSING: [&str; 12] = [
+const MISSING: [&str; 8] = [
     "checkpoint",
     "prefetch",
-    "reopen",
-    "attach",
-    "detach",
-    "replace",
     "split",
     "initialize",
     "resilver",
@@ -75,6 +72,10 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
         "create" => create::main(rest),
         "add" => add::main(rest),
         "advise" => advise::main(rest),
+        "attach" => attach::attach(rest),
+        "replace" => attach::replace(rest),
+        "detach" => attach::detach(rest),
+        "reopen" => attach::reopen(rest),
         "destroy" => change::destroy(rest),
         "clear" => change::clear(rest),
         "online" => change::online(rest),

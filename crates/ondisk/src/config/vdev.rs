@@ -161,6 +161,8 @@ pub struct LeafState {
     pub degraded: bool,
     /// Physically removed.
     pub removed: bool,
+    /// Why it is faulted: `external` or `err_exceeded`.
+    pub aux_state: Option<NvStr>,
     /// It is a hot spare in use.
     pub is_spare: bool,
     /// Detach the spare when the resilver is done.
@@ -338,6 +340,7 @@ impl VdevConfig {
         keys.number("faulted", leaf.faulted.into());
         keys.number("degraded", leaf.degraded.into());
         keys.number("removed", leaf.removed.into());
+        keys.string("aux_state", &leaf.aux_state);
         keys.number("unspare", leaf.unspare.into());
         keys.number("resilver_txg", leaf.resilver_txg.0);
         keys.number("rebuild_txg", leaf.rebuild_txg.0);
@@ -586,6 +589,7 @@ fn parse_leaf(list: &NvList) -> LeafState {
         faulted: truth(list, "faulted"),
         degraded: truth(list, "degraded"),
         removed: truth(list, "removed"),
+        aux_state: list.string("aux_state").cloned(),
         is_spare: truth(list, "is_spare"),
         unspare: truth(list, "unspare"),
         resilver_txg: txg("resilver_txg"),

@@ -46,10 +46,12 @@ mod outage;
 mod pools;
 mod rebuild;
 mod removal;
+mod resilver_request;
 mod space_io;
 mod store;
 pub(crate) mod sync;
 mod tasks;
+mod topology;
 mod unclone;
 pub mod vdev_props;
 
@@ -87,6 +89,7 @@ pub use open::{Parts, WriterOptions};
 pub use pools::{Devices, PoolChange, init_aux_labels};
 pub use sync::Flags;
 pub use tasks::{Command, TaskCx};
+pub use topology::{AttachMode, NewMember, Offline, OfflineMode};
 
 /// Planted bugs and values of tests ([`base::planted`]).
 #[derive(Debug, Default)]
@@ -169,6 +172,8 @@ pub struct Writer {
     rotor: AtomicU64,
     ledger: Arc<ledger::Ledger>,
     outages: Arc<outage::Outages>,
+    resilver_request: resilver_request::ResilverRequest,
+    topology: topology::TopologyState,
     /// Most passes of a txg since the pool was opened.
     passes: AtomicU64,
     /// Test instruments.

@@ -171,7 +171,6 @@ pub(crate) fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Write
     let outages = Outages::new(&txgs, &zio);
     if options.resumes {
         zio.set_outage(Arc::clone(&outages) as Arc<dyn zio::Outage>);
-        zio.set_tree(tree.with_outdated());
     } else {
         txgs.set_failmode(txg::FailMode::Continue);
     }
@@ -220,12 +219,15 @@ pub(crate) fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Write
         rotor: AtomicU64::new(0),
         ledger,
         outages,
+        resilver_request: Default::default(),
+        topology: Default::default(),
         passes: AtomicU64::new(0),
         plants,
         reused_at_once: AtomicBool::new(false),
     });
     let places = super::heal::WriterInUse(Arc::downgrade(&writer));
     writer.zio.set_healing(Arc::new(places));
+    writer.topology.set_writer(&writer);
     writer.note_unfreed(&writer.mos)?;
     Ok(writer)
 }

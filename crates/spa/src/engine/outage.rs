@@ -15,8 +15,8 @@
 //! pool is suspended, and the reader waits ([`zio::Outage::wait_per_failmode`]), unless `failmode` is
 //! `continue`. A block that cannot be read on devices that answer is an error.
 //!
-//! A leaf that missed txgs is degraded when it is back: these are not read from it, and not
-//! written to it again (no resilver yet).
+//! A leaf that missed txgs is read for others only when it is back, and a resilver is
+//! requested.
 //!
 //! A leaf of a redundant vdev whose writes fail is declared faulted after the txg with the
 //! failure: the pool continues without it, and notes the txgs that it misses.
@@ -46,7 +46,7 @@ use ondisk::BlkPtr;
 use ondisk::label::LABEL_SIZE;
 use ondisk::uberblock::Uberblock;
 use txg::{FailMode, Txgs};
-use vdev::{Aux, LeafSpec, Node, State as VdevState, Tree, Verdict};
+use vdev::{Aux, LeafSpec, Node, Persistent, Spec, State as VdevState, Tree, Verdict};
 use zio::{Io, Outage, OutagePolicy, Zio};
 
 use super::Writer;
@@ -258,6 +258,26 @@ impl Writer {
         if let Some(why) = self.outages.fatal.lock().as_ref().filter(|_| suspended) {
             return Err(Error::new(ErrorKind::Io, why.clone()));
         }
+        // Another change of the tree may come first; then all of this is done on its result.
+        while !self.reopen_once(leaf, suspended, source)? {}
+        self.outages.write_errors.store(0, Relaxed);
+        self.outages.relabel.store(true, Relaxed);
+        self.txgs.dirty(self.txgs.open_txg(), 0);
+        if suspended {
+            self.txgs.resume();
+        }
+        self.request_resilver_if_needed();
+        Ok(())
+    }
+
+    /// Publishes a tree with the devices that can be opened; false if another tree was
+    /// published meanwhile.
+    fn reopen_once(
+        &self,
+        leaf: Option<Guid>,
+        suspended: bool,
+        source: &dyn Leaves,
+    ) -> Result<bool> {
         let old = self.zio.tree();
         if leaf.is_some_and(|guid| old.find(guid).is_none()) {
             return Err(Error::not_found("no such device in pool"));
@@ -272,29 +292,26 @@ impl Writer {
                 _ => self.reopen_leaf(&old, spec, device, source),
             }
         };
-        let tree = Tree::build_from(Some(&old), &old.spec(), &open)?;
+        let (mut spec, mut repaired) = (old.spec(), Vec::new());
+        clear_faults(&mut spec, &wanted, &mut repaired);
+        let tree = Tree::build_from(Some(&old), &spec, &open)?;
         for (_, node) in tree.nodes().filter(|(_, n)| wanted(n.guid())) {
             node.clear_errors();
         }
         let enough = tree.root().readable();
-        if enough || suspended {
-            self.zio.set_tree(tree.with_outdated());
-            self.space_io.forget_limits();
+        if (enough || suspended) && !self.zio.replace_tree(&old, tree) {
+            return Ok(false);
         }
+        self.space_io.forget_limits();
         if !enough {
             let text = "one or more devices is currently unavailable";
             return Err(Error::new(ErrorKind::Io, text));
         }
-        self.outages.write_errors.store(0, Relaxed);
-        self.outages.relabel.store(true, Relaxed);
-        self.txgs.dirty(self.txgs.open_txg(), 0);
-        if suspended {
-            self.txgs.resume();
-        }
-        Ok(())
+        self.topology.note_repaired(repaired);
+        Ok(true)
     }
 
-    fn reopen_leaf(
+    pub(super) fn reopen_leaf(
         &self,
         old: &Tree,
         spec: &LeafSpec,
@@ -363,7 +380,8 @@ impl Writer {
                 // nothing may be missing, whatever a log block noted.
                 let redundant =
                     |n: &&Node| n.parent().is_some_and(|p| old.node(p).parent().is_some());
-                let behind = |n: &Node| n.dtl().contains(last.txg);
+                // All that was written while a leaf was not open is noted as missing.
+                let behind = |n: &Node| n.dtl().contains(last.txg) || n.device().is_none();
                 let noted = self.outages.unlabelled.lock().contains(&guid)
                     || old.find(guid).filter(redundant).is_some_and(behind);
                 if noted || tops.count() > CHOSEN_MAX {
@@ -376,6 +394,17 @@ impl Writer {
             _ => Err(changed(guid, "another system has written to the pool")),
         }
     }
+}
+
+/// Removes the marks of leaves that were faulted; `repaired` gets those that had one.
+fn clear_faults(spec: &mut Spec, wanted: &dyn Fn(Guid) -> bool, repaired: &mut Vec<Guid>) {
+    let flags = &mut spec.persistent;
+    if wanted(spec.guid) && (flags.faulted || flags.degraded || flags.removed) {
+        let offline = flags.offline;
+        *flags = Persistent { offline, ..Persistent::default() };
+        repaired.push(spec.guid);
+    }
+    spec.children.iter_mut().for_each(|child| clear_faults(child, wanted, repaired));
 }
 
 /// Whether `guid` is below `above`.

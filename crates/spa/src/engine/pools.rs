@@ -25,13 +25,11 @@ use ondisk::config::{PoolConfig, PoolState, VdevConfig, VdevType};
 use ondisk::features::Feature;
 use ondisk::zap::ZapValue;
 use txg::FailMode;
-use vdev::{LeafSpec, Tree};
+use vdev::Tree;
 
-use super::config::is_concrete;
 use super::open::{class_for, describe};
 use super::tasks::{Command, TaskCx};
 use super::{Writer, effective};
-use crate::specs::{self, Extra};
 use crate::write::config::{PoolFacts, aux, has_labels, initial};
 use crate::write::labels;
 use crate::write::topology::Built;
@@ -122,30 +120,6 @@ impl TaskCx<'_> {
         os.set_bonus(self.tx, object, &(packed.len() as u64).to_le_bytes())
     }
 
-    /// The tree of the current configuration: with the devices that are open, and `devices`
-    /// for new leaves. Each vdev keeps its class, which only its ZAP records.
-    ///
-    /// # Errors
-    /// `Corrupt` for a configuration that makes no tree.
-    pub(super) fn changed_tree(&self, devices: &Devices) -> Result<Arc<Tree>> {
-        let old = self.writer.zio.tree();
-        let mut spec = specs::trusted(&self.state.config.vdev_tree, Extra::default())?;
-        for (top, spec) in self.state.config.vdev_tree.children.iter().zip(&mut spec.children) {
-            let id = VdevId(top.id);
-            // A new vdev without a bias has the class of the configuration.
-            let bias = self.state.new_vdevs.get(&id).copied().flatten();
-            if (old.top(id).is_ok() || bias.is_some()) && is_concrete(top) {
-                spec.class = class_for(&old, &self.state.new_vdevs, id)?;
-            }
-        }
-        let open = |leaf: &LeafSpec| {
-            let known = old.find(leaf.guid).and_then(|node| node.device().cloned());
-            let device = known.or_else(|| devices.get(&leaf.guid).cloned());
-            device.ok_or_else(|| Error::not_found("no such device"))
-        };
-        Tree::build_from(Some(&old), &spec, &open)
-    }
-
     fn add_top(&mut self, top: &VdevConfig, tree: &Tree) -> Result<()> {
         let id = VdevId(top.id);
         let class = class_for(tree, &self.state.new_vdevs, id)?;
@@ -169,8 +143,7 @@ impl TaskCx<'_> {
         for (top, _) in &built.tops {
             self.add_top(top, &tree)?;
         }
-        self.writer.zio.set_tree(tree);
-        self.writer.space_io.forget_limits();
+        self.publish_tree(tree);
         self.add_aux("spares", &built.spares)?;
         self.add_aux("l2cache", &built.caches)?;
         for (top, _) in &built.tops {

@@ -64,7 +64,7 @@ fn in_use() -> Error {
 }
 
 impl TaskCx<'_> {
-    fn drop_zap(&mut self, map: Option<u64>, zap: Option<ObjectId>) -> Result<()> {
+    pub(super) fn drop_zap(&mut self, map: Option<u64>, zap: Option<ObjectId>) -> Result<()> {
         let Some(zap) = zap.filter(|z| z.0 != 0) else { return Ok(()) };
         if let Some(map) = map {
             self.cx.mos.zap_remove(map, format!("{:x}", zap.0).as_bytes())?;
@@ -100,10 +100,9 @@ impl TaskCx<'_> {
             *place = hole(id);
         }
         let tree = self.changed_tree(&Devices::new())?;
-        self.writer.zio.set_tree(tree);
+        self.publish_tree(tree);
         self.writer.space.remove_vdev(VdevId(id))?;
         self.state.missed.retain(|(guid, _)| top.find(*guid).is_none());
-        self.writer.space_io.forget_limits();
         let path = top.leaves().next().and_then(|l| l.path.as_ref()?.to_str());
         let text = format!("{} removed", path.unwrap_or(top.kind.name()));
         self.log_internal("vdev remove", None, &text)
@@ -111,16 +110,18 @@ impl TaskCx<'_> {
 }
 
 /// A list of spares or cache devices, and the one to be removed from it.
-struct Listed {
+pub(super) struct Listed {
     key: &'static str,
     object: ObjectId,
     left: Vec<NvList>,
     path: String,
+    /// It is a distributed spare, which belongs to its dRAID.
+    distributed: bool,
 }
 
 impl TaskCx<'_> {
     /// The list that contains a cache device or spare.
-    fn listed(&self, guid: Guid) -> Result<Listed> {
+    pub(super) fn listed(&self, guid: Guid) -> Result<Listed> {
         for key in ["l2cache", "spares"] {
             let Some(object) = self.read().directory(key)? else { continue };
             let list = self.mos().packed_nvlist(object)?;
@@ -129,14 +130,15 @@ impl TaskCx<'_> {
                 all.iter().cloned().partition(|device| device.u64("guid") == Some(guid.0));
             if let Some(missing) = missing.first() {
                 let path = missing.str("path").unwrap_or("an auxiliary device").to_owned();
-                return Ok(Listed { key, object: ObjectId(object), left, path });
+                let distributed = missing.str("type") == Some(VdevType::DraidSpare.name());
+                return Ok(Listed { key, object: ObjectId(object), left, path, distributed });
             }
         }
         Err(Error::not_found("no such device in pool"))
     }
 
-    fn drop_aux(&mut self, listed: Listed) -> Result<()> {
-        let Listed { key, object, left, path } = listed;
+    pub(super) fn drop_aux(&mut self, listed: Listed) -> Result<()> {
+        let Listed { key, object, left, path, .. } = listed;
         if left.is_empty() {
             self.cx.mos.zap_remove(DIRECTORY, key.as_bytes())?;
             self.mos().objset().free_object(self.tx, object)?;
@@ -199,7 +201,17 @@ impl Writer {
     /// # Errors
     /// `NotFound` when it is neither; those of a suspension.
     pub fn remove_aux(&self, guid: Guid, command: Option<Command>) -> Result<()> {
-        let check = move |cx: &mut TaskCx<'_>| cx.listed(guid);
+        let check = move |cx: &mut TaskCx<'_>| {
+            let listed = cx.listed(guid)?;
+            let node = cx.state.config.vdev_tree.find(guid);
+            if node.is_some_and(|leaf| leaf.leaf.is_spare) {
+                return Err(Error::busy("Pool busy; removal may already be in progress"));
+            }
+            if listed.distributed {
+                return Err(Error::unsupported("operation not supported on this type of vdev"));
+            }
+            Ok(listed)
+        };
         let act = move |cx: &mut TaskCx<'_>, listed: Listed| {
             cx.drop_aux(listed)?;
             command.map_or(Ok(()), |c| cx.log_command(&c))

@@ -234,7 +234,7 @@ impl Writer {
                 self.txgs.synced(txg);
                 self.ledger.synced(txg);
                 self.fault_failed_leaves();
-                if again {
+                if again || self.resilver_waits(txg) {
                     self.txgs.dirty(self.txgs.open_txg(), 0);
                     self.txgs.kick(self.txgs.open_txg());
                 }
@@ -287,6 +287,7 @@ impl Writer {
 
     fn sync_txg(&self, state: &mut SyncState, txg: Txg) -> Result<()> {
         state.dirty |= self.outages.relabel.swap(false, Relaxed);
+        state.dirty |= self.topology.has_repaired();
         let mos = self.mos.for_sync();
         let waiting = bpobj::deferred(&mos)?.filter(|(_, list)| list.num_blkptrs > 0);
         let deferred = waiting.map(|(list, _)| list);
@@ -451,6 +452,10 @@ impl Writer {
             bpobj::consume(sync.cx, list, u64::MAX, &mut free)?;
         }
         self.sync_heads(state, sync, writes, pending)?;
+        if self.topology.has_repaired() {
+            let (cx, tx) = (sync.cx, sync.tx);
+            TaskCx { writer: self, cx, tx, state, sync, writes, pending }.clear_repaired();
+        }
         // A snapshot refers to the blocks just written.
         let tasks = self.tasks.lock().remove(&sync.txg).unwrap_or_default();
         for task in tasks {

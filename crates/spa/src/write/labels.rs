@@ -10,8 +10,8 @@ use device::{Device, Io, submit_and_wait};
 use nvlist::NvList;
 use ondisk::label::{
     BOOTENV_OFFSET, BOOTENV_SIZE, LABEL_SIZE, LABEL_START_SIZE, LABELS, RING_OFFSET, RING_SIZE,
-    VDEV_PHYS_OFFSET, VDEV_PHYS_SIZE, encode_bootenv, encode_vdev_phys, label_offset, seal_region,
-    usable_size,
+    VDEV_PHYS_OFFSET, VDEV_PHYS_SIZE, encode_bootenv, encode_slot, encode_vdev_phys, label_offset,
+    seal_region, slot_offset, slot_size, usable_size,
 };
 use ondisk::uberblock::{UBERBLOCK_SIZE, VERSION_FEATURES};
 
@@ -64,6 +64,30 @@ pub fn init(device: &dyn Device, config: &NvList) -> Result<()> {
             offset: at + BOOTENV_OFFSET,
             bufs: vec![fresh(config, at)?.freeze()],
         });
+    }
+    run(device, writes)
+}
+
+/// Writes the uberblocks of the first label into the rings of the last two, whose place moved
+/// because the device grew (chapter 01 §1); `ashift` is that of its vdev.
+///
+/// # Errors
+/// The device's.
+pub(crate) fn copy_rings(device: &dyn Device, ashift: u32) -> Result<()> {
+    let labels = LeafLabels::read(device)?;
+    let known = labels.uberblocks_of(0, ashift);
+    let mut writes = Vec::new();
+    for at in offsets(device)?.into_iter().skip(2) {
+        let mut ring = BufMut::zeroed(RING_SIZE);
+        for (slot, uberblock) in &known {
+            let Some(within) = slot_offset(ashift, *slot) else { continue };
+            let start = within.saturating_sub(RING_OFFSET) as usize;
+            let size = slot_size(ashift);
+            let place = ring.get_mut(start..start + size);
+            let place = place.ok_or_else(|| base::bug!("a slot outside of the ring"))?;
+            encode_slot(uberblock, place, at + within)?;
+        }
+        writes.push(Io::Write { offset: at + RING_OFFSET, bufs: vec![ring.freeze()] });
     }
     run(device, writes)
 }

@@ -416,6 +416,23 @@ pub fn build(
     Ok(built)
 }
 
+/// Builds the configuration of one device that joins a vdev of the pool, with a fresh guid that
+/// none of `taken` has; and what is known about the device.
+///
+/// # Errors
+/// `Invalid` in OpenZFS's words; errors of `facts`; of the random source.
+pub fn build_member(
+    vdev: &NewVdev,
+    create_txg: Txg,
+    taken: impl IntoIterator<Item = Guid>,
+    facts: FactsOf<'_>,
+) -> Result<(VdevConfig, LeafFacts)> {
+    check_shape(std::slice::from_ref(vdev))?;
+    let guids = taken.into_iter().map(|g| g.0).collect();
+    let options = BuildOptions { create_txg, ..BuildOptions::default() };
+    TopologyBuilder { options, facts, guids }.leaf(vdev)
+}
+
 /// A node without the fields that depend on its kind.
 pub(crate) fn plain_node(kind: VdevType, guid: Guid, create_txg: Txg) -> VdevConfig {
     VdevConfig {

@@ -1,0 +1,101 @@
+//! What follows from the end of a resilver: predecessors and spares leave.
+//!
+//! # Theory
+//! A predecessor below a `replacing` vdev leaves when its successor misses nothing, and a spare
+//! when its original does (`unspare`, chapter 01 §4.2), and no data is on the leaving device
+//! alone. A thread of its own detaches them like a user would, because detaching waits for
+//! txgs, and the sync thread cannot. It ends when nothing is left to do. The state is
+//! in the configuration and the DTLs, so an import finds what a crash interrupted.
+//!
+//! # Invariants
+//! * At most one such thread runs; a request made while it ends is not lost.
+
+use std::sync::Arc;
+
+use base::Guid;
+use ondisk::config::{VdevConfig, VdevType};
+use vdev::{State, Tree};
+
+use super::super::Writer;
+use super::required;
+
+/// Whether all leaves of a vdev are in use and miss nothing.
+fn complete(tree: &Tree, vdev: &VdevConfig) -> bool {
+    vdev.leaves().all(|leaf| {
+        tree.find(leaf.guid).is_some_and(|n| n.state() == State::Online && !n.is_behind())
+    })
+}
+
+/// A leaf that is no longer needed.
+pub(super) fn superfluous(root: &VdevConfig, tree: &Tree) -> Option<Guid> {
+    let spare_free = |leaf: &&VdevConfig| leaf.kind.is_leaf() && !required(tree, leaf.guid);
+    root.walk().find_map(|vdev| {
+        let (first, last) = (vdev.children.first()?, vdev.children.last()?);
+        let candidates = match vdev.kind {
+            VdevType::Replacing if complete(tree, last) => {
+                &vdev.children[..vdev.children.len() - 1]
+            }
+            VdevType::Spare if first.leaf.unspare && complete(tree, first) => &vdev.children[1..],
+            _ => return None,
+        };
+        candidates.iter().find(spare_free).map(|leaf| leaf.guid)
+    })
+}
+
+/// The thread that completes changes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Settling {
+    /// There is none.
+    #[default]
+    Idle,
+    /// It runs.
+    Running,
+    /// It runs, and something may have changed since it looked.
+    Again,
+}
+
+impl Writer {
+    /// Completes what waited for a resilver: replacements, and spares whose original is well
+    /// again. It returns at once; a thread does the work.
+    pub fn topology_settled(&self) {
+        let work = {
+            let config = Arc::clone(&self.published.read().config);
+            superfluous(&config.vdev_tree, &self.zio.tree()).is_some() || self.may_expand(&config)
+        };
+        let Some(writer) = self.topology.writer().filter(|_| work) else { return };
+        {
+            let mut state = self.topology.settling.lock();
+            if *state != Settling::Idle {
+                *state = Settling::Again;
+                return;
+            }
+            *state = Settling::Running;
+        }
+        let run = move || while writer.settle() {};
+        if base::rt::spawn("topology", run).is_err() {
+            // The next resilver, or the next import, tries again.
+            *self.topology.settling.lock() = Settling::Idle;
+        }
+    }
+
+    /// Completes what can be completed; true if something may have changed meanwhile.
+    fn settle(&self) -> bool {
+        let mut last = None;
+        loop {
+            let config = Arc::clone(&self.published.read().config);
+            let Some(guid) = superfluous(&config.vdev_tree, &self.zio.tree()) else { break };
+            // The pool is suspended or closed, or the leaf is needed after all.
+            if last == Some(guid) || self.detach(guid, None).is_err() {
+                break;
+            }
+            last = Some(guid);
+        }
+        self.expand_automatically();
+        let mut state = self.topology.settling.lock();
+        *state = match *state {
+            Settling::Again => Settling::Running,
+            Settling::Running | Settling::Idle => Settling::Idle,
+        };
+        *state == Settling::Running
+    }
+}
