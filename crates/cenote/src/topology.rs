@@ -236,7 +236,7 @@ impl Engine {
     /// # Errors
     /// `ReadOnly`; `Io` when too few devices are present.
     pub fn reopen(&self, pool: &Pool) -> Result<()> {
-        pool.writer()?.reopen(None, &pool.core.leaves)
+        pool.writer()?.reopen_missing(&pool.core.leaves)
     }
 
     /// Completes the status of a pool's spares: those that this pool or another one uses.

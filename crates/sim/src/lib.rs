@@ -45,6 +45,7 @@ pub mod run;
 pub mod setup;
 pub mod short;
 pub mod shrink;
+pub mod tree;
 
 pub use campaign::{Campaign, Totals};
 pub use run::{CrashTally, Failure, Recorded, record, run};

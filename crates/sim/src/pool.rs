@@ -70,7 +70,7 @@ impl Leaves for SimLeaves {
     }
 }
 
-fn path_of(disk: usize) -> PathBuf {
+pub(crate) fn path_of(disk: usize) -> PathBuf {
     PathBuf::from(format!("/simulated/disk-{disk}"))
 }
 

@@ -385,7 +385,9 @@ impl Spa {
     fn read_dtl(&self, object: u64) -> Result<Vec<(Txg, Txg)>> {
         let mut ranges = Vec::new();
         self.for_each_entry(object, Params::dtl(), &mut |r| {
-            ranges.push((Txg(r.offset), Txg(r.offset.saturating_add(r.len))));
+            // The end is not part of it; a range is never empty.
+            let end = r.offset.saturating_add(r.len);
+            ranges.push((Txg(r.offset), Txg(end.saturating_sub(1))));
             Ok(())
         })?;
         Ok(ranges)

@@ -263,12 +263,17 @@ impl Zio {
     /// Publishes a changed vdev tree, unless another one was published since `old` was taken;
     /// false then.
     pub fn replace_tree(&self, old: &Arc<vdev::Tree>, tree: Arc<vdev::Tree>) -> bool {
-        let mut now = self.tree.write();
-        let same = Arc::ptr_eq(&now, old);
-        if same {
-            *now = tree;
+        {
+            let mut now = self.tree.write();
+            if !Arc::ptr_eq(&now, old) {
+                return false;
+            }
+            *now = Arc::clone(&tree);
         }
-        same
+        if let Some(observer) = self.observer.get() {
+            observer(old, &tree);
+        }
+        true
     }
 
     /// The read-ahead threads of this pool.

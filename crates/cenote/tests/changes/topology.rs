@@ -8,11 +8,11 @@ use base::{Result, Txg};
 use cenote::create::{NewKind, NewVdev, PoolSetting, Role};
 use cenote::inspect::codec::checksum::{Checksum, SaltTemplate, compute};
 use cenote::inspect::dmu::traverse::{self, Bookmark, Flow, Visitor};
+use cenote::inspect::ondisk::blkptr::Block;
+use cenote::inspect::ondisk::config::{VdevConfig, VdevType};
 use cenote::inspect::ondisk::dnode::Dnode;
 use cenote::inspect::ondisk::dslphys::DslDatasetPhys;
 use cenote::inspect::ondisk::{BlkPtr, ObjType};
-use cenote::inspect::ondisk::blkptr::Block;
-use cenote::inspect::ondisk::config::{VdevConfig, VdevType};
 use cenote::inspect::vdev::{ReadReq, TxgRanges};
 use cenote::{
     AttachMode, AttachRequest, Engine, ErrorKind, NewDevice, ObjectId, Objects, Offline,
@@ -68,9 +68,8 @@ fn resilver(pool: &Pool) {
         let birth = block.effective_physical_birth();
         for dva in block.dvas() {
             let req = ReadReq::new(dva.vdev, dva.offset, block.psize, birth);
-            let right = |_: usize, bytes: &[u8]| {
-                compute(checksum, bytes, &salt, false) == block.words
-            };
+            let right =
+                |_: usize, bytes: &[u8]| compute(checksum, bytes, &salt, false) == block.words;
             let outcome = tree.scan(&[req], &right).remove(0);
             outcome.data.unwrap();
             let bad: Vec<_> = outcome.report.bad.into_iter().map(|b| (b, birth)).collect();

@@ -33,16 +33,8 @@ use proto::{Pool, PropertyEntry, Reply, Request, SpaceMap};
 use ui::Exit;
 
 /// Commands of OpenZFS's that Cenote does not have yet.
-const MISSING: [&str; 8] = [
-    "checkpoint",
-    "prefetch",
-    "split",
-    "initialize",
-    "resilver",
-    "scrub",
-    "trim",
-    "ddtprune",
-];
+const MISSING: [&str; 8] =
+    ["checkpoint", "prefetch", "split", "initialize", "resilver", "scrub", "trim", "ddtprune"];
 
 /// Complains and shows the usage of a command; the exit code is 2.
 pub(super) fn misuse(command: &str, message: Option<&str>) -> Exit {

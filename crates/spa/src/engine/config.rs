@@ -68,7 +68,14 @@ impl Writer {
         }
         let mut missed = std::mem::take(&mut state.missed);
         missed.extend(self.zio.tree().take_missing());
-        for (guid, ranges) in missed {
+        let plants = &self.plants.topology;
+        if plants.lost_dtl.load(Relaxed) {
+            missed.clear();
+        }
+        for (guid, mut ranges) in missed {
+            if let Some(first) = ranges.first().filter(|_| plants.forgotten_range.load(Relaxed)) {
+                ranges.remove(first);
+            }
             self.store_missing(state, sync, guid, &ranges)?;
         }
         Ok(())
@@ -243,15 +250,18 @@ impl Writer {
         Ok(())
     }
 
-    /// Makes the txg durable (chapter 05 §9.4).
+    /// Makes the txg durable (chapter 05 §9.4), on the leaves of `tree`: what each of them
+    /// missed of the txg by the time that it was current is in the MOS.
     pub(super) fn commit(
         &self,
         state: &mut SyncState,
         txg: Txg,
         root: Option<BlkPtr>,
         now: u64,
+        tree: Arc<Tree>,
     ) -> Result<()> {
         state.packed = None;
+        let mut tree = Some(tree);
         let synced = Synced {
             txg,
             root_bp: root.unwrap_or(state.uberblock.root_bp),
@@ -263,7 +273,8 @@ impl Writer {
         let _writing = self.outages.begin_commit(&uberblock);
         loop {
             self.read_back(txg, root.as_ref())?;
-            let tree = self.zio.tree();
+            // After an outage the present one.
+            let tree = tree.take().unwrap_or_else(|| self.zio.tree());
             match self.try_commit(state, &tree, &uberblock) {
                 Ok(failed) => {
                     for guid in &failed {

@@ -89,13 +89,15 @@ pub use open::{Parts, WriterOptions};
 pub use pools::{Devices, PoolChange, init_aux_labels};
 pub use sync::Flags;
 pub use tasks::{Command, TaskCx};
-pub use topology::{AttachMode, NewMember, Offline, OfflineMode};
+pub use topology::{AttachMode, NewMember, Offline, OfflineMode, TopologyPlants};
 
 /// Planted bugs and values of tests ([`base::planted`]).
 #[derive(Debug, Default)]
 pub struct Plants {
     /// Labels and uberblocks before the data, or in the wrong order.
     pub commit: CommitPlants,
+    /// Changes of the vdev tree lose what leaves miss.
+    pub topology: TopologyPlants,
     /// Frees of a txg are reused without waiting for later txgs.
     pub no_defer: BugSwitch,
     /// Blocks of intent logs are not flushed.
@@ -270,18 +272,25 @@ impl Writer {
         // The caller gets an error for a suspension, instead of waiting for its end.
         self.check_running()?;
         self.txgs.set_failmode(txg::FailMode::Continue);
-        self.close_logs()?;
-        self.sync()?;
-        self.sync_task(
-            |_| Ok(()),
-            move |cx, ()| {
-                cx.config().state = state;
-                cx.state.flush_all = true;
-                Ok(())
-            },
-        )?;
+        self.end_settling();
+        let last = self.last_txg(state);
+        if last.is_err() {
+            self.resume_settling();
+            return last;
+        }
         self.stop();
         Ok(())
+    }
+
+    fn last_txg(&self, state: PoolState) -> Result<()> {
+        self.close_logs()?;
+        self.sync()?;
+        let closed = move |cx: &mut TaskCx<'_>, ()| {
+            cx.config().state = state;
+            cx.state.flush_all = true;
+            Ok(())
+        };
+        self.sync_task(|_| Ok(()), closed).map(drop)
     }
 
     /// Fails if the pool is suspended.
@@ -300,6 +309,7 @@ impl Writer {
 
     /// Stops the sync thread after its requested work.
     pub fn stop(&self) {
+        self.end_settling();
         self.zio.stop_healing();
         self.txgs.stop();
         if let Some(thread) = self.thread.lock().take() {

@@ -51,6 +51,7 @@ use zio::{Io, Outage, OutagePolicy, Zio};
 
 use super::Writer;
 use super::config::is_concrete;
+use super::declare::survives;
 use crate::labels::LeafLabels;
 use crate::leaves::{Leaves, Purpose};
 use crate::write::commit::CHOSEN_MAX;
@@ -226,18 +227,12 @@ impl Writer {
             return;
         }
         for guid in tree.failing() {
-            let now = self.zio.tree();
-            if now.find(guid).is_none_or(|n| !n.readable()) {
-                continue;
-            }
-            let aux = Aux::TooManyErrors;
-            let without = now.with_verdicts(&[Verdict { guid, state: VdevState::Faulted, aux }]);
-            if without
-                .nodes()
-                .all(|(id, n)| n.readable() || !now.node(id).readable() || n.guid() == guid)
-            {
-                self.zio.set_tree(without);
-            }
+            self.change_tree(|now| {
+                now.find(guid).filter(|n| n.readable())?;
+                let verdict = Verdict { guid, state: VdevState::Faulted, aux: Aux::TooManyErrors };
+                let without = now.with_verdicts(&[verdict]);
+                survives(now, &without, guid).then_some(without)
+            });
         }
     }
 
@@ -259,7 +254,7 @@ impl Writer {
             return Err(Error::new(ErrorKind::Io, why.clone()));
         }
         // Another change of the tree may come first; then all of this is done on its result.
-        while !self.reopen_once(leaf, suspended, source)? {}
+        while !self.reopen_once(leaf, suspended, Reopen::Clear, source)? {}
         self.outages.write_errors.store(0, Relaxed);
         self.outages.relabel.store(true, Relaxed);
         self.txgs.dirty(self.txgs.open_txg(), 0);
@@ -270,12 +265,29 @@ impl Writer {
         Ok(())
     }
 
+    /// Opens the devices again (`zpool reopen`): those that are missing may be there again, and
+    /// others gone. Faults and error counts stay, and a suspended pool stays suspended.
+    ///
+    /// # Errors
+    /// `Io` when too few devices are present.
+    pub fn reopen_missing(&self, source: &dyn Leaves) -> Result<()> {
+        let suspended = self.txgs.suspended().is_some();
+        while !self.reopen_once(None, suspended, Reopen::Missing, source)? {}
+        if !suspended {
+            self.outages.relabel.store(true, Relaxed);
+            self.txgs.dirty(self.txgs.open_txg(), 0);
+            self.request_resilver_if_needed();
+        }
+        Ok(())
+    }
+
     /// Publishes a tree with the devices that can be opened; false if another tree was
     /// published meanwhile.
     fn reopen_once(
         &self,
         leaf: Option<Guid>,
         suspended: bool,
+        what: Reopen,
         source: &dyn Leaves,
     ) -> Result<bool> {
         let old = self.zio.tree();
@@ -293,13 +305,21 @@ impl Writer {
             }
         };
         let (mut spec, mut repaired) = (old.spec(), Vec::new());
-        clear_faults(&mut spec, &wanted, &mut repaired);
-        let tree = Tree::build_from(Some(&old), &spec, &open)?;
-        for (_, node) in tree.nodes().filter(|(_, n)| wanted(n.guid())) {
+        if what == Reopen::Clear {
+            clear_faults(&mut spec, &wanted, &mut repaired);
+        }
+        let mut tree = Tree::build_from(Some(&old), &spec, &open)?;
+        let kept = keeps_state(&old, &|node| what == Reopen::Missing || !wanted(node.guid()));
+        if !kept.is_empty() {
+            tree = tree.with_verdicts(&kept);
+        }
+        // A change of the configuration that is under way must know them, too.
+        self.topology.note_repaired(repaired);
+        for (_, node) in tree.nodes().filter(|(_, n)| what == Reopen::Clear && wanted(n.guid())) {
             node.clear_errors();
         }
         let enough = tree.root().readable();
-        if (enough || suspended) && !self.zio.replace_tree(&old, tree) {
+        if (enough || suspended) && !self.replace_tree(&old, tree) {
             return Ok(false);
         }
         self.space_io.forget_limits();
@@ -307,7 +327,6 @@ impl Writer {
             let text = "one or more devices is currently unavailable";
             return Err(Error::new(ErrorKind::Io, text));
         }
-        self.topology.note_repaired(repaired);
         Ok(true)
     }
 
@@ -394,6 +413,26 @@ impl Writer {
             _ => Err(changed(guid, "another system has written to the pool")),
         }
     }
+}
+
+/// What [`Writer::reopen_once`] does besides opening devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reopen {
+    /// Nothing: faults stay.
+    Missing,
+    /// Faults and error counts are cleared.
+    Clear,
+}
+
+/// States that only the published tree has and that stay: leaves that are being detached, and
+/// those with too many errors for which `faults_stay` says so.
+fn keeps_state(old: &Tree, faults_stay: &dyn Fn(&Node) -> bool) -> Vec<Verdict> {
+    let stays = |node: &Node| {
+        let leaves = node.state() == VdevState::Offline && !node.persistent().offline;
+        leaves || *node.aux() == Aux::TooManyErrors && faults_stay(node)
+    };
+    let kept = old.nodes().map(|(_, node)| node).filter(|n| n.is_leaf() && stays(n));
+    kept.map(|n| Verdict { guid: n.guid(), state: n.state(), aux: n.aux().clone() }).collect()
 }
 
 /// Removes the marks of leaves that were faulted; `repaired` gets those that had one.

@@ -29,6 +29,7 @@ use vdev::Tree;
 
 use super::open::{class_for, describe};
 use super::tasks::{Command, TaskCx};
+use super::topology::TreeChange;
 use super::{Writer, effective};
 use crate::write::config::{PoolFacts, aux, has_labels, initial};
 use crate::write::labels;
@@ -143,7 +144,7 @@ impl TaskCx<'_> {
         for (top, _) in &built.tops {
             self.add_top(top, &tree)?;
         }
-        self.publish_tree(tree);
+        self.publish(TreeChange { devices: Some(devices), ..TreeChange::default() }, &|_| {})?;
         self.add_aux("spares", &built.spares)?;
         self.add_aux("l2cache", &built.caches)?;
         for (top, _) in &built.tops {

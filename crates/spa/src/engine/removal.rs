@@ -29,8 +29,8 @@ use ondisk::config::{Top, VdevConfig, VdevType};
 use super::Writer;
 use super::config::ZAP_MAP;
 use super::maps::VdevObjects;
-use super::pools::Devices;
 use super::tasks::{Command, TaskCx};
+use super::topology::TreeChange;
 use crate::write::labels;
 
 /// Txgs after which everything that was freed is free.
@@ -99,8 +99,7 @@ impl TaskCx<'_> {
         if let Some(place) = config.vdev_tree.children.iter_mut().find(|v| v.id == id) {
             *place = hole(id);
         }
-        let tree = self.changed_tree(&Devices::new())?;
-        self.publish_tree(tree);
+        self.publish(TreeChange::default(), &|_| {})?;
         self.writer.space.remove_vdev(VdevId(id))?;
         self.state.missed.retain(|(guid, _)| top.find(*guid).is_none());
         let path = top.leaves().next().and_then(|l| l.path.as_ref()?.to_str());

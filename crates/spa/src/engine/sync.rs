@@ -332,6 +332,7 @@ impl Writer {
         let data = Writes::new(&self.zio);
         let mut heads = Vec::new();
         let gangs = Gangs::new();
+        let mut tree = self.zio.tree();
         for pass in 1.. {
             debug_assert!(pass <= PASSES_EXPECTED, "txg {txg} needs pass {pass}");
             self.passes.fetch_max(pass.into(), Relaxed);
@@ -406,6 +407,8 @@ impl Writer {
             if !dirty {
                 // The txgs that a leaf missed are noted together with the missed blocks.
                 self.show(txg, &data, &mut heads)?;
+                // A leaf that leaves from now on is flushed.
+                tree = self.zio.tree();
                 state.missed.extend(self.zio.tree().take_missing());
                 if state.missed.is_empty() {
                     break;
@@ -414,7 +417,7 @@ impl Writer {
         }
         super::maps::close(&mut state.maps);
         self.space.before_commit(txg)?;
-        self.commit(state, txg, root, now.as_secs())
+        self.commit(state, txg, root, now.as_secs(), tree)
     }
 
     fn ctx<'a>(

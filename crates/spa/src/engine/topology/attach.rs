@@ -15,6 +15,7 @@
 //!   vdev's minimum size.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use base::{Error, Guid, Result, Txg};
 use device::Device;
@@ -162,7 +163,7 @@ fn plan(root: &VdevConfig, old: Guid, new: &NewMember, mode: AttachMode) -> Resu
 /// All births before a txg that begins after `now` is synced: what a leaf misses that is new
 /// in the txg `now`.
 pub(super) fn everything_before(now: Txg) -> TxgRanges {
-    TxgRanges::new(vec![(TXG_INITIAL, Txg(now.0 + TXGS_ALIVE - 1))])
+    TxgRanges::new(vec![(TXG_INITIAL, Txg(now.0.saturating_add(TXGS_ALIVE - 1)))])
 }
 
 impl TaskCx<'_> {
@@ -192,13 +193,15 @@ impl TaskCx<'_> {
             edit::attach(root, old, plan.kind, plan.above, new.vdev);
             format!("{} vdev={is} {} vdev={was}", words.0, words.1)
         };
-        let missing = everything_before(txg);
+        let mut missing = everything_before(txg);
+        if self.writer.plants.topology.short_dtl.load(Relaxed) {
+            missing.remove_range(txg, Txg::MAX);
+        }
         self.state.missed.push((guid, missing.clone()));
         let devices: Devices = new.device.map(|device| (guid, device)).into_iter().collect();
-        let tree =
-            self.tree_with(TreeChange { devices: Some(&devices), ..TreeChange::default() })?;
-        tree.set_dtl(guid, missing);
-        self.publish_tree(tree);
+        self.publish(TreeChange { devices: Some(&devices), ..TreeChange::default() }, &|tree| {
+            tree.set_dtl(guid, missing.clone());
+        })?;
         self.log_internal("vdev attach", None, &text)
     }
 }

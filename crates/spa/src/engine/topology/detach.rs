@@ -8,20 +8,21 @@
 //!
 //! # Invariants
 //! * A refusal puts the leaf back into use. It misses what was written meanwhile.
-
-use std::sync::Arc;
+//! * One leaf of the pool is detached at a time.
+//!
+//! Lock order: `detaching` is taken before any other lock of the pool, and held while txgs are
+//! waited for.
 
 use base::{Error, Guid, Result};
 use device::Device;
 use dsl::write::store::DIRECTORY;
 use ondisk::config::{PoolState, VdevConfig, VdevType};
-use vdev::{Aux, State, VdevKind, Verdict};
+use vdev::{Aux, LeafSpec, State, Tree, VdevKind, Verdict};
 
 use super::super::Writer;
 use super::super::config::ZAP_MAP;
-use super::super::pools::Devices;
 use super::super::tasks::{Command, TaskCx};
-use super::{TreeChange, edit, no_replicas, no_such_device, required};
+use super::{TreeChange, edit, for_each_spec, no_replicas, no_such_device, required};
 use crate::write::config::aux;
 use crate::write::labels;
 
@@ -52,13 +53,15 @@ impl TaskCx<'_> {
         let now = self.writer.zio.tree();
         let distributed =
             now.find(guid).is_some_and(|node| matches!(node.kind(), VdevKind::DraidSpare { .. }));
-        let tree = if distributed {
+        if distributed {
             let mark = [(guid, State::Offline)];
-            self.tree_with(TreeChange { mark: &mark, ..TreeChange::default() })?
-        } else {
-            now.with_verdicts(&[Verdict { guid, state: State::Offline, aux: Aux::None }])
-        };
-        self.publish_tree(tree);
+            return self
+                .publish(TreeChange { mark: &mark, ..TreeChange::default() }, &|_| {})
+                .map(drop);
+        }
+        let verdict = [Verdict { guid, state: State::Offline, aux: Aux::None }];
+        self.writer.change_tree(|now| Some(now.with_verdicts(&verdict)));
+        self.writer.space_io.forget_limits();
         Ok(())
     }
 
@@ -78,22 +81,14 @@ impl TaskCx<'_> {
             [one] if is_top => old.find(*one).filter(|node| node.is_leaf()),
             _ => None,
         };
-        let mut devices = Devices::new();
-        if let Some(device) = renamed.and_then(|node| node.device()) {
-            devices.insert(parent_guid, Arc::clone(device));
-        }
+        let renamed = renamed.map(|node| (node.guid(), parent_guid));
         if let [one] = left.as_slice() {
             let one = if is_top { parent_guid } else { *one };
             self.settle_child(one, parent_kind, original_leaves)?;
         }
         self.drop_leaf(&gone)?;
-        let tree =
-            self.tree_with(TreeChange { devices: Some(&devices), ..TreeChange::default() })?;
-        if let Some(node) = renamed {
-            tree.set_dtl(parent_guid, vdev::TxgRanges::clone(&node.dtl()));
-        }
         self.state.missed.retain(|(leaf, _)| *leaf != guid);
-        self.publish_tree(tree);
+        self.publish(TreeChange { renamed, ..TreeChange::default() }, &|_| {})?;
         let path = gone.path.as_ref().and_then(|p| p.to_str()).unwrap_or_default();
         self.log_internal("detach", None, &format!("vdev={path}"))?;
         Ok(gone)
@@ -141,15 +136,26 @@ impl Writer {
     /// In OpenZFS's words: `NotFound`; `Unsupported` for a vdev elsewhere; `Busy` when data
     /// is on no other device; those of a suspension.
     pub fn detach(&self, guid: Guid, command: Option<Command>) -> Result<()> {
-        let device = self.suspend_leaf(guid)?;
-        let removed = self.sync_task(
-            move |cx| check(cx, guid),
-            move |cx, ()| {
-                let gone = cx.detach(guid)?;
-                command.map_or(Ok(()), |c| cx.log_command(&c))?;
-                Ok(gone)
-            },
-        );
+        let _alone = self.topology.detaching.lock();
+        let device = self.zio.tree().find(guid).and_then(|node| node.device().cloned());
+        let suspended = match self.suspend_leaf(guid) {
+            Ok(suspended) => suspended,
+            Err(e) => {
+                // The pool may have been suspended after the leaf was.
+                self.use_again(guid);
+                return Err(e);
+            }
+        };
+        let removed = self.wait_for_writes().and_then(|()| {
+            self.sync_task(
+                move |cx| check(cx, guid),
+                move |cx, ()| {
+                    let gone = cx.detach(guid)?;
+                    command.map_or(Ok(()), |c| cx.log_command(&c))?;
+                    Ok(gone)
+                },
+            )
+        });
         match removed {
             Ok((gone, _)) => {
                 if let Some(device) = device {
@@ -158,42 +164,56 @@ impl Writer {
                 Ok(())
             }
             Err(e) => {
-                let back = move |cx: &mut TaskCx<'_>, ()| {
-                    let forget = [guid];
-                    let tree =
-                        cx.tree_with(TreeChange { forget: &forget, ..TreeChange::default() })?;
-                    cx.publish_tree(tree);
-                    Ok(())
-                };
-                let there = move |cx: &mut TaskCx<'_>| {
-                    cx.state.config.vdev_tree.find(guid).map(drop).ok_or_else(no_such_device)
-                };
-                let _gone_already = self.sync_task(there, back);
-                self.request_resilver_if_needed();
+                if suspended {
+                    self.use_again(guid);
+                }
                 Err(e)
             }
         }
     }
 
-    /// Takes a leaf out of use, and waits until every write that was planned with it is over.
-    /// Returns its device.
-    fn suspend_leaf(&self, guid: Guid) -> Result<Option<Arc<dyn Device>>> {
-        let device = self.zio.tree().find(guid).and_then(|node| node.device().cloned());
+    /// Takes a leaf out of use; false if it was so already.
+    fn suspend_leaf(&self, guid: Guid) -> Result<bool> {
         let in_use = move |cx: &mut TaskCx<'_>| {
             check(cx, guid)?;
             Ok(cx.writer.zio.tree().find(guid).is_some_and(|node| node.readable()))
         };
-        self.sync_task(
-            in_use,
-            move |cx, in_use| {
-                if in_use { cx.suspend_leaf(guid) } else { Ok(()) }
-            },
-        )?;
+        let suspend = move |cx: &mut TaskCx<'_>, in_use| {
+            if in_use {
+                cx.suspend_leaf(guid)?;
+            }
+            Ok(in_use)
+        };
+        Ok(self.sync_task(in_use, suspend)?.0)
+    }
+
+    /// Waits until every write is over that was planned on a tree before the present one.
+    fn wait_for_writes(&self) -> Result<()> {
         let open = self.txgs.open_txg();
         self.txgs.dirty(open, 0);
         self.txgs.kick(open);
-        self.txgs.wait_synced(open)?;
-        Ok(device)
+        self.txgs.wait_synced(open)
+    }
+
+    /// Takes a leaf back into use that was to be detached and stays. It does not wait: the pool
+    /// may be suspended.
+    fn use_again(&self, guid: Guid) {
+        self.change_tree(|now| {
+            let node = now.find(guid).filter(|node| node.state() == State::Offline)?;
+            if !matches!(node.kind(), VdevKind::DraidSpare { .. }) {
+                let verdict = Verdict { guid, state: State::Online, aux: Aux::None };
+                return (!node.persistent().offline).then(|| now.with_verdicts(&[verdict]));
+            }
+            // Only detaching takes one offline.
+            let mut spec = now.spec();
+            for_each_spec(&mut spec, &mut |leaf| leaf.persistent.offline &= leaf.guid != guid);
+            let open = |leaf: &LeafSpec| {
+                let device = now.find(leaf.guid).and_then(|node| node.device().cloned());
+                device.ok_or_else(|| Error::not_found("no such device"))
+            };
+            Tree::build_from(Some(now), &spec, &open).ok()
+        });
+        self.request_resilver_if_needed();
     }
 }
 

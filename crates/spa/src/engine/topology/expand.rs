@@ -52,8 +52,7 @@ impl TaskCx<'_> {
         {
             space.asize = asize;
         }
-        let tree = self.tree_with(TreeChange::default())?;
-        self.publish_tree(tree);
+        self.publish(TreeChange::default(), &|_| {})?;
         self.writer.space.grow_vdev(id, grown >> space.metaslab_shift, self.cx.txg)?;
         Ok(true)
     }

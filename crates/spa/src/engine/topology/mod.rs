@@ -64,15 +64,17 @@ mod attach;
 mod detach;
 mod edit;
 pub(crate) mod expand;
+mod leaving;
 mod settle;
 mod spares;
 mod state;
 
 use std::sync::Arc;
 
+use base::planted::BugSwitch;
 use base::{Error, Guid, Result, Txg, VdevId};
 use ondisk::config::VdevConfig;
-use vdev::{LeafSpec, Node, Spec, State, Tree, TxgRanges, VdevKind, Verdict};
+use vdev::{Aux, LeafSpec, Node, Persistent, Spec, State, Tree, TxgRanges, VdevKind, Verdict};
 
 use super::config::is_concrete;
 use super::open::class_for;
@@ -83,6 +85,17 @@ use crate::specs::{self, Extra};
 pub use attach::{AttachMode, NewMember};
 pub(super) use state::TopologyState;
 pub use state::{Offline, OfflineMode};
+
+/// Planted bugs ([`base::planted`]).
+#[derive(Debug, Default)]
+pub struct TopologyPlants {
+    /// A new leaf does not miss what was planned before the txg that attaches it.
+    pub short_dtl: BugSwitch,
+    /// What leaves miss is not stored.
+    pub lost_dtl: BugSwitch,
+    /// The first of the txgs that a leaf misses is not stored.
+    pub forgotten_range: BugSwitch,
+}
 
 /// How a new tree differs from the published one, besides the configuration.
 #[derive(Clone, Copy, Default)]
@@ -95,6 +108,8 @@ pub(super) struct TreeChange<'a> {
     pub(super) mark: &'a [(Guid, State)],
     /// A leaf whose device could not be opened, and why.
     pub(super) failed: Option<&'a (Guid, Error)>,
+    /// A leaf that gets another guid: the former one and the new one.
+    pub(super) renamed: Option<(Guid, Guid)>,
 }
 
 fn for_each_spec(spec: &mut Spec, f: &mut impl FnMut(&mut Spec)) {
@@ -117,35 +132,51 @@ impl TaskCx<'_> {
     /// # Errors
     /// As there.
     pub(super) fn tree_with(&self, change: TreeChange<'_>) -> Result<Arc<Tree>> {
-        let old = self.writer.zio.tree();
+        self.tree_over(&self.writer.zio.tree(), change)
+    }
+
+    /// The tree of the current configuration with these changes, as a successor of `old`.
+    fn tree_over(&self, old: &Tree, change: TreeChange<'_>) -> Result<Arc<Tree>> {
         let mut spec = specs::trusted(&self.state.config.vdev_tree, Extra::default())?;
         for (top, spec) in self.state.config.vdev_tree.children.iter().zip(&mut spec.children) {
             let id = VdevId(top.id);
             // A new vdev without a bias has the class of the configuration.
             let bias = self.state.new_vdevs.get(&id).copied().flatten();
             if (old.top(id).is_ok() || bias.is_some()) && is_concrete(top) {
-                spec.class = class_for(&old, &self.state.new_vdevs, id)?;
+                spec.class = class_for(old, &self.state.new_vdevs, id)?;
             }
         }
         let new_device = |guid: Guid| change.devices.and_then(|d| d.get(&guid)).cloned();
         let before = self.writer.published().config;
+        // The guid that a leaf had before.
+        let former = |guid: Guid| match change.renamed {
+            Some((from, to)) if to == guid => from,
+            _ => guid,
+        };
+        let known = |guid: Guid| old.find(former(guid)).filter(|node| node.is_leaf());
         let kept = |guid: Guid| {
-            let known = old.find(guid).filter(|_| new_device(guid).is_none());
-            known.filter(|_| !change.forget.contains(&guid))
+            let same = known(guid).filter(|_| new_device(guid).is_none());
+            same.filter(|_| !change.forget.contains(&guid))
         };
         for_each_spec(&mut spec, &mut |leaf: &mut Spec| {
-            if let Some(node) = kept(leaf.guid).filter(|n| n.children().is_empty()) {
+            if let Some(node) = kept(leaf.guid) {
                 let (was, now) = (node.persistent(), &mut leaf.persistent);
                 now.offline |= was.offline;
                 now.faulted |= was.faulted;
                 now.external |= was.external;
                 // Where the import found it, unless this change moves it.
-                let path = |root: &VdevConfig| root.find(leaf.guid).and_then(|v| v.path.clone());
+                let path = |root: &VdevConfig, guid| root.find(guid).and_then(|v| v.path.clone());
                 if node.device().is_some()
-                    && path(&before.vdev_tree) == path(&self.state.config.vdev_tree)
+                    && path(&before.vdev_tree, former(leaf.guid))
+                        == path(&self.state.config.vdev_tree, leaf.guid)
                 {
                     leaf.path = node.path().map(str::to_owned);
                 }
+            }
+            // `zpool clear` came first; the configuration follows in the next txg.
+            if self.writer.topology.is_repaired(leaf.guid) {
+                let offline = leaf.persistent.offline;
+                leaf.persistent = Persistent { offline, ..Persistent::default() };
             }
             match change.mark.iter().find(|(guid, _)| *guid == leaf.guid).map(|m| m.1) {
                 Some(State::Faulted) => {
@@ -159,25 +190,48 @@ impl TaskCx<'_> {
             if let Some((_, why)) = change.failed.filter(|(guid, _)| *guid == leaf.guid) {
                 return Err(Error::new(why.kind(), why.message()));
             }
-            let known = || old.find(leaf.guid).and_then(|node| node.device().cloned());
-            let device = new_device(leaf.guid).or_else(known);
+            let device = new_device(leaf.guid)
+                .or_else(|| known(leaf.guid).and_then(|node| node.device().cloned()));
             device.ok_or_else(|| Error::not_found("no such device"))
         };
-        let tree = Tree::build_from(Some(&old), &spec, &open)?;
-        let out_of_use = |(_, node): (_, &Node)| {
-            let was = kept(node.guid()).filter(|was| !was.readable() && node.is_leaf())?;
-            let closed = node.persistent().keeps_closed();
-            let verdict = Verdict { guid: was.guid(), state: was.state(), aux: was.aux().clone() };
-            (!closed && !was.persistent().keeps_closed()).then_some(verdict)
+        let tree = Tree::build_from(Some(old), &spec, &open)?;
+        if let Some((from, to)) = change.renamed
+            && let Some(was) = old.find(from)
+        {
+            tree.set_dtl(to, TxgRanges::clone(&was.dtl()));
+        }
+        let states = |(_, node): (_, &Node)| {
+            let was = kept(node.guid()).filter(|was| was.state() != State::Online)?;
+            let closed = node.persistent().keeps_closed() || was.persistent().keeps_closed();
+            let (state, aux) = (was.state(), was.aux().clone());
+            // What the configuration says, the tree has already.
+            let carried = !closed && *was.aux() != Aux::Persistent;
+            (carried && node.is_leaf()).then_some(Verdict { guid: node.guid(), state, aux })
         };
-        let verdicts: Vec<Verdict> = tree.nodes().filter_map(out_of_use).collect();
+        let verdicts: Vec<Verdict> = tree.nodes().filter_map(states).collect();
         Ok(if verdicts.is_empty() { tree } else { tree.with_verdicts(&verdicts) })
     }
 
-    /// Publishes a tree, and limits that follow from it.
-    pub(super) fn publish_tree(&mut self, tree: Arc<Tree>) {
-        self.writer.zio.set_tree(tree);
-        self.writer.space_io.forget_limits();
+    /// Publishes the tree of the current configuration with these changes; `ready` is called
+    /// with it before. Other threads may publish trees at the same time: the result is based on
+    /// the last one.
+    ///
+    /// # Errors
+    /// As [`TaskCx::changed_tree`].
+    pub(super) fn publish(
+        &mut self,
+        change: TreeChange<'_>,
+        ready: &dyn Fn(&Tree),
+    ) -> Result<Arc<Tree>> {
+        loop {
+            let old = self.writer.zio.tree();
+            let tree = self.tree_over(&old, change)?;
+            ready(&tree);
+            if self.writer.replace_tree(&old, Arc::clone(&tree)) {
+                self.writer.space_io.forget_limits();
+                return Ok(tree);
+            }
+        }
     }
 }
 

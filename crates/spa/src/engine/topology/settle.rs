@@ -9,6 +9,9 @@
 //!
 //! # Invariants
 //! * At most one such thread runs; a request made while it ends is not lost.
+//! * None runs after [`Writer::end_settling`]: a pool that is closed is used by no thread.
+//!
+//! Lock order: `settler`, then `settling`.
 
 use std::sync::Arc;
 
@@ -52,6 +55,8 @@ pub(crate) enum Settling {
     Running,
     /// It runs, and something may have changed since it looked.
     Again,
+    /// None may run: the pool is being closed.
+    Closed,
 }
 
 impl Writer {
@@ -63,25 +68,51 @@ impl Writer {
             superfluous(&config.vdev_tree, &self.zio.tree()).is_some() || self.may_expand(&config)
         };
         let Some(writer) = self.topology.writer().filter(|_| work) else { return };
+        let mut settler = self.topology.settler.lock();
         {
             let mut state = self.topology.settling.lock();
-            if *state != Settling::Idle {
-                *state = Settling::Again;
-                return;
+            match *state {
+                Settling::Idle => *state = Settling::Running,
+                Settling::Running | Settling::Again => {
+                    *state = Settling::Again;
+                    return;
+                }
+                Settling::Closed => return,
             }
-            *state = Settling::Running;
         }
-        let run = move || while writer.settle() {};
-        if base::rt::spawn("topology", run).is_err() {
+        // The last one has ended, or is about to.
+        let last = settler.take();
+        let run = move || {
+            if let Some(last) = last {
+                last.join();
+            }
+            while writer.settle() {}
+        };
+        match base::rt::spawn("topology", run) {
+            Ok(thread) => *settler = Some(thread),
             // The next resilver, or the next import, tries again.
-            *self.topology.settling.lock() = Settling::Idle;
+            Err(_) => *self.topology.settling.lock() = Settling::Idle,
         }
+    }
+
+    /// Ends the thread, before the pool is closed.
+    pub(in crate::engine) fn end_settling(&self) {
+        *self.topology.settling.lock() = Settling::Closed;
+        let settler = self.topology.settler.lock().take();
+        if let Some(settler) = settler {
+            settler.join();
+        }
+    }
+
+    /// Allows the thread again, because the pool stays open.
+    pub(in crate::engine) fn resume_settling(&self) {
+        *self.topology.settling.lock() = Settling::Idle;
     }
 
     /// Completes what can be completed; true if something may have changed meanwhile.
     fn settle(&self) -> bool {
         let mut last = None;
-        loop {
+        while *self.topology.settling.lock() != Settling::Closed {
             let config = Arc::clone(&self.published.read().config);
             let Some(guid) = superfluous(&config.vdev_tree, &self.zio.tree()) else { break };
             // The pool is suspended or closed, or the leaf is needed after all.
@@ -95,6 +126,7 @@ impl Writer {
         *state = match *state {
             Settling::Again => Settling::Running,
             Settling::Running | Settling::Idle => Settling::Idle,
+            Settling::Closed => return false,
         };
         *state == Settling::Running
     }

@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, OnceLock, Weak};
 
-use base::rt::Mutex;
+use base::rt::{JoinHandle, Mutex};
 use base::{Error, Guid, Result};
 use device::Device;
 use nvlist::NvStr;
@@ -28,8 +28,12 @@ pub(crate) struct TopologyState {
     /// Leaves that `zpool clear` repaired: their flags in the configuration go with the next
     /// txg.
     pub(super) repaired: Mutex<Vec<Guid>>,
+    /// Held while a leaf is detached.
+    pub(super) detaching: Mutex<()>,
     /// A thread completes replacements and spares.
     pub(super) settling: Mutex<Settling>,
+    /// That thread.
+    pub(super) settler: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl TopologyState {
@@ -40,6 +44,11 @@ impl TopologyState {
     /// Whether flags are to be cleared in the configuration.
     pub(in crate::engine) fn has_repaired(&self) -> bool {
         !self.repaired.lock().is_empty()
+    }
+
+    /// Whether the flags of a leaf are to be cleared in the configuration.
+    pub(super) fn is_repaired(&self, leaf: Guid) -> bool {
+        self.repaired.lock().contains(&leaf)
     }
 
     /// Notes leaves whose flags are to be cleared in the configuration.
@@ -106,9 +115,7 @@ impl TaskCx<'_> {
         }
         let mark = [(guid, state)];
         let mark = if how.temporary { &mark[..] } else { &[] };
-        let tree = self.tree_with(TreeChange { mark, ..TreeChange::default() })?;
-        self.publish_tree(tree);
-        Ok(())
+        self.publish(TreeChange { mark, ..TreeChange::default() }, &|_| {}).map(drop)
     }
 
     /// Clears the flags that keep a leaf out of use. An original whose spare stands in for
@@ -171,16 +178,18 @@ impl Writer {
                 Ok(device) => drop(devices.insert(guid, device)),
                 Err(e) => failed = Some((guid, e)),
             }
-            let tree = cx.tree_with(TreeChange {
+            let back = cx.writer.zio.tree().find(guid).is_some_and(|node| !node.readable());
+            let change = TreeChange {
                 devices: Some(&devices),
                 forget: &[guid],
                 failed: failed.as_ref(),
                 ..TreeChange::default()
+            };
+            cx.publish(change, &|tree| {
+                if let Some(node) = tree.find(guid).filter(|_| back) {
+                    node.clear_errors();
+                }
             })?;
-            if let Some(node) = tree.find(guid) {
-                node.clear_errors();
-            }
-            cx.publish_tree(tree);
             command.map_or(Ok(()), |c| cx.log_command(&c))
         };
         self.sync_task(check, act)?;
