@@ -5,7 +5,7 @@
 _cenote_commands() {
 	case $1 in
 	cenote) echo 'zpool zfs daemon zdb arc arcstat arc_summary zilstat trace kstat tune ls tree cat cp uberblocks map io bench sim completion mount.cenote help version' ;;
-	zpool) echo 'create destroy add advise clear attach detach replace reopen offline online remove labelclear list map status iostat import export upgrade reguid history get set sync wait version' ;;
+	zpool) echo 'create destroy add advise clear attach detach replace split reopen offline online remove labelclear list map status iostat import export upgrade reguid events history get set sync wait version' ;;
 	zfs) echo 'create destroy snapshot snap set inherit list get mount unmount umount rewrite version' ;;
 	esac
 }
@@ -17,8 +17,9 @@ _cenote_flags() {
 	'zpool destroy') echo '-f' ;;
 	'zpool add') echo '-f -g -L -n -o -P --allow-in-use --allow-replication-mismatch --allow-ashift-mismatch' ;;
 	'zpool advise') echo '-j --json -p' ;;
-	'zpool attach') echo '-f -o' ;;
-	'zpool replace') echo '-f -o' ;;
+	'zpool attach') echo '-f -o -w' ;;
+	'zpool replace') echo '-f -o -w' ;;
+	'zpool split') echo '-g -L -n -P -o -R' ;;
 	'zpool offline') echo '-f -t' ;;
 	'zpool online') echo '-e' ;;
 	'zpool labelclear') echo '-f' ;;
@@ -30,6 +31,7 @@ _cenote_flags() {
 	'zpool export') echo '-a -f' ;;
 	'zpool upgrade') echo '-v' ;;
 	'zpool reguid') echo '-g' ;;
+	'zpool events') echo '-v -H -f -c' ;;
 	'zpool history') echo '-i -l' ;;
 	'zpool get') echo '-H -p -o' ;;
 	'zpool wait') echo '-H -p -T -t' ;;
@@ -94,6 +96,13 @@ _cenote_value() {
 	'zpool replace')
 		case $2 in
 		-o) echo 'any' ;;
+		*) return 1 ;;
+		esac
+		;;
+	'zpool split')
+		case $2 in
+		-o) echo 'any' ;;
+		-R) echo 'dir' ;;
 		*) return 1 ;;
 		esac
 		;;
@@ -401,6 +410,13 @@ _cenote_operand() {
 		*) echo 'file' ;;
 		esac
 		;;
+	'zpool split')
+		case $2 in
+		0) echo 'pool' ;;
+		1) echo 'any' ;;
+		*) echo 'vdev' ;;
+		esac
+		;;
 	'zpool reopen')
 		case $2 in
 		*) echo 'pool' ;;
@@ -465,6 +481,11 @@ _cenote_operand() {
 		esac
 		;;
 	'zpool reguid')
+		case $2 in
+		*) echo 'pool' ;;
+		esac
+		;;
+	'zpool events')
 		case $2 in
 		*) echo 'pool' ;;
 		esac

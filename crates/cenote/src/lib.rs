@@ -48,6 +48,7 @@ mod owners;
 mod pool;
 mod pool_props;
 pub mod space_map;
+mod split;
 mod topology;
 pub mod tune;
 mod values;
@@ -76,7 +77,8 @@ pub use objects::{NewObject, Objects, WRITE_MAX};
 pub use opening::Opening;
 pub use pool::{Pool, PoolStatus, ScanState, ScanStatus};
 pub use spa::engine::{AttachMode, Offline, OfflineMode};
-pub use topology::{AttachRequest, NewDevice};
+pub use split::{SplitPool, SplitRequest};
+pub use topology::{AttachRequest, LookedAfter, NewDevice};
 pub use vdev_props::VdevProps;
 
 /// Arguments and results of calls of a [`FileSystem`].

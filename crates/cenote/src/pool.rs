@@ -512,6 +512,12 @@ impl PoolCore {
         for device in all.iter_mut().filter(|v| v.class == VdevClass::Cache) {
             self.describe_cache(device);
         }
+        let config = self.config();
+        for spare in all.iter_mut().filter(|v| v.class == VdevClass::Spare) {
+            if config.vdev_tree.leaves().any(|leaf| leaf.guid == spare.guid) {
+                spare.aux = Some(crate::topology::IN_USE.to_owned());
+            }
+        }
         all
     }
 }

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use base::{Error, ErrorKind, Guid, Result};
 use ondisk::config::{VdevConfig, VdevType};
 use spa::engine::{AttachMode, NewMember, Offline, Writer};
-use spa::leaves::Purpose;
+use spa::leaves::{Leaves, Purpose};
 use spa::status::{VdevClass, VdevState, VdevStatus};
 use spa::write::admit::{ExaminedDevice, Force, admit};
 use spa::write::inuse;
@@ -31,7 +31,7 @@ use crate::outage::is_called;
 use crate::pool::Pool;
 
 /// The remark at a spare that its own pool uses.
-const IN_USE: &str = "currently in use";
+pub(crate) const IN_USE: &str = "currently in use";
 
 /// A device that joins a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,7 +73,7 @@ impl Pool {
     /// # Errors
     /// `NotFound`; `Invalid` for a spare that is not in use and for a cache device, in
     /// OpenZFS's words.
-    fn member_named(&self, name: &str) -> Result<Guid> {
+    pub(crate) fn member_named(&self, name: &str) -> Result<Guid> {
         self.vdev_named(name).map_err(|e| {
             let aux = crate::pool::aux_devices(self.spa());
             match aux.iter().find(|v| is_called(v, name)).map(|v| v.class) {
@@ -99,6 +99,11 @@ impl Pool {
         spares.into_iter().find(|(spare, _)| named(spare)).ok_or_else(no_such_device)
     }
 
+    /// Whether property `autoreplace` is on.
+    fn replaces_automatically(&self) -> bool {
+        self.writer().is_ok_and(|writer| writer.pool_flag("autoreplace"))
+    }
+
     /// Detaches a device from its mirror, `replacing` or `spare` vdev.
     ///
     /// # Errors
@@ -106,7 +111,9 @@ impl Pool {
     /// on no other device; `ReadOnly`; that of a suspension.
     pub fn detach_vdev(&self, device: &str, line: Option<&str>) -> Result<()> {
         let guid = self.member_named(device)?;
-        self.writer()?.detach(guid, command(line))
+        self.writer()?.detach(guid, command(line))?;
+        self.vdev_event("vdev_remove", guid);
+        Ok(())
     }
 }
 
@@ -153,7 +160,10 @@ impl Engine {
         let device = opened.device(Path::new(path_of(&member)));
         let (facts, ashift) = (Some(facts), request.ashift);
         let new = NewMember { vdev: member, device, facts, ashift };
-        writer.attach(old, new, request.mode, command(request.command.as_deref()))
+        let guid = new.vdev.guid;
+        writer.attach(old, new, request.mode, command(request.command.as_deref()))?;
+        pool.vdev_event("vdev_attach", guid);
+        Ok(())
     }
 
     /// Puts a spare in the place of a device.
@@ -174,7 +184,10 @@ impl Engine {
         };
         let (device, facts) = opened.map(|o| (o.device, o.facts)).unzip();
         let new = NewMember { vdev: spare, device, facts, ashift: None };
-        writer.attach(old, new, AttachMode::Replace, command(line))
+        let guid = new.vdev.guid;
+        writer.attach(old, new, AttachMode::Replace, command(line))?;
+        pool.vdev_event("vdev_spare", guid);
+        Ok(())
     }
 
     /// The other imported pool that uses a spare.
@@ -228,6 +241,7 @@ impl Engine {
         let guid = pool.member_named(device)?;
         let writer = pool.writer()?;
         writer.online(guid, &pool.core.leaves, command(line))?;
+        pool.vdev_event("vdev_online", guid);
         if expand { writer.expand(guid, None) } else { Ok(()) }
     }
 
@@ -239,16 +253,72 @@ impl Engine {
         pool.writer()?.reopen_missing(&pool.core.leaves)
     }
 
-    /// Completes the status of a pool's spares: those that this pool or another one uses.
+    /// Completes the status of a pool's spares: those that another pool uses.
     pub fn describe_spares(&self, pool: &Pool, aux: &mut [VdevStatus]) {
-        let config = pool.core.config();
-        for spare in aux.iter_mut().filter(|v| v.class == VdevClass::Spare) {
-            if config.vdev_tree.leaves().any(|leaf| leaf.guid == spare.guid) {
-                spare.aux = Some(IN_USE.to_owned());
-            } else if let Some(user) = self.spare_user(pool, spare.guid) {
+        let unused = |v: &&mut VdevStatus| v.class == VdevClass::Spare && v.aux.is_none();
+        for spare in aux.iter_mut().filter(unused) {
+            if let Some(user) = self.spare_user(pool, spare.guid) {
                 spare.aux = Some(format!("in use by pool '{user}'"));
             }
         }
+    }
+
+    /// Looks after the devices of all imported pools: devices that are there again are taken
+    /// back; with property `autoreplace`, a blank device at the place of a missing one replaces
+    /// it; and spares step in for devices that failed ([`Engine::call_spares`]). A caller that
+    /// looks after pools calls it after each change of a device, and every few seconds while
+    /// devices are missing.
+    pub fn look_after_devices(&self) -> LookedAfter {
+        let mut out = LookedAfter::default();
+        for pool in self.imported() {
+            let Ok(writer) = pool.writer() else { continue };
+            if pool.is_suspended() {
+                continue;
+            }
+            for (guid, path) in missing(writer) {
+                out.missing = true;
+                match self.at_the_place(&pool, guid, &path) {
+                    Place::Itself if is_back(writer, &pool, guid) => {
+                        out.lines.push(format!("pool '{}': {path} is there again", pool.name()));
+                    }
+                    Place::Blank if pool.replaces_automatically() => {
+                        let request = AttachRequest {
+                            old: guid.0.to_string(),
+                            new: None,
+                            mode: AttachMode::Replace,
+                            force: false,
+                            ashift: None,
+                            command: None,
+                        };
+                        if self.attach(&pool, &request).is_ok() {
+                            let line = format!("pool '{}': {path} is replaced", pool.name());
+                            out.lines.push(line);
+                        }
+                    }
+                    _ => {}
+                }
+            }
+        }
+        out.lines.extend(self.call_spares());
+        out
+    }
+
+    /// What is at the place of a missing device.
+    fn at_the_place(&self, pool: &Pool, guid: Guid, path: &str) -> Place {
+        let Ok(opened) = pool.core.leaves.open(Path::new(path), Purpose::Probe) else {
+            return Place::Other;
+        };
+        let Ok(labels) = spa::LeafLabels::read(&*opened.device) else { return Place::Other };
+        let Some((label, _)) = labels.discovery_config() else {
+            let used = inuse::inspect(&*opened.device, opened.block_device, &self.open_pools());
+            return if used.is_ok_and(|used| used.is_empty()) {
+                Place::Blank
+            } else {
+                Place::Other
+            };
+        };
+        let own = label.u64("pool_guid") == Some(pool.guid().0);
+        if own && label.u64("guid") == Some(guid.0) { Place::Itself } else { Place::Other }
     }
 
     /// Puts spares in the places of devices that are faulted, missing or removed, in all
@@ -303,6 +373,39 @@ impl Engine {
             }
         })
     }
+}
+
+/// What was done for the devices of pools.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LookedAfter {
+    /// What was done, a line for each.
+    pub lines: Vec<String>,
+    /// Devices were missing.
+    pub missing: bool,
+}
+
+/// What is at the place of a missing device.
+enum Place {
+    /// The device itself.
+    Itself,
+    /// A device without content.
+    Blank,
+    /// Nothing, or something else.
+    Other,
+}
+
+/// Takes a device back that is there again; false if it is not as the pool left it.
+fn is_back(writer: &Writer, pool: &Pool, guid: Guid) -> bool {
+    let opened = writer.reopen_missing(&pool.core.leaves).is_ok();
+    opened && writer.zio().tree().find(guid).is_some_and(|node| node.readable())
+}
+
+/// Guids and paths of the devices that are missing.
+fn missing(writer: &Writer) -> Vec<(Guid, String)> {
+    let tree = writer.zio().tree();
+    let gone = |state| matches!(state, VdevState::Unavail | VdevState::Removed);
+    let leaves = tree.leaves().map(|(_, node)| node).filter(|node| gone(node.state()));
+    leaves.filter_map(|node| Some((node.guid(), node.path()?.to_owned()))).collect()
 }
 
 /// The leaves that need a spare and have none that works.

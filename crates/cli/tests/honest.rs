@@ -449,8 +449,8 @@ fn an_outdated_leaf_has_a_status_and_an_action() {
     std::fs::rename(&away, &d[1]).unwrap();
     s.ok(&["zpool", "import", "-d", &s.text("disks"), "tank"]);
     let status = s.ok(&["zpool", "status", "tank"]);
-    assert!(status.contains("DEGRADED     0     0     0  out of date\n"), "{status}");
-    let head = "  pool: tank\n state: DEGRADED\nstatus: One or more devices lack data that was \
+    assert!(status.contains("ONLINE       0     0     0  out of date\n"), "{status}");
+    let head = "  pool: tank\n state: ONLINE\nstatus: One or more devices lack data that was \
                 written while they were away.\n\tSufficient replicas exist for the pool to \
                 continue functioning in a\n\tdegraded state.\naction: Resilver the device.";
     assert!(status.starts_with(head), "{status}");

@@ -93,10 +93,11 @@ pub(super) const COMMANDS: &[Command] = &[
     Command {
         name: "attach",
         about: "mirror a device by another one",
-        synopsis: "attach [-f] [-o property=value] <pool> <device> <new-device>",
+        synopsis: "attach [-fw] [-o property=value] <pool> <device> <new-device>",
         flags: &[
             flag('f', "even if the new device seems to be in use"),
             arg('o', "property=value", Word::Any, "ashift, for the new device"),
+            flag('w', "wait until it has all data"),
         ],
         words: &[Word::Pool, Word::PoolOrVdev, Word::File],
         ..POOL
@@ -111,12 +112,29 @@ pub(super) const COMMANDS: &[Command] = &[
     Command {
         name: "replace",
         about: "replace a device by another one",
-        synopsis: "replace [-f] [-o property=value] <pool> <device> [new-device]",
+        synopsis: "replace [-fw] [-o property=value] <pool> <device> [new-device]",
         flags: &[
             flag('f', "even if the new device seems to be in use"),
             arg('o', "property=value", Word::Any, "ashift, for the new device"),
+            flag('w', "wait until it has all data"),
         ],
         words: &[Word::Pool, Word::PoolOrVdev, Word::File],
+        ..POOL
+    },
+    Command {
+        name: "split",
+        about: "make a new pool of one device of each mirror",
+        synopsis: "split [-gLlnP] [-o property=value] ... [-R root] <pool> <newpool> [device ...]",
+        flags: &[
+            flag('g', "with -n: show guids instead of names"),
+            flag('L', "with -n: resolve symbolic links in paths"),
+            ignored('l'),
+            flag('n', "only show what the new pool would be"),
+            flag('P', "with -n: show full paths"),
+            arg('o', "property=value", Word::Any, "a property of the new pool"),
+            arg('R', "root", Word::Dir, "import the new pool below this directory"),
+        ],
+        words: &[Word::Pool, Word::Any, Word::PoolOrVdev],
         ..POOL
     },
     Command {

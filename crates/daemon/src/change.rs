@@ -15,10 +15,10 @@ use cenote::create::{
 };
 use cenote::features::by_name;
 use cenote::nvlist::{NvList, Value};
-use cenote::{AttachMode, AttachRequest, NewDevice, Offline, OfflineMode, Pool};
+use cenote::{AttachMode, AttachRequest, NewDevice, Offline, OfflineMode, Pool, SplitRequest};
 use proto::{
     AddArgs, AttachArgs, AttachDevice, Change, CreateArgs, DEVICES_MAX, HISTORY_MAX, HistoryEvent,
-    HistoryRecord, Reply, VdevRole,
+    HistoryRecord, ImportArgs, Reply, SearchArgs, SplitArgs, SplitReport, VdevRole,
 };
 
 use super::handle::RowListener;
@@ -224,6 +224,7 @@ pub(super) fn change(
                 Error::new(e.kind(), format!("cannot detach {device}: {}", e.message()))
             })?;
         }
+        Change::Split(args) => return split(state, name, &*pool()?, args, command, to),
         Change::Reopen => {
             let pool = pool()?;
             state.engine().reopen(&pool).map_err(|e| {
@@ -239,6 +240,46 @@ pub(super) fn change(
         }
     }
     Ok(Reply::Done)
+}
+
+/// `zpool split`; with an alternate root, the new pool is imported.
+fn split(
+    state: &Arc<DaemonState>,
+    name: &str,
+    pool: &Pool,
+    args: &SplitArgs,
+    command: Option<&str>,
+    to: &mut dyn RowListener,
+) -> Result<Reply> {
+    let fail = |e: Error| {
+        let text = format!("Unable to split {name}: {}", e.message());
+        Error::new(e.kind(), text)
+    };
+    let setting = |(property, value): &(String, String)| {
+        pool_setting(property, value, When::Set).map_err(|why| fail(Error::invalid(why)))
+    };
+    let request = SplitRequest {
+        new_name: args.new_name.clone(),
+        devices: args.devices.clone(),
+        settings: args.props.iter().map(setting).collect::<Result<_>>()?,
+        dry_run: args.dry_run,
+        command: command.map(str::to_owned),
+    };
+    let done = state.engine().split(pool, &request).map_err(fail)?;
+    let devices = done.devices.into_iter().map(|(guid, path)| (guid.0, path));
+    let mut report = SplitReport { devices: devices.collect(), lines: Vec::new() };
+    if args.altroot.is_some() && !args.dry_run {
+        let paths = report.devices.iter().map(|(_, path)| path.clone()).collect();
+        let import = ImportArgs {
+            search: SearchArgs { paths, destroyed: false },
+            guid: done.guid.0,
+            name: args.new_name.clone(),
+            altroot: args.altroot.clone(),
+            ..ImportArgs::default()
+        };
+        report.lines = state.import(&import, to)?.1;
+    }
+    Ok(Reply::Split(Box::new(report)))
 }
 
 /// `zpool attach` and `zpool replace`.

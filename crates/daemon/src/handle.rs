@@ -220,7 +220,8 @@ pub(super) fn full_status(
     pool: &Arc<Pool>,
     verbose: bool,
 ) -> Result<proto::Pool> {
-    let status = pool.status().map_err(one_line)?;
+    let mut status = pool.status().map_err(one_line)?;
+    state.engine().describe_spares(pool, &mut status.aux);
     let mut reply = convert::pool(&status);
     if verbose && status.error_count > 0 {
         reply.errors = damaged(state, pool)?;

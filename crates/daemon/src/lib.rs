@@ -47,6 +47,7 @@ mod recovery;
 mod registry;
 mod remount;
 mod server;
+mod spares;
 mod state;
 mod vdev_history;
 mod watched;

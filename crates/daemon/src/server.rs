@@ -74,6 +74,9 @@ fn follow_events(state: &DaemonState) {
     if let Err(e) = super::diagnose::start(state.engine()) {
         ui::err(&format!("errors of devices are not diagnosed: {e}"));
     }
+    if let Err(e) = super::spares::start(state.engine()) {
+        ui::err(&format!("spares are not called: {e}"));
+    }
 }
 
 /// Ends the process now. Threads that the kernel blocks on a silent device may outlive this

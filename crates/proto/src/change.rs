@@ -135,6 +135,32 @@ pub enum Change {
     Detach(String),
     /// Open missing devices again.
     Reopen,
+    /// Split it in two.
+    Split(Box<SplitArgs>),
+}
+
+/// A pool of mirrors that is split in two.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SplitArgs {
+    /// The new pool's name.
+    pub new_name: String,
+    /// Its devices; of each mirror without one the last.
+    pub devices: Vec<String>,
+    /// Its properties.
+    pub props: Vec<(String, String)>,
+    /// Import it below this directory.
+    pub altroot: Option<PathBuf>,
+    /// Only check the request.
+    pub dry_run: bool,
+}
+
+/// The new pool of a split.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SplitReport {
+    /// Guids and paths of its devices, in the order of its vdevs.
+    pub devices: Vec<(u64, PathBuf)>,
+    /// What its import has to say.
+    pub lines: Vec<String>,
 }
 
 /// A device that joins a pool.

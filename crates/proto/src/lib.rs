@@ -36,7 +36,7 @@ use serde::{Deserialize, Serialize};
 
 pub use change::{
     AddArgs, AttachArgs, AttachDevice, Change, CreateArgs, DEVICES_MAX, Force, HISTORY_MAX,
-    HistoryEvent, HistoryRecord, NewKind, NewVdev,
+    HistoryEvent, HistoryRecord, NewKind, NewVdev, SplitArgs, SplitReport,
 };
 pub use dataset::{
     Assign, DatasetChange, DestroyArgs, NewDatasetArgs, PropsArgs, SnapshotArgs, TARGETS_MAX,
@@ -439,6 +439,8 @@ pub enum Reply {
     Names(Vec<String>),
     /// Answer to [`Request::Import`]: the pool's name, and lines for standard output.
     Imported(String, Vec<String>),
+    /// Answer to [`Change::Split`].
+    Split(Box<SplitReport>),
     /// Answer to [`Request::Status`].
     Status(DaemonStatus),
     /// Answer to [`Request::Discover`]: pools, and files that could not be read.

@@ -49,12 +49,12 @@ use crate::setup::{Layout, Setup};
 /// Disks beside those of the layout.
 const FREE_DISKS: usize = 2;
 /// Changes of a run.
-const CHANGES: usize = 10;
+const CHANGES: usize = 8;
 /// Resilvers after which nothing may be missing any more: one for what was missing, one for
 /// txgs that were open at the last attachment, and one more.
 const RESILVERS_MAX: usize = 6;
 /// One crashed pool in so many is opened for writing.
-const REOPENED: u64 = 12;
+const REOPENED: u64 = 16;
 
 /// A bug to plant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,10 +68,10 @@ pub enum TreeBug {
 }
 
 /// The leaves of a pool's tree: kind of the parent, disk, and whether it is offline.
-type Shape = Vec<(String, String, bool)>;
+type TreeShape = Vec<(String, String, bool)>;
 
-fn shape(config: &PoolConfig) -> Shape {
-    fn below(vdev: &VdevConfig, out: &mut Shape) {
+fn shape(config: &PoolConfig) -> TreeShape {
+    fn below(vdev: &VdevConfig, out: &mut TreeShape) {
         for child in &vdev.children {
             let path = child.path.as_ref().and_then(|p| p.to_str());
             if let Some(path) = path.filter(|_| child.kind.is_leaf()) {
@@ -93,7 +93,7 @@ struct Step {
     what: String,
     began: u64,
     ended: u64,
-    after: Shape,
+    after: TreeShape,
 }
 
 /// A recorded run.
@@ -373,10 +373,11 @@ fn body(
     for number in 0..CHANGES {
         hand.change().map_err(|e| fail(&format!("change {number}"), &e))?;
     }
+    let began = disks.events();
     hand.recover().map_err(|e| fail("at the end", &e))?;
     hand.steps.push(Step {
         what: "recover".to_owned(),
-        began: disks.events(),
+        began,
         ended: disks.events(),
         after: shape(&writer.published().config),
     });
@@ -527,7 +528,7 @@ impl TreeRun {
         let points: Vec<u64> =
             self.disks.crash_points().into_iter().step_by(stride.max(1)).collect();
         let count = points.len() as u64;
-        let found = CrashPoints { points, seed: self.setup.seed, more: 1, threads }
+        let found = CrashPoints { points, seed: self.setup.seed, more: 0, threads }
             .visit(|event, seed, cache| self.crash(event, seed, cache));
         if let Some((event, seed, what)) = found.wrong {
             let steps = self.steps.iter().map(|s| format!("{}..{} {}", s.began, s.ended, s.what));

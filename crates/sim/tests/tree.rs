@@ -11,16 +11,16 @@ fn setup(seed: u64) -> Setup {
     let all = layouts();
     let layout = all[seed as usize % all.len()];
     let workload = [Workload::Mixed, Workload::Files, Workload::Churn][seed as usize % 3];
-    Setup { layout, workload, threads: 2, ops: 40, fault: None, ..Setup::varied(seed) }
+    Setup { layout, workload, threads: 2, ops: 24, fault: None, ..Setup::varied(seed) }
 }
 
 #[test]
 fn trees_change_under_load() {
-    let runs = if std::env::var_os("CENOTE_NIGHTLY").is_some() { 200 } else { 18 };
+    let runs = if std::env::var_os("CENOTE_NIGHTLY").is_some() { 200 } else { 9 };
     let (mut points, mut images, mut done) = (0, 0, BTreeSet::new());
     for seed in 1..=runs {
         let run = record(&setup(seed), None);
-        let tally = run.crash_everywhere(5, base::rt::parallelism()).unwrap();
+        let tally = run.crash_everywhere(15, base::rt::parallelism()).unwrap();
         points += tally.points;
         images += tally.images;
         done.extend(run.done);
@@ -36,7 +36,7 @@ fn planted_bugs_of_changing_trees_are_found() {
     for bug in [TreeBug::ShortDtl, TreeBug::LostDtl, TreeBug::ForgottenRange] {
         let find = |seed: u64| {
             let run = record(&setup(seed), Some(bug));
-            run.crash_everywhere(7, base::rt::parallelism()).err()
+            run.crash_everywhere(20, base::rt::parallelism()).err()
         };
         let Some(found) = (1..=40).find_map(find) else { panic!("{bug:?} was not found") };
         println!("PLANTED {bug:?}: {}", found.chars().take(200).collect::<String>());

@@ -131,13 +131,13 @@ impl Beginning {
 
 /// An open pool.
 pub struct Spa {
-    name: String,
+    pub(crate) name: String,
     /// The name in the labels of the written pool.
-    stored_name: String,
-    guid: Guid,
+    pub(crate) stored_name: String,
+    pub(crate) guid: Guid,
     zio: Arc<Zio>,
     mos: Mos,
-    config: PoolConfig,
+    pub(crate) config: PoolConfig,
     uberblock: Uberblock,
     features: FeatureState,
     options: ImportOptions,
@@ -386,8 +386,7 @@ impl Spa {
         let mut ranges = Vec::new();
         self.for_each_entry(object, Params::dtl(), &mut |r| {
             // The end is not part of it; a range is never empty.
-            let end = r.offset.saturating_add(r.len);
-            ranges.push((Txg(r.offset), Txg(end.saturating_sub(1))));
+            ranges.push((Txg(r.offset), Txg(r.offset.saturating_add(r.len.saturating_sub(1)))));
             Ok(())
         })?;
         Ok(ranges)

@@ -37,6 +37,7 @@ pub mod rewind;
 pub mod space;
 pub mod spares;
 pub mod specs;
+pub mod split;
 pub mod status;
 pub mod tables;
 pub mod uberblocks;

@@ -165,7 +165,7 @@ fn one(tree: &Tree, id: NodeId) -> VdevStatus {
             AllocClass::Dedup => VdevClass::Dedup,
         },
         state: Some(node.state()),
-        aux: remark(node),
+        aux: remark(tree, node),
         detail: detail(node.aux()),
         read_errors: errors.read,
         write_errors: errors.write,
@@ -204,10 +204,14 @@ fn name_of(tree: &Tree, id: NodeId) -> String {
 }
 
 /// The words of chapter 09 §4.3.
-fn remark(node: &Node) -> Option<String> {
+fn remark(tree: &Tree, node: &Node) -> Option<String> {
+    // A successor or spare is not out of date: it is being filled.
+    let joins = node.parent().is_some_and(|parent| {
+        matches!(tree.node(parent).kind(), VdevKind::Replacing | VdevKind::Spare)
+    });
     Some(
         match node.aux() {
-            Aux::None if node.is_behind() => "out of date",
+            Aux::None if node.is_behind() && !joins => "out of date",
             Aux::None | Aux::Persistent => return None,
             Aux::External => "external device fault",
             Aux::OpenFailed(_) => "cannot open",

@@ -14,8 +14,10 @@ use dsl::stored::Stored;
 use ondisk::config::VdevConfig;
 use ondisk::features::by_name;
 use ondisk::objset::ObjsetType;
+use spa::LeafLabels;
 use spa::engine::create::{CreateSpec, create};
 use spa::engine::{Command, Devices, PoolChange, WriterOptions, init_aux_labels};
+use spa::write::inuse::OpenPool;
 use spa::write::topology::{BuildOptions, Built, LeafFacts, build};
 use spa::{ImportOptions, Search};
 
@@ -29,6 +31,9 @@ use crate::pool::Pool;
 const FIRST_TXG: Txg = Txg(4);
 /// The version of pools with features.
 const VERSION: u64 = 5000;
+
+/// The state of a spare in its label (chapter 01 §4.6).
+const SPARE: u64 = 3;
 
 /// An open device: for examination, and for use in the pool.
 pub(crate) struct OpenDevice {
@@ -62,6 +67,34 @@ impl OpenDevices {
     /// The device at a path.
     pub(crate) fn device(&self, path: &Path) -> Option<Arc<dyn Device>> {
         self.0.get(path).map(|open| Arc::clone(&open.leaf))
+    }
+
+    /// Gives spares that other pools have as well the guid by which those know them (chapter 01
+    /// §4.7).
+    ///
+    /// # Errors
+    /// `Busy` in OpenZFS's words for a spare that the pool itself has, by its guid `own`.
+    fn share_spares(&self, built: &mut Built, pools: &[OpenPool], own: Option<Guid>) -> Result<()> {
+        for spare in &mut built.spares {
+            let path = spare.path.as_ref().and_then(|p| p.to_str()).unwrap_or_default();
+            let Some(open) = self.0.get(Path::new(path)) else { continue };
+            let labels = LeafLabels::read(&*open.leaf)?;
+            let Some((label, _)) = labels.discovery_config() else { continue };
+            let guid = label.u64("guid").map(Guid).filter(|_| label.u64("state") == Some(SPARE));
+            let Some(guid) = guid else { continue };
+            let mut holders = pools.iter().filter(|pool| pool.spares.contains(&guid)).peekable();
+            if holders.peek().is_none() {
+                continue;
+            }
+            if holders.any(|pool| Some(pool.guid) == own) {
+                return Err(Error::busy(
+                    "one or more vdevs refer to the same device, or one of\nthe devices is part of \
+                     an active md or lvm device",
+                ));
+            }
+            spare.guid = guid;
+        }
+        Ok(())
     }
 
     fn by_guid(&self, built: &Built) -> Devices {
@@ -126,7 +159,8 @@ impl Engine {
         let (new, root_props) = split_for_life(&request.fs_settings, plain)?;
         let open = OpenDevices::of(&request.vdevs, &self.leaves_for(opening)?)?;
         let options = BuildOptions { ashift: request.ashift(), first_id: 0, create_txg: FIRST_TXG };
-        let built = build(&request.vdevs, options, [], &|path: &Path| open.facts(path))?;
+        let mut built = build(&request.vdevs, options, [], &|path: &Path| open.facts(path))?;
+        open.share_spares(&mut built, &self.open_pools(), None)?;
         let devices = open.by_guid(&built);
         init_aux_labels(&built, &devices)?;
         let settings = &request.settings;
@@ -199,7 +233,8 @@ impl Engine {
         spa::specs::for_each(&now.vdev_tree, &mut |v| taken.push(v.guid));
         let create_txg = writer.txgs().open_txg();
         let options = BuildOptions { ashift: request.ashift, first_id, create_txg };
-        let built = build(&request.vdevs, options, taken, &|path: &Path| open.facts(path))?;
+        let mut built = build(&request.vdevs, options, taken, &|path: &Path| open.facts(path))?;
+        open.share_spares(&mut built, &self.open_pools(), Some(pool.guid()))?;
         let devices = open.by_guid(&built);
         let open = |vdev: &VdevConfig| Some((vdev.clone(), Arc::clone(devices.get(&vdev.guid)?)));
         let caches: Vec<_> = built.caches.iter().filter_map(open).collect();
@@ -208,6 +243,28 @@ impl Engine {
         new.into_iter().for_each(|guid| pool.vdev_event("vdev_add", guid));
         self.add_caches(pool, &caches)
     }
+}
+
+/// The change of the engine's that a setting is, if it is one that every pool may have.
+pub(crate) fn change_of(setting: &PoolSetting) -> Option<PoolChange> {
+    Some(match setting {
+        PoolSetting::Stored(name, n) => {
+            PoolChange::Prop((*name).to_owned(), Some(Stored::Number(*n)))
+        }
+        PoolSetting::User(name, text) => {
+            let value = (!text.is_empty()).then(|| Stored::Text(text.clone()));
+            PoolChange::Prop(name.clone(), value)
+        }
+        PoolSetting::Bootfs(name) => PoolChange::Bootfs(name.clone()),
+        PoolSetting::Comment(text) => PoolChange::Comment(text.clone()),
+        PoolSetting::Compatibility(text) => PoolChange::Compatibility(text.clone()),
+        PoolSetting::Feature(..)
+        | PoolSetting::Version(_)
+        | PoolSetting::Altroot(_)
+        | PoolSetting::Cachefile(_)
+        | PoolSetting::TemporaryName(_)
+        | PoolSetting::NoEffect(_) => return None,
+    })
 }
 
 impl Pool {
@@ -226,17 +283,7 @@ impl Pool {
     /// Applies a checked setting.
     pub(super) fn apply(&self, setting: &PoolSetting, line: Option<&str>) -> Result<()> {
         let writer = self.writer()?;
-        let change = match setting {
-            PoolSetting::Stored(name, n) => {
-                PoolChange::Prop((*name).to_owned(), Some(Stored::Number(*n)))
-            }
-            PoolSetting::User(name, text) => {
-                let value = (!text.is_empty()).then(|| Stored::Text(text.clone()));
-                PoolChange::Prop(name.clone(), value)
-            }
-            PoolSetting::Bootfs(name) => PoolChange::Bootfs(name.clone()),
-            PoolSetting::Comment(text) => PoolChange::Comment(text.clone()),
-            PoolSetting::Compatibility(text) => PoolChange::Compatibility(text.clone()),
+        match setting {
             PoolSetting::Feature(name, true) => {
                 let feature = by_name(name)
                     .ok_or_else(|| Error::invalid(format!("feature '{name}' unsupported")))?;
@@ -246,14 +293,10 @@ impl Pool {
             PoolSetting::Version(_) => {
                 return Err(Error::new(ErrorKind::Invalid, "a pool's version only grows"));
             }
-            // These are kept by the front end while the pool is imported.
-            PoolSetting::Feature(_, false)
-            | PoolSetting::Altroot(_)
-            | PoolSetting::Cachefile(_)
-            | PoolSetting::TemporaryName(_)
-            | PoolSetting::NoEffect(_) => return Ok(()),
-        };
-        writer.set_pool(vec![change], command(line))
+            _ => {}
+        }
+        // Others are kept by the front end while the pool is imported.
+        change_of(setting).map_or(Ok(()), |change| writer.set_pool(vec![change], command(line)))
     }
 
     /// Adds a command to the pool's history.

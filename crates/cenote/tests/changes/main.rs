@@ -7,6 +7,7 @@
 mod cache_loss;
 mod caches;
 mod datasets;
+mod devices;
 mod diagnosis;
 mod pools;
 mod random;

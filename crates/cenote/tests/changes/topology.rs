@@ -22,7 +22,7 @@ use testkit::{Scratch, import_from};
 
 use crate::{DiskFiles, MB, judge, kind, noise, request, writing};
 
-const SIZE: usize = 100_000;
+pub(crate) const SIZE: usize = 100_000;
 
 /// Collects all blocks with addresses.
 #[derive(Default)]
@@ -48,7 +48,7 @@ impl Visitor for AllBlocks {
 
 /// A resilver of the whole pool, in place of the scan: every block is read, and what leaves
 /// lack is written to them.
-fn resilver(pool: &Pool) {
+pub(crate) fn resilver(pool: &Pool) {
     let writer = pool.writer().unwrap();
     // No write is under way that was planned on an older tree.
     let last = (0..3).map(|_| writer.sync().unwrap()).next_back().unwrap();
@@ -82,17 +82,22 @@ fn resilver(pool: &Pool) {
 }
 
 /// A pool with content that is known.
-struct Rig {
-    disks: DiskFiles,
-    engine: Arc<Engine>,
-    pool: Arc<Pool>,
-    objects: Objects,
-    content: BTreeMap<u64, u64>,
-    what: String,
+pub(crate) struct Rig {
+    pub(crate) disks: DiskFiles,
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) objects: Objects,
+    pub(crate) content: BTreeMap<u64, u64>,
+    pub(crate) what: String,
 }
 
 impl Rig {
-    fn new(what: &str, disks: usize, vdev: &dyn Fn(&DiskFiles) -> NewVdev, ashift: u64) -> Rig {
+    pub(crate) fn new(
+        what: &str,
+        disks: usize,
+        vdev: &dyn Fn(&DiskFiles) -> NewVdev,
+        ashift: u64,
+    ) -> Rig {
         let disks = DiskFiles::new(&format!("topology-{what}"), disks, 128 * MB);
         let engine = testkit::engine();
         let settings = vec![PoolSetting::Stored("ashift", ashift)];
@@ -103,7 +108,7 @@ impl Rig {
     }
 
     /// Writes objects; they are on disk afterwards.
-    fn fill(&mut self, seeds: std::ops::Range<u64>) {
+    pub(crate) fn fill(&mut self, seeds: std::ops::Range<u64>) {
         for seed in seeds {
             let id = self.objects.create(&Default::default()).unwrap();
             self.objects.write(id, 0, &noise(seed, SIZE)).unwrap();
@@ -113,7 +118,7 @@ impl Rig {
     }
 
     /// Reads everything from the devices.
-    fn check(&self, when: &str) {
+    pub(crate) fn check(&self, when: &str) {
         self.engine.drop_cache();
         for (&id, &seed) in &self.content {
             let read = self.objects.read_vec(ObjectId(id), 0, SIZE).unwrap();
@@ -121,11 +126,11 @@ impl Rig {
         }
     }
 
-    fn name(&self, i: usize) -> String {
+    pub(crate) fn name(&self, i: usize) -> String {
         self.disks.path().join(format!("d{i}")).display().to_string()
     }
 
-    fn attach(&self, old: usize, new: Option<usize>, mode: AttachMode) -> Result<()> {
+    pub(crate) fn attach(&self, old: usize, new: Option<usize>, mode: AttachMode) -> Result<()> {
         let kind = |i| NewKind::File(self.disks.path().join(format!("d{i}")));
         let request = AttachRequest {
             old: self.name(old),
@@ -139,12 +144,12 @@ impl Rig {
     }
 
     /// Waits until nothing is being replaced.
-    fn settled(&self) {
+    pub(crate) fn settled(&self) {
         wait_settled(&self.pool, &self.what);
     }
 
     /// A leaf that gets a part of what is written now.
-    fn used_leaf(&mut self, n: usize) -> usize {
+    pub(crate) fn used_leaf(&mut self, n: usize) -> usize {
         for i in 0..n {
             self.engine.offline(&self.pool, &self.name(i), AWAY, None).unwrap();
             self.fill(100 + i as u64..102 + i as u64);
@@ -158,30 +163,30 @@ impl Rig {
     }
 
     /// What a leaf lacks.
-    fn dtl(&self, i: usize) -> TxgRanges {
+    pub(crate) fn dtl(&self, i: usize) -> TxgRanges {
         let (tree, name) = (self.pool.writer().unwrap().zio().tree(), self.name(i));
         let leaf = tree.leaves().find(|(_, n)| n.path() == Some(name.as_str())).unwrap().1;
         TxgRanges::clone(&leaf.dtl())
     }
 
     /// Whether a leaf lacks anything.
-    fn behind(&self, i: usize) -> bool {
+    pub(crate) fn behind(&self, i: usize) -> bool {
         let (tree, name) = (self.pool.writer().unwrap().zio().tree(), self.name(i));
         tree.leaves().any(|(_, n)| n.path() == Some(name.as_str()) && n.is_behind())
     }
 
     /// States of the leaves, and what they lack.
-    fn missing(&self) -> Vec<String> {
+    pub(crate) fn missing(&self) -> Vec<String> {
         let tree = self.pool.writer().unwrap().zio().tree();
         tree.leaves().map(|(_, n)| format!("{:?} {:?}", n.state(), n.dtl().ranges())).collect()
     }
 
-    fn leaves(&self) -> usize {
+    pub(crate) fn leaves(&self) -> usize {
         self.pool.writer().unwrap().published().config.vdev_tree.leaves().count()
     }
 
     /// The content that a crash now leaves, as another import finds it.
-    fn after_crash(&self, when: &str) {
+    pub(crate) fn after_crash(&self, when: &str) {
         let copy = Scratch::new("topology-crash");
         for entry in std::fs::read_dir(self.disks.path()).unwrap() {
             let path = entry.unwrap().path();
@@ -201,7 +206,7 @@ impl Rig {
         judge(&engine, copy.path());
     }
 
-    fn export(self) -> DiskFiles {
+    pub(crate) fn export(self) -> DiskFiles {
         let Rig { disks, engine, pool, objects, .. } = self;
         drop(objects);
         pool.export().unwrap();
@@ -212,7 +217,7 @@ impl Rig {
 }
 
 /// Waits until nothing is being replaced, and no spare is to leave.
-fn wait_settled(pool: &Pool, what: &str) {
+pub(crate) fn wait_settled(pool: &Pool, what: &str) {
     for _ in 0..2000 {
         let config = pool.writer().unwrap().published().config;
         let leaving = |v: &VdevConfig| {
@@ -246,7 +251,7 @@ fn every_shape(f: impl Fn(Rig, usize) + Sync) {
     });
 }
 
-const AWAY: Offline = Offline { mode: OfflineMode::Offline, temporary: false };
+pub(crate) const AWAY: Offline = Offline { mode: OfflineMode::Offline, temporary: false };
 
 /// A leaf that was offline misses what was written meanwhile, also after a crash, and no more.
 #[test]

@@ -10,12 +10,12 @@ use super::change::{one_pool, request_change};
 use super::create::complain;
 use super::{Pools, add, command, misuse, no_such_pool, options, spec};
 
-/// `zpool attach [-f] [-o property=value] <pool> <device> <new-device>`
+/// `zpool attach [-fw] [-o property=value] <pool> <device> <new-device>`
 pub(super) fn attach(argv: &[OsString]) -> Result<Exit> {
     join("attach", argv)
 }
 
-/// `zpool replace [-f] [-o property=value] <pool> <device> [new-device]`
+/// `zpool replace [-fw] [-o property=value] <pool> <device> [new-device]`
 pub(super) fn replace(argv: &[OsString]) -> Result<Exit> {
     join("replace", argv)
 }
@@ -51,7 +51,11 @@ fn join(what: &str, argv: &[OsString]) -> Result<Exit> {
     };
     let force = parsed.has('f');
     let args = AttachArgs { old: old.clone(), new, replace, force, ashift };
-    request_change(pool, Change::Attach(Box::new(args)), command(what, argv))
+    let exit = request_change(pool, Change::Attach(Box::new(args)), command(what, argv))?;
+    if exit == Exit::OK && parsed.has('w') {
+        super::wait::until_over(pool, &["replace", "resilver"])?;
+    }
+    Ok(exit)
 }
 
 /// A spare of the pool of this name, or else a device.

@@ -24,7 +24,7 @@ fn word(kind: &NewKind) -> &'static str {
 }
 
 /// The vdev as shown: without an id, which it does not have yet.
-fn shown(new: &NewVdev) -> Vdev {
+pub(super) fn shown(new: &NewVdev) -> Vdev {
     let children: Vec<Vdev> = new.children.iter().map(shown).collect();
     let count = children.len();
     let (name, path) = match &new.kind {
@@ -55,6 +55,11 @@ fn lines(pool: &str, root: &Vdev, naming: Naming) -> String {
 pub(super) fn of_new(pool: &str, new: &[NewVdev]) -> String {
     let root = vdevs::blank("root", pool, VdevRole::Normal, new.iter().map(shown).collect());
     lines(pool, &root, Naming::default())
+}
+
+/// A pool with these top-level vdevs.
+pub(super) fn of(pool: &str, tops: Vec<Vdev>, naming: Naming) -> String {
+    lines(pool, &vdevs::blank("root", pool, VdevRole::Normal, tops), naming)
 }
 
 /// A pool with more vdevs. Those have no guid yet, so they are shown by name even with `-g`.

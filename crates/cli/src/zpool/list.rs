@@ -8,7 +8,7 @@ use proto::{Pool, PropertyEntry, Vdev, VdevRole};
 use ui::Exit;
 use ui::table::{self, Column};
 
-use super::vdevs::{self, Naming, VdevLine};
+use super::vdevs::{self, Naming, VdevLine, spare_word};
 use super::{Pools, Repeat, misuse, no_such_pool, options};
 
 const DEFAULT: &str = "name,size,allocated,free,checkpoint,expandsize,fragmentation,capacity,dedupratio,health,altroot";
@@ -219,10 +219,7 @@ fn vdev_row(v: &Vdev, indent: usize, depth: usize, options: &ListOptions) -> Vec
             None => "-".to_owned(),
         },
         "capacity" => or_dash(sized, capacity(v, options.parsable)),
-        "health" if v.class == VdevRole::Spare && v.state == proto::VdevHealth::Online => {
-            "AVAIL".to_owned()
-        }
-        "health" => v.state.word().to_owned(),
+        "health" => spare_word(v).unwrap_or_else(|| v.state.word()).to_owned(),
         _ => "-".to_owned(),
     };
     options.columns.iter().map(cell).collect()

@@ -16,6 +16,7 @@ mod layout;
 mod list;
 mod map;
 mod spec;
+mod split;
 mod status;
 mod upgrade;
 mod vdev_props;
@@ -33,8 +34,8 @@ use proto::{Pool, PropertyEntry, Reply, Request, SpaceMap};
 use ui::Exit;
 
 /// Commands of OpenZFS's that Cenote does not have yet.
-const MISSING: [&str; 8] =
-    ["checkpoint", "prefetch", "split", "initialize", "resilver", "scrub", "trim", "ddtprune"];
+const MISSING: [&str; 7] =
+    ["checkpoint", "prefetch", "initialize", "resilver", "scrub", "trim", "ddtprune"];
 
 /// Complains and shows the usage of a command; the exit code is 2.
 pub(super) fn misuse(command: &str, message: Option<&str>) -> Exit {
@@ -80,6 +81,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
         "history" => history::main(rest),
         "remove" => change::remove(rest),
         "upgrade" => upgrade::main(rest),
+        "split" => split::main(rest),
         "wait" => wait::main(rest),
         "version" | "-V" | "--version" => Ok(commands::version("zpool", rest)),
         "help" => commands::help("zpool", rest),

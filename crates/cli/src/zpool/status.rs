@@ -10,7 +10,7 @@ use ui::Exit;
 use ui::progress::bar;
 use ui::time::{ctime, duration};
 
-use super::vdevs::{self, Naming, VdevLine};
+use super::vdevs::{self, Naming, VdevLine, spare_word};
 use super::{Pools, Repeat, misuse, no_such_pool, options};
 
 /// Class headings in order; those of the first three end with a TAB.
@@ -390,11 +390,7 @@ fn unwell(v: &Vdev) -> bool {
 fn row(out: &mut String, v: &Vdev, depth: usize, width: usize, options: &StatusOptions) {
     let name = if v.kind == "root" { v.name.clone() } else { options.naming.of(v) };
     let pad = width.saturating_sub(depth);
-    let word = if v.class == VdevRole::Spare && v.state == VdevHealth::Online {
-        "AVAIL"
-    } else {
-        v.state.word()
-    };
+    let word = spare_word(v).unwrap_or_else(|| v.state.word());
     let _ = write!(out, "\t{:depth$}{name:pad$}  {word:8}", "");
     if v.class != VdevRole::Spare {
         let number = |n: u64| if options.parsable { n.to_string() } else { nicenum(n) };

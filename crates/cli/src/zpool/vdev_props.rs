@@ -3,9 +3,9 @@
 //! Names, order, values and sources are OpenZFS 2.4.4's, as its kernel module printed them.
 
 use cenote::props::{is_user_prop, nicenum};
-use proto::{Pool, Vdev, VdevHealth, VdevRole};
+use proto::{Pool, Vdev, VdevHealth};
 
-use super::vdevs::Naming;
+use super::vdevs::{Naming, spare_word};
 
 /// The format of a number without `-p`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -238,10 +238,7 @@ fn value(
             VdevPropValue::Number(u64::try_from(share.unwrap_or(0)).unwrap_or(u64::MAX), Percent)
         }
         "state" if parsable => VdevPropValue::Number(state_number(v.state), Exact),
-        "state" if v.class == VdevRole::Spare && v.state == VdevHealth::Online => {
-            VdevPropValue::Text("AVAIL".to_owned())
-        }
-        "state" => VdevPropValue::Text(v.state.word().to_owned()),
+        "state" => VdevPropValue::Text(spare_word(v).unwrap_or_else(|| v.state.word()).to_owned()),
         "guid" => VdevPropValue::Number(v.guid, Exact),
         "asize" => number(v.asize),
         "psize" => number(v.psize),
@@ -294,6 +291,7 @@ fn value(
 mod tests {
     use super::super::vdevs::tests::{pool, vdev};
     use super::*;
+    use proto::VdevRole;
 
     fn tank() -> Pool {
         let disk = |n: u32| Vdev {

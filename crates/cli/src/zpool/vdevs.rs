@@ -16,6 +16,13 @@ pub(super) struct Naming {
     pub(super) links: bool,
 }
 
+/// The word for the state of a spare that works; `None` for other vdevs.
+pub(super) fn spare_word(v: &Vdev) -> Option<&'static str> {
+    let works = v.class == VdevRole::Spare && v.state == VdevHealth::Online;
+    let used = |aux: &String| aux == "currently in use" || aux.starts_with("in use by pool ");
+    works.then(|| if v.aux.as_ref().is_some_and(used) { "INUSE" } else { "AVAIL" })
+}
+
 impl Naming {
     /// Adds what the environment requires.
     pub(super) fn with_env(self) -> Naming {

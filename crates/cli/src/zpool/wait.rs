@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use base::Result;
-use proto::{Pool, PropertyEntry, PropertyValue};
+use proto::{Pool, PropertyEntry, PropertyValue, Vdev};
 use ui::progress::Progress;
 use ui::{Exit, time};
 
@@ -74,6 +74,11 @@ fn parse_options(parsed: &commands::getopt::Parsed) -> std::result::Result<WaitO
     Ok(WaitOptions { pool, activities, interval, stamp, scripted, parsable })
 }
 
+/// Whether some device is being replaced.
+fn is_replacing(vdev: &Vdev) -> bool {
+    vdev.kind == "replacing" || vdev.children.iter().any(is_replacing)
+}
+
 /// Bytes that an activity still has to process; 0 if it is not in progress.
 fn left(activity: &str, pool: &Pool, freeing: u64) -> u64 {
     // At least 1 while it is in progress, or it would look finished.
@@ -85,6 +90,8 @@ fn left(activity: &str, pool: &Pool, freeing: u64) -> u64 {
     match activity {
         "free" => freeing,
         "scrub" => scan(false),
+        // The device stays until its successor has everything.
+        "replace" if is_replacing(&pool.root) => scan(true).max(1),
         "resilver" => scan(true),
         "remove" => {
             let running = pool.removal.as_ref().filter(|r| r.state == 1);
@@ -116,6 +123,18 @@ fn freeing(props: &[(String, PropertyEntry)]) -> u64 {
     match props.first().map(|p| &p.1.value) {
         Some(PropertyValue::Num(n)) => *n,
         _ => 0,
+    }
+}
+
+/// Waits until these activities are over, as `-w` of a command that begins them does.
+pub(super) fn until_over(pool: &str, activities: &[&str]) -> Result<()> {
+    let mut pools = Pools::connect()?;
+    loop {
+        let status = pools.status(pool)?;
+        if activities.iter().all(|a| left(a, &status, 0) == 0) {
+            return Ok(());
+        }
+        base::rt::sleep(PAUSE);
     }
 }
 

@@ -89,7 +89,10 @@ pub use open::{Parts, WriterOptions};
 pub use pools::{Devices, PoolChange, init_aux_labels};
 pub use sync::Flags;
 pub use tasks::{Command, TaskCx};
-pub use topology::{AttachMode, NewMember, Offline, OfflineMode, TopologyPlants};
+pub(crate) use topology::split_tree;
+pub use topology::{
+    AttachMode, NewMember, Offline, OfflineMode, SplitDevice, TopologyPlants, leaves_to_split,
+};
 
 /// Planted bugs and values of tests ([`base::planted`]).
 #[derive(Debug, Default)]

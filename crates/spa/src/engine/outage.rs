@@ -254,7 +254,7 @@ impl Writer {
             return Err(Error::new(ErrorKind::Io, why.clone()));
         }
         // Another change of the tree may come first; then all of this is done on its result.
-        while !self.reopen_once(leaf, suspended, Reopen::Clear, source)? {}
+        while self.reopen_once(leaf, suspended, Reopen::Clear, source)?.is_none() {}
         self.outages.write_errors.store(0, Relaxed);
         self.outages.relabel.store(true, Relaxed);
         self.txgs.dirty(self.txgs.open_txg(), 0);
@@ -272,8 +272,12 @@ impl Writer {
     /// `Io` when too few devices are present.
     pub fn reopen_missing(&self, source: &dyn Leaves) -> Result<()> {
         let suspended = self.txgs.suspended().is_some();
-        while !self.reopen_once(None, suspended, Reopen::Missing, source)? {}
-        if !suspended {
+        let changed = loop {
+            if let Some(changed) = self.reopen_once(None, suspended, Reopen::Missing, source)? {
+                break changed;
+            }
+        };
+        if changed && !suspended {
             self.outages.relabel.store(true, Relaxed);
             self.txgs.dirty(self.txgs.open_txg(), 0);
             self.request_resilver_if_needed();
@@ -281,15 +285,15 @@ impl Writer {
         Ok(())
     }
 
-    /// Publishes a tree with the devices that can be opened; false if another tree was
-    /// published meanwhile.
+    /// Publishes a tree with the devices that can be opened, unless [`Reopen::Missing`] finds
+    /// nothing new; whether it was published. `None` if another tree was published meanwhile.
     fn reopen_once(
         &self,
         leaf: Option<Guid>,
         suspended: bool,
         what: Reopen,
         source: &dyn Leaves,
-    ) -> Result<bool> {
+    ) -> Result<Option<bool>> {
         let old = self.zio.tree();
         if leaf.is_some_and(|guid| old.find(guid).is_none()) {
             return Err(Error::not_found("no such device in pool"));
@@ -313,6 +317,16 @@ impl Writer {
         if !kept.is_empty() {
             tree = tree.with_verdicts(&kept);
         }
+        let same =
+            |node: &Node| old.find(node.guid()).is_some_and(|was| was.state() == node.state());
+        if what == Reopen::Missing && tree.leaves().all(|(_, node)| same(node)) {
+            return Ok(Some(false));
+        }
+        // A spare of a leaf that is there again goes back when the leaf has what it missed.
+        let back = |node: &Node| old.find(node.guid()).is_some_and(|was| !was.readable());
+        repaired.extend(
+            tree.leaves().map(|(_, n)| n).filter(|n| n.readable() && back(n)).map(Node::guid),
+        );
         // A change of the configuration that is under way must know them, too.
         self.topology.note_repaired(repaired);
         for (_, node) in tree.nodes().filter(|(_, n)| what == Reopen::Clear && wanted(n.guid())) {
@@ -320,14 +334,14 @@ impl Writer {
         }
         let enough = tree.root().readable();
         if (enough || suspended) && !self.replace_tree(&old, tree) {
-            return Ok(false);
+            return Ok(None);
         }
         self.space_io.forget_limits();
         if !enough {
             let text = "one or more devices is currently unavailable";
             return Err(Error::new(ErrorKind::Io, text));
         }
-        Ok(true)
+        Ok(Some(true))
     }
 
     pub(super) fn reopen_leaf(
@@ -340,6 +354,12 @@ impl Writer {
         let path = spec.path.as_deref().map(Path::new);
         // A device that is the same and readable need not be reopened.
         let kept = device.filter(|d| path.is_none_or(|p| d.is_at(p)));
+        // A leaf that joins the pool, or gets another guid, in the txg that is being written has
+        // labels that do not say so yet.
+        let joins = self.published().config.vdev_tree.find(spec.guid).is_none();
+        if let Some(device) = kept.filter(|_| joins) {
+            return Ok(Arc::clone(device));
+        }
         let kept = kept.map(|d| (d, self.admit(old, spec, &**d)));
         match (kept, path) {
             (Some((device, Ok(()))), _) => Ok(Arc::clone(device)),

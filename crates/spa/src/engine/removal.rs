@@ -136,6 +136,13 @@ impl TaskCx<'_> {
         Err(Error::not_found("no such device in pool"))
     }
 
+    /// Removes a list of spares or cache devices, if there is one.
+    pub(super) fn drop_aux_list(&mut self, key: &str) -> Result<()> {
+        let Some(object) = self.read().directory(key)? else { return Ok(()) };
+        self.cx.mos.zap_remove(DIRECTORY, key.as_bytes())?;
+        self.mos().objset().free_object(self.tx, ObjectId(object))
+    }
+
     pub(super) fn drop_aux(&mut self, listed: Listed) -> Result<()> {
         let Listed { key, object, left, path, .. } = listed;
         if left.is_empty() {

@@ -212,6 +212,7 @@ impl Writer {
     pub(super) fn sync_one(&self, txg: Txg) {
         let mut state = self.state.lock();
         let before = self.device_io();
+        let repaired = self.topology.has_repaired();
         let done = match &state.failed {
             Some(why) => Err(Error::new(base::ErrorKind::Io, why.clone())),
             None => self.sync_txg(&mut state, txg),
@@ -234,6 +235,9 @@ impl Writer {
                 self.txgs.synced(txg);
                 self.ledger.synced(txg);
                 self.fault_failed_leaves();
+                if repaired {
+                    self.topology_settled();
+                }
                 if again || self.resilver_waits(txg) {
                     self.txgs.dirty(self.txgs.open_txg(), 0);
                     self.txgs.kick(self.txgs.open_txg());

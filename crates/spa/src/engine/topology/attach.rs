@@ -243,6 +243,7 @@ impl Writer {
         }
         let check = move |cx: &mut TaskCx<'_>| {
             let kind = plan(&cx.state.config.vdev_tree, old, &new, mode)?;
+            cx.refuse_checkpoint()?;
             Ok((AttachPlan { kind, above }, new))
         };
         let act = move |cx: &mut TaskCx<'_>, (plan, new): (AttachPlan, NewMember)| {

@@ -34,6 +34,7 @@ fn check(cx: &TaskCx<'_>, guid: Guid) -> Result<()> {
     if !leaf.kind.is_leaf() || !parent.kind.is_mirror_like() {
         return Err(Error::unsupported("only applicable to mirror and replacing vdevs"));
     }
+    cx.refuse_checkpoint()?;
     if parent.children.len() < 2 || required(&cx.writer.zio().tree(), guid) {
         return Err(no_replicas());
     }
@@ -66,7 +67,7 @@ impl TaskCx<'_> {
     }
 
     /// Removes a leaf from the configuration; returns its configuration.
-    fn detach(&mut self, guid: Guid) -> Result<VdevConfig> {
+    pub(super) fn detach(&mut self, guid: Guid) -> Result<VdevConfig> {
         let old = self.writer.zio.tree();
         let root = &self.state.config.vdev_tree;
         let (parent, at) = edit::parent_of(root, guid).ok_or_else(no_such_device)?;
@@ -120,7 +121,7 @@ impl TaskCx<'_> {
     }
 
     /// Frees the objects of a leaf that left.
-    fn drop_leaf(&mut self, leaf: &VdevConfig) -> Result<()> {
+    pub(super) fn drop_leaf(&mut self, leaf: &VdevConfig) -> Result<()> {
         let (zap, dtl) = edit::leaf_objects(leaf);
         let map = self.read().number(DIRECTORY, ZAP_MAP)?;
         self.drop_zap(map, zap)?;
@@ -188,7 +189,7 @@ impl Writer {
     }
 
     /// Waits until every write is over that was planned on a tree before the present one.
-    fn wait_for_writes(&self) -> Result<()> {
+    pub(super) fn wait_for_writes(&self) -> Result<()> {
         let open = self.txgs.open_txg();
         self.txgs.dirty(open, 0);
         self.txgs.kick(open);

@@ -119,6 +119,22 @@ fn collapse(root: &mut VdevConfig, guid: Guid) -> Option<()> {
     Some(())
 }
 
+/// Makes the one child that is left of a top-level mirror the top-level vdev of another pool: it
+/// keeps its guid, and is in use.
+pub(crate) fn reduce_top(top: &mut VdevConfig, gone: &[Guid]) -> Option<()> {
+    let mut left: Vec<VdevConfig> =
+        top.children.iter().filter(|child| !gone.contains(&child.guid)).cloned().collect();
+    let mut child = left.pop().filter(|child| left.is_empty() && child.kind.is_leaf())?;
+    child.id = top.id;
+    child.top = Some(take_top(top)?);
+    let leaf = &mut child.leaf;
+    (leaf.offline, leaf.faulted, leaf.degraded, leaf.removed) = (false, false, false, false);
+    (leaf.not_present, leaf.unspare, leaf.is_spare) = (false, false, false);
+    leaf.aux_state = None;
+    *top = child;
+    Some(())
+}
+
 /// The objects of a leaf in the MOS: its ZAP and its DTL.
 pub(crate) fn leaf_objects(leaf: &VdevConfig) -> (Option<ObjectId>, Option<ObjectId>) {
     let used = |object: Option<ObjectId>| object.filter(|o| o.0 != 0);

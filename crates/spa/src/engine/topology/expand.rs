@@ -86,11 +86,11 @@ impl Writer {
         self.sync_task(|_| Ok(()), act).map(|_| ())
     }
 
-    /// Whether property `autoexpand` is on.
-    pub(super) fn expands_automatically(&self) -> bool {
+    /// Whether a property of the pool, as stored, is on.
+    pub fn pool_flag(&self, name: &str) -> bool {
         let mos: &dyn MosRead = &self.mos;
         let zap = mos.directory("pool_props").ok().flatten();
-        zap.is_some_and(|zap| mos.number(zap, "autoexpand").is_ok_and(|v| v == Some(1)))
+        zap.is_some_and(|zap| mos.number(zap, name).is_ok_and(|v| v == Some(1)))
     }
 
     /// Whether some vdev's devices have room for more metaslabs.
@@ -114,7 +114,7 @@ impl Writer {
     pub(super) fn expand_automatically(&self) {
         let config = Arc::clone(&self.published.read().config);
         let ids = self.growing(&config);
-        if ids.is_empty() || !self.expands_automatically() {
+        if ids.is_empty() || !self.pool_flag("autoexpand") {
             return;
         }
         let act = move |cx: &mut TaskCx<'_>, ()| {

@@ -194,6 +194,8 @@ impl Writer {
         };
         self.sync_task(check, act)?;
         self.request_resilver_if_needed();
+        // A leaf that missed nothing needs its spare no longer.
+        self.topology_settled();
         Ok(())
     }
 
@@ -208,6 +210,10 @@ impl Writer {
         let node = old.find(guid).ok_or_else(no_such_device)?;
         if !node.kind().is_device() {
             return Err(not_supported());
+        }
+        // A device in use stays so, whatever its labels say while they are written.
+        if let Some(device) = node.device().filter(|_| node.readable()) {
+            return Ok(Ok(Arc::clone(device)));
         }
         let spec = leaf_spec(node);
         Ok(self.reopen_leaf(&old, &spec, node.device(), source))
