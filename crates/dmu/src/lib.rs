@@ -19,6 +19,7 @@ pub mod object;
 pub mod objset;
 pub mod traverse;
 pub mod tx;
+pub mod walk;
 pub mod zap;
 pub mod zap_write;
 pub mod zaps;
@@ -28,6 +29,7 @@ pub use live::{Early, Events, ObjectSpec, ObjsetProps, Pending, RedundantMetadat
 pub use object::{Extent, Object};
 pub use objset::Objset;
 pub use tx::{DirtyMeter, Tx};
+pub use walk::{OnError, OrderedWalk, WalkVisitor, walk as walk_in_order};
 pub use zap::{Match, Zap, ZapEntry};
 pub use zap_write::{ZapLimits, ZapMut, ZapStore};
 pub use zfetch::{PrefetchMode, Zfetch, ZfetchFiles};

@@ -6,7 +6,7 @@
 //! pass of T; in no set) → `freeing` (freed in this pass) → `freed` (the free is
 //! written) → `defer[T mod 2]` (T's uberblock is durable) → *allocatable*, two txgs
 //! later. `pending` holds the ranges that a pass is about to write. While a metaslab is
-//! pinned ([`crate::Space::pin`]), `held` comes between `defer` and *allocatable*.
+//! pinned ([`crate::Space::pin`], [`crate::Space::hold`]), `held` comes between `defer` and *allocatable*.
 //!
 //! # Invariants
 //! * The metaslab's own space map up to `length`, changed by the unflushed sets, is the
@@ -347,8 +347,9 @@ impl Metaslab {
     }
 
     /// Handles the durability of `txg`'s uberblock (chapter 05 §6). Returns the bytes
-    /// that became allocatable, and whether the next txg must call it again.
-    pub(crate) fn synced(&mut self, txg: Txg, defer: bool) -> Result<(u64, bool)> {
+    /// that became allocatable, and whether the next txg must call it again. `hold` keeps
+    /// everything from becoming allocatable, as a pin does.
+    pub(crate) fn synced(&mut self, txg: Txg, defer: bool, hold: bool) -> Result<(u64, bool)> {
         self.fresh = self.fresh.filter(|&t| t > txg);
         self.released = txg;
         let slot = (txg.0 & 1) as usize;
@@ -359,7 +360,7 @@ impl Metaslab {
         } else {
             release.push(freed);
         }
-        if self.pins > 0 {
+        if self.pins > 0 || hold {
             for mut set in release.drain(..) {
                 set.vacate(&mut self.held)?;
             }

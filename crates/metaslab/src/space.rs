@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::rt::atomic::{AtomicU64, Ordering};
+use base::rt::atomic::{AtomicBool, AtomicU64, Ordering};
 use base::rt::{Mutex, ReadGuard, RwLock};
 use base::{Dva, Error, Result, Txg, VdevId};
 use ondisk::spacemap;
@@ -78,6 +78,12 @@ pub struct Space {
     done: Mutex<BTreeSet<MsKey>>,
     streams: usize,
     synced: AtomicU64,
+    /// The txg of the last call of [`Space::synced`], set when the call begins.
+    releasing: AtomicU64,
+    /// Number of holds on all metaslabs.
+    holds: AtomicU64,
+    /// The last call of [`Space::synced`] met a hold.
+    held_back: AtomicBool,
     /// Test instruments; all off.
     pub plant: Plant,
     /// A test instrument; off.
@@ -96,6 +102,9 @@ impl Space {
             done: Mutex::new(BTreeSet::new()),
             streams,
             synced: AtomicU64::new(0),
+            releasing: AtomicU64::new(0),
+            holds: AtomicU64::new(0),
+            held_back: AtomicBool::new(false),
             plant: Plant::default(),
             force_ganging: ForceGanging::default(),
         }
@@ -259,6 +268,32 @@ impl Space {
         if let Ok(slab) = slab {
             slab.with(|ms| ms.pins = ms.pins.saturating_sub(1));
         }
+    }
+
+    /// Pins all metaslabs at once, as [`Space::pin`] does one, until [`Space::end_hold`].
+    /// Returns false, without a hold, if space freed after txg `since` may already have
+    /// become allocatable. Holds nest. A hold that lasts uses up the free space, so the
+    /// caller ends it after a second at the latest, and takes another one only after a txg
+    /// has ended without it ([`Space::is_held_back`]).
+    pub fn hold(&self, since: Txg) -> bool {
+        // `synced` stores its txg before it looks for holds, and this call looks for the txg
+        // after it has stored the hold: at least one of them sees the other.
+        self.holds.fetch_add(1, Ordering::SeqCst);
+        let in_time = self.releasing.load(Ordering::SeqCst) <= since.0;
+        if !in_time {
+            self.end_hold();
+        }
+        in_time
+    }
+
+    /// Ends a hold; the next txg that ends releases the space that was held back.
+    pub fn end_hold(&self) {
+        self.holds.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Whether the last txg that ended released no space because of a hold.
+    pub fn is_held_back(&self) -> bool {
+        self.held_back.load(Ordering::Relaxed)
     }
 
     /// What must be read to load a metaslab; `None` if it is loaded.
@@ -499,13 +534,16 @@ impl Space {
     /// # Errors
     /// `Corrupt` if the sets contradict each other.
     pub fn synced(&self, txg: Txg, defer: bool) -> Result<Vec<MsKey>> {
+        self.releasing.fetch_max(txg.0, Ordering::SeqCst);
+        let hold = self.holds.load(Ordering::SeqCst) > 0;
         let layout = self.layout();
         let done = std::mem::take(&mut *self.done.lock());
+        self.held_back.store(hold && !done.is_empty(), Ordering::Relaxed);
         let mut stay = Vec::new();
         for key in done {
             let (group, slab) = layout.slab(key)?;
             let (released, more, fresh) = slab.change(|ms| {
-                let (released, more) = ms.synced(txg, defer)?;
+                let (released, more) = ms.synced(txg, defer, hold)?;
                 Ok::<_, Error>((released, more, ms.fresh.is_some()))
             })?;
             group.counters.deferred.fetch_sub(released, Ordering::Relaxed);

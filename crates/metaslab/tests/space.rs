@@ -376,6 +376,34 @@ fn pinned_space_is_not_allocated() {
     assert!(space.pin(vdev, 17 * M, Txg(21)).is_err(), "there is no such place");
 }
 
+#[test]
+fn a_hold_keeps_all_freed_space() {
+    let space = space(&[vdev(0, SpaceClass::Normal, 2)]);
+    let of = |txg| Want { txg: Txg(txg), ..want(SpaceClass::Normal, 1) };
+    let block = take(&space, &of(7), 8192).unwrap()[0];
+    sync(&space, Txg(7));
+    assert!(space.hold(Txg(7)) && space.hold(Txg(7)));
+    space.free(Txg(8), block).unwrap();
+    sync(&space, Txg(8));
+    let deferred = || space.vdev_totals(VdevId(0)).unwrap().deferred;
+    for txg in 9..14 {
+        sync(&space, Txg(txg));
+        space.check().unwrap();
+        assert!(deferred() == 8192 && space.is_held_back(), "txg {txg}");
+        if txg == 11 {
+            space.end_hold();
+        }
+    }
+    // Space freed after txg 8 may become allocatable at any time.
+    assert!(!space.hold(Txg(8)));
+    space.end_hold();
+    assert!(space.hold(Txg(13)));
+    space.end_hold();
+    sync(&space, Txg(14));
+    assert!(deferred() == 0 && !space.is_held_back());
+    space.check().unwrap();
+}
+
 /// A block is refused, and so becomes a gang, only where no free range is four times as large,
 /// whatever the metaslabs are used for.
 #[test]

@@ -177,6 +177,10 @@ types! {
     ZVOL = 23;
     /// Volume properties.
     ZVOL_PROP = 24;
+    /// Error log (chapter 04 §18).
+    ERROR_LOG = 28;
+    /// Datasets that a scan has still to visit.
+    SCAN_QUEUE = 38;
     /// Space used per user, group or project.
     USERGROUP_USED = 39;
     /// DDT entries.

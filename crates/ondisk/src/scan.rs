@@ -16,7 +16,7 @@ use crate::removal::JobState;
 /// Words of the MOS directory's `scan`.
 pub const SCAN_WORDS: usize = 24;
 /// Words of the MOS directory's `error_scrub`.
-pub(crate) const ERROR_SCRUB_WORDS: usize = 9;
+pub const ERROR_SCRUB_WORDS: usize = 9;
 /// Words of a top-level vdev's `org.openzfs:vdev_rebuild`.
 pub(crate) const REBUILD_WORDS: usize = 12;
 
@@ -236,6 +236,21 @@ impl ErrorScrub {
             paused: paused != 0,
         })
     }
+
+    /// The words to write.
+    pub fn to_words(&self) -> [u64; ERROR_SCRUB_WORDS] {
+        [
+            scan_func_code(self.func),
+            scan_state_code(self.state),
+            self.cursor,
+            self.start_time,
+            self.end_time,
+            self.to_examine,
+            self.examined,
+            self.errors,
+            u64::from(self.paused),
+        ]
+    }
 }
 
 /// State of a sequential rebuild of a top-level vdev (chapter 05 §3.1).
@@ -344,6 +359,7 @@ mod tests {
         assert!(Rebuild::from_words(&[4; 12]).is_err());
         let e = ErrorScrub::from_words(&[3, 4, 0, 1, 2, 3, 4, 5, 1]).unwrap();
         assert_eq!((e.func, e.paused, e.errors), (ScanFunc::ErrorScrub, true, 5));
+        assert_eq!(e.to_words(), [3, 4, 0, 1, 2, 3, 4, 5, 1]);
     }
 
     proptest! {

@@ -25,6 +25,7 @@ use ondisk::dslphys::{
 
 use super::accounting::{diduse, free_changed};
 use super::features::{self, ASYNC_DESTROY};
+use super::scan::ScanEvent;
 use super::trees::{Trees, Walked};
 use super::{
     FREE_LIST, MosRead, SyncCx, Usage, accounting, background, bookmark, bpobj, counts, deadlist,
@@ -75,8 +76,8 @@ pub fn snapshot(cx: &SyncCx<'_>, snap: u64, defer: bool) -> Result<bool> {
 }
 
 fn snapshot_unchecked(cx: &SyncCx<'_>, snap: u64, s: &DslDatasetPhys) -> Result<()> {
-    scan::cancel(cx)?;
     let (next_obj, dir) = (s.next_snap_obj, s.dir_obj);
+    scan::changed(cx, ScanEvent::SnapshotDestroyed(snap, next_obj))?;
     let head = cx.dir(dir)?.head_dataset_obj;
     let old_next = cx.dataset(next_obj)?;
     let list = old_next.deadlist_obj;
@@ -214,7 +215,7 @@ pub fn head(cx: &SyncCx<'_>, head: u64, trees: &dyn Trees) -> Result<()> {
         // This walk only detects unreadable blocks.
         walk(trees, &ds, &mut |_| Ok(()))?;
     }
-    scan::cancel(cx)?;
+    scan::changed(cx, ScanEvent::HeadDestroyed(head))?;
     let reserved = props::refreservation(cx.read(), ds.dir_obj)?;
     accounting::refreservation_changed(cx, ds.dir_obj, reserved, 0)?;
     features::deactivate_all(cx, head)?;

@@ -19,7 +19,6 @@
 //! # Departures from OpenZFS
 //! * Livelists are not kept: a clone's livelist is dropped before the clone changes (§10.2
 //!   requires it).
-//! * A running scan is cancelled when snapshots are created or destroyed (§17.3 allows it).
 //! * In pools older than version 26, whose deadlists are plain lists, destroyed blocks are
 //!   freed in the same txg.
 //! * A feature's count that would fall below zero stays zero.
@@ -34,6 +33,7 @@ pub mod create;
 pub mod deadlist;
 pub mod delta;
 pub mod destroy;
+pub mod errlog;
 pub mod features;
 pub mod history;
 pub mod initial;
@@ -51,7 +51,7 @@ pub mod trees;
 mod unit_tests;
 pub mod usage;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 
 use base::{ObjectId, Result, Txg};
 use ondisk::dslphys::{DslDatasetPhys, DslDirPhys};
@@ -82,6 +82,7 @@ pub struct SyncCx<'a> {
     pub random: &'a dyn Fn() -> u64,
     free: Option<Free<'a>>,
     label_features_changed: Cell<bool>,
+    scan_events: RefCell<Vec<scan::ScanEvent>>,
 }
 
 /// Frees the space of a block.
@@ -104,6 +105,7 @@ impl<'a> SyncCx<'a> {
             random,
             free: None,
             label_features_changed: Cell::new(false),
+            scan_events: RefCell::default(),
         }
     }
 
@@ -131,6 +133,11 @@ impl<'a> SyncCx<'a> {
     /// must be written again in this txg (chapter 01 §4.5).
     pub fn label_features_changed(&self) -> bool {
         self.label_features_changed.get()
+    }
+
+    /// Changes of the dataset graph since the last call, if a scan runs.
+    pub fn take_scan_events(&self) -> Vec<scan::ScanEvent> {
+        self.scan_events.take()
     }
 
     /// The MOS, for reading.

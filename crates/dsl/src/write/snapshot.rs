@@ -12,6 +12,7 @@ use ondisk::dslphys::{DS_FLAG_CI_DATASET, DS_FLAG_UNIQUE_ACCURATE, DslDatasetPhy
 use ondisk::zap::ZapValue;
 
 use super::features::{self, BOOKMARK_V2};
+use super::scan::ScanEvent;
 use super::{SyncCx, Usage, accounting, bookmark, counts, create, deadlist, links, props, scan};
 
 /// Key of the identity of an encrypted snapshot's initialisation vectors.
@@ -71,7 +72,6 @@ pub fn take(cx: &SyncCx<'_>, head: u64, name: &str) -> Result<u64> {
 
 /// The same, without checks, with the creation txg `txg`.
 pub(crate) fn take_at(cx: &SyncCx<'_>, head: u64, name: &str, txg: Txg) -> Result<u64> {
-    scan::cancel(cx)?;
     let before = cx.dataset(head)?;
     let snapshot = create::dataset_object(
         cx,
@@ -107,6 +107,7 @@ pub(crate) fn take_at(cx: &SyncCx<'_>, head: u64, name: &str, txg: Txg) -> Resul
         ds.flags |= DS_FLAG_UNIQUE_ACCURATE;
     })?;
     cx.put_number(before.snapnames_zapobj, name, snapshot)?;
+    scan::changed(cx, ScanEvent::Snapshotted(head, snapshot))?;
     Ok(snapshot)
 }
 
