@@ -12,7 +12,7 @@ use dsl::write::{create, destroy, snapshot};
 use ondisk::ObjType;
 use ondisk::objset::ObjsetType;
 use ondisk::zap::ZapValue;
-use spa::engine::{TaskCx, Writer, objset_props};
+use spa::engine::{ScanLimits, ScanRequest, TaskCx, Writer, objset_props};
 
 use crate::model::{Act, Dataset, DsId, Model, Snap};
 use crate::ops::{Op, content};
@@ -76,6 +76,27 @@ fn entry_name(seed: u32, i: u32) -> Vec<u8> {
 }
 
 impl Driver {
+    /// A request of a scrub. It may make no sense at the moment.
+    fn scan(&self, seed: u32) -> Result<()> {
+        self.writer.set_scan_limits(ScanLimits {
+            memory: 1 << 20,
+            slice_blocks: 1 + (seed >> 8) as usize % 64,
+            checkpoint: std::time::Duration::from_millis(u64::from(seed >> 4) % 16),
+            ..ScanLimits::default()
+        });
+        let request = match seed % 8 {
+            0 => ScanRequest::Pause,
+            1 => ScanRequest::Stop,
+            2 => ScanRequest::ScrubFromLast,
+            3 => ScanRequest::ScrubErrors,
+            _ => ScanRequest::Scrub,
+        };
+        match self.writer.scan(request, None) {
+            Err(e) if matches!(e.kind(), ErrorKind::Busy | ErrorKind::NotFound) => Ok(()),
+            other => other,
+        }
+    }
+
     /// A driver of a new pool.
     ///
     /// # Errors
@@ -572,6 +593,7 @@ impl Driver {
             }
             Op::Kick => self.writer.txgs().kick(self.writer.txgs().open_txg()),
             Op::Sleep { ms } => base::rt::sleep(std::time::Duration::from_millis(u64::from(*ms))),
+            Op::Scan { seed } => self.scan(*seed)?,
         }
         Ok(())
     }

@@ -147,23 +147,31 @@ pub enum Op {
         /// Milliseconds.
         ms: u32,
     },
+    /// Begins a scrub in small steps, or pauses, continues or stops the one that runs.
+    Scan {
+        /// Which request.
+        seed: u32,
+    },
 }
 
 /// Chances of each kind of operation, in the order of [`draw`].
-type Weights = [u64; 22];
+type Weights = [u64; 23];
 
 fn weights(workload: Workload) -> Weights {
     // create zap write append trunc punch free bsize bonus zput zrem props
-    // dataset clone destroy snapshot destroysnap sync kick sleep comment spill
+    // dataset clone destroy snapshot destroysnap sync kick sleep comment spill scan
     match workload {
         Workload::Mixed | Workload::Short => {
-            [8, 3, 20, 8, 4, 6, 5, 3, 3, 8, 3, 2, 3, 2, 2, 4, 3, 8, 4, 2, 1, 3]
+            [8, 3, 20, 8, 4, 6, 5, 3, 3, 8, 3, 2, 3, 2, 2, 4, 3, 8, 4, 2, 1, 3, 0]
         }
-        Workload::Files => [10, 0, 30, 10, 6, 8, 6, 4, 4, 0, 0, 3, 0, 0, 0, 0, 0, 8, 5, 3, 1, 4],
-        Workload::Zaps => [1, 6, 1, 0, 0, 0, 4, 0, 0, 30, 15, 0, 0, 0, 0, 1, 1, 8, 5, 3, 1, 0],
-        Workload::Datasets => [6, 2, 14, 3, 2, 3, 3, 0, 0, 4, 1, 1, 8, 6, 8, 12, 9, 6, 3, 2, 1, 2],
-        Workload::Churn => [8, 0, 30, 6, 8, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 20, 6, 0, 1, 2],
-        Workload::Full => [6, 1, 20, 60, 3, 6, 6, 0, 1, 3, 1, 1, 2, 1, 2, 3, 3, 10, 4, 1, 1, 2],
+        Workload::Files => [10, 0, 30, 10, 6, 8, 6, 4, 4, 0, 0, 3, 0, 0, 0, 0, 0, 8, 5, 3, 1, 4, 0],
+        Workload::Zaps => [1, 6, 1, 0, 0, 0, 4, 0, 0, 30, 15, 0, 0, 0, 0, 1, 1, 8, 5, 3, 1, 0, 0],
+        Workload::Datasets => {
+            [6, 2, 14, 3, 2, 3, 3, 0, 0, 4, 1, 1, 8, 6, 8, 12, 9, 6, 3, 2, 1, 2, 0]
+        }
+        Workload::Churn => [8, 0, 30, 6, 8, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 20, 6, 0, 1, 2, 0],
+        Workload::Scans => [8, 2, 20, 8, 4, 6, 8, 2, 1, 4, 2, 1, 3, 3, 3, 6, 6, 8, 6, 4, 1, 2, 12],
+        Workload::Full => [6, 1, 20, 60, 3, 6, 6, 0, 1, 3, 1, 1, 2, 1, 2, 3, 3, 10, 4, 1, 1, 2, 0],
     }
 }
 
@@ -226,6 +234,7 @@ fn draw(rng: &mut Rng, weights: &Weights, much: u32) -> Op {
         18 => Op::Kick,
         20 => Op::Comment { seed },
         21 => Op::Spill { object: which, seed },
+        22 => Op::Scan { seed },
         _ => Op::Sleep { ms: 1 + rng.below(3000) as u32 },
     }
 }

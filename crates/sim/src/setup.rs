@@ -109,6 +109,8 @@ pub enum Workload {
     Churn,
     /// Many writes to a small pool.
     Full,
+    /// Everything, beside scrubs. Not drawn at random.
+    Scans,
     /// One of the sequences of [`crate::short`]: the seed is its index.
     Short,
 }
@@ -133,6 +135,7 @@ impl Workload {
             Workload::Datasets => "datasets",
             Workload::Churn => "churn",
             Workload::Full => "full",
+            Workload::Scans => "scans",
             Workload::Short => "short",
         }
     }

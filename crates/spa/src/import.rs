@@ -125,6 +125,7 @@ impl Beginning {
             self.writer.flush_all();
             self.writer.sync()?;
         }
+        self.writer.request_resilver_if_needed();
         Ok(())
     }
 }

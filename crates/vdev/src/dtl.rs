@@ -229,6 +229,11 @@ impl MissingTxgs {
 pub struct ScanLeaves(HashMap<Guid, u64>);
 
 impl ScanLeaves {
+    /// Leaves out the leaves for which `keep` is false.
+    pub fn retain(&mut self, keep: impl Fn(Guid) -> bool) {
+        self.0.retain(|guid, _| keep(*guid));
+    }
+
     /// Whether a leaf has been there since the scan began.
     fn had(&self, node: &Node) -> bool {
         let absences = node.live.missing.absences.load(Ordering::Relaxed);

@@ -18,10 +18,10 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
 
 use base::rt::{Callback, oneshot};
-use base::{Guid, Result, Txg};
+use base::{ErrorKind, Guid, Result, Txg};
 
 use crate::queue::{WritePriority, WriteRequest};
-use crate::read::BadCopy;
+use crate::read::{BadCopy, BadKind};
 use crate::report::ReportKind;
 use crate::spec::VdevKind;
 use crate::tree::{Node, NodeId, Tree};
@@ -44,6 +44,17 @@ impl Repaired {
 }
 
 impl Tree {
+    /// Counts the wrong bytes that a speculative scan found, at their leaves: the caller knows
+    /// by now that the block is in use.
+    pub fn count_damage(&self, bad: &[BadCopy]) {
+        for copy in bad.iter().filter(|copy| copy.kind == BadKind::Checksum) {
+            if let Some(node) = self.find(copy.guid) {
+                let at = (copy.offset, copy.good.len() as u64);
+                self.count_error(node, ReportKind::Checksum, at, ErrorKind::Checksum);
+            }
+        }
+    }
+
     /// Writes the right bytes of bad copies, each with the physical birth of its block, and
     /// waits for the devices. A leaf that fails writes is left out, as one that cannot be
     /// written is.

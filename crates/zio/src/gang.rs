@@ -4,7 +4,7 @@ use base::limits::GANG_DEPTH_MAX;
 use base::{Buf, BufMut, Dva, Error, Psize, Result};
 use ondisk::blkptr::{BLKPTR_SIZE, BlkPtr, Block};
 use std::sync::atomic::Ordering::Relaxed;
-use vdev::{Priority, ReadReq};
+use vdev::{Priority, ReadOutcome, ReadReq};
 
 use crate::Zio;
 use crate::heal::{Check, DamageList, DamagedCopy, header_is_right};
@@ -102,6 +102,29 @@ impl Zio {
             }
         }
         self.read_header_of(block, dva, HEADER_SIZE, damage)
+    }
+
+    /// Reads every copy of the header at `dva`, without counting wrong ones.
+    pub(crate) fn scan_gang_header(&self, block: &Block, dva: Dva) -> Result<ReadOutcome> {
+        let size = match self.dynamic_gang.load(Relaxed) {
+            true => self.gang_header_size(block),
+            false => HEADER_SIZE,
+        };
+        let (first, birth) = (block.dva(), block.effective_physical_birth());
+        let verifier = [u64::from(first.vdev.0), first.offset, birth.0, 0];
+        let right = |_: usize, bytes: &[u8]| header_is_right(bytes, verifier);
+        let read = |size: usize| {
+            let mut req = ReadReq::new(dva.vdev, dva.offset, Psize(size as u64), birth)
+                .with_priority(Priority::Scrub);
+            req.speculative = true;
+            let found = self.tree().scan(&[req], &right).pop();
+            found.ok_or_else(|| Error::bug("a scan of one block has one outcome"))
+        };
+        let outcome = read(size)?;
+        match outcome.data {
+            Err(_) if size > HEADER_SIZE => read(HEADER_SIZE),
+            _ => Ok(outcome),
+        }
     }
 
     /// Size of a new-style header: the smallest allocation over the vdevs of the block.

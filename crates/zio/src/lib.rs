@@ -58,7 +58,7 @@ pub use hints::{Hints, ObjectBlock};
 pub use outage::{Outage, OutagePolicy, enter_sync_context};
 pub use prefetch::Prefetch;
 pub use read::BlockFault;
-pub use scrub::CopyCheck;
+pub use scrub::{CopyCheck, GangPiece};
 pub use second::{CacheTiers, CacheUse};
 pub use ticket_lock::{Ticket, TicketLock, chunks_in_order};
 pub use write::{

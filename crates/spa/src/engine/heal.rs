@@ -12,7 +12,7 @@
 
 use std::sync::{Arc, Weak};
 
-use base::{Dva, Txg, VdevId};
+use base::{Dva, Result, Txg, VdevId};
 use dsl::write::MosRead;
 use metaslab::Space;
 use ondisk::BlkPtr;
@@ -24,10 +24,23 @@ use super::Writer;
 pub(super) struct WriterInUse(pub(super) Weak<Writer>);
 
 /// A pinned metaslab.
-struct PinnedMetaslab {
+pub(super) struct PinnedMetaslab {
     space: Arc<Space>,
     vdev: VdevId,
     offset: u64,
+}
+
+impl PinnedMetaslab {
+    /// Pins the metaslab of an address ([`Space::pin`]); `None` if space freed after `since`
+    /// may have been given away there.
+    ///
+    /// # Errors
+    /// `Corrupt` if there is no such address.
+    pub(super) fn new(space: &Arc<Space>, dva: Dva, since: Txg) -> Result<Option<PinnedMetaslab>> {
+        let (vdev, offset) = (dva.vdev, dva.offset);
+        let pinned = space.pin(vdev, offset, since)?;
+        Ok(pinned.then(|| PinnedMetaslab { space: Arc::clone(space), vdev, offset }))
+    }
 }
 
 impl Drop for PinnedMetaslab {
@@ -51,10 +64,12 @@ impl InUse for WriterInUse {
                 writer.has_root(id, root).then_some(since)?
             }
         };
-        let (space, vdev, offset) = (Arc::clone(&writer.space), dva.vdev, dva.offset);
+        if birth > since {
+            return None;
+        }
         // An address outside the vdev comes from a damaged pointer.
-        let pinned = birth <= since && space.pin(vdev, offset, since).is_ok_and(|pinned| pinned);
-        pinned.then(|| Box::new(PinnedMetaslab { space, vdev, offset }) as Pin)
+        let pinned = PinnedMetaslab::new(&writer.space, dva, since).ok().flatten()?;
+        Some(Box::new(pinned) as Pin)
     }
 }
 

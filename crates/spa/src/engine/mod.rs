@@ -35,6 +35,7 @@ pub mod create;
 mod datasets;
 mod declare;
 mod effective;
+mod errlog;
 mod heads;
 mod heal;
 mod idle_logs;
@@ -47,6 +48,7 @@ mod pools;
 mod rebuild;
 mod removal;
 mod resilver_request;
+mod scan;
 mod space_io;
 mod store;
 pub(crate) mod sync;
@@ -87,6 +89,7 @@ pub(crate) use maps::LOGS_DIRECTORY;
 pub(crate) use open::assemble;
 pub use open::{Parts, WriterOptions};
 pub use pools::{Devices, PoolChange, init_aux_labels};
+pub use scan::{PAUSED as SCAN_PAUSED, ScanLimits, ScanPlants, ScanProgress, ScanRequest};
 pub use sync::Flags;
 pub use tasks::{Command, TaskCx};
 pub(crate) use topology::split_tree;
@@ -108,6 +111,8 @@ pub struct Plants {
     /// Bytes reserved instead of the slop, so that a small pool gets as full as a large
     /// one; 0: the slop. Not a bug.
     pub slop: Arc<TestValue>,
+    /// Bugs of the scan.
+    pub scan: ScanPlants,
 }
 
 /// The state of a live pool that readers see.
@@ -179,6 +184,8 @@ pub struct Writer {
     outages: Arc<outage::Outages>,
     resilver_request: resilver_request::ResilverRequest,
     topology: topology::TopologyState,
+    scans: scan::Scans,
+    stored_errors: errlog::StoredErrors,
     /// Most passes of a txg since the pool was opened.
     passes: AtomicU64,
     /// Test instruments.
@@ -276,6 +283,7 @@ impl Writer {
         self.check_running()?;
         self.txgs.set_failmode(txg::FailMode::Continue);
         self.end_settling();
+        self.scans.stop();
         let last = self.last_txg(state);
         if last.is_err() {
             self.resume_settling();
@@ -313,11 +321,14 @@ impl Writer {
     /// Stops the sync thread after its requested work.
     pub fn stop(&self) {
         self.end_settling();
+        self.scans.begin_stop();
         self.zio.stop_healing();
         self.txgs.stop();
         if let Some(thread) = self.thread.lock().take() {
             thread.join();
         }
+        // It may have waited for a txg.
+        self.scans.stop();
     }
 }
 

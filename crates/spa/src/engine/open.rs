@@ -221,6 +221,8 @@ pub(crate) fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Write
         outages,
         resilver_request: Default::default(),
         topology: Default::default(),
+        scans: Default::default(),
+        stored_errors: Default::default(),
         passes: AtomicU64::new(0),
         plants,
         reused_at_once: AtomicBool::new(false),
@@ -228,7 +230,11 @@ pub(crate) fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Write
     let places = super::heal::WriterInUse(Arc::downgrade(&writer));
     writer.zio.set_healing(Arc::new(places));
     writer.topology.set_writer(&writer);
+    writer.scans.set_writer(&writer);
     writer.note_unfreed(&writer.mos)?;
+    if known_pool {
+        writer.resume_scan();
+    }
     Ok(writer)
 }
 

@@ -235,6 +235,7 @@ impl Writer {
                 self.txgs.synced(txg);
                 self.ledger.synced(txg);
                 self.fault_failed_leaves();
+                self.after_scan();
                 if repaired {
                     self.topology_settled();
                 }
@@ -269,6 +270,7 @@ impl Writer {
     /// Frees a block in the txg being written.
     pub(super) fn free(&self, txg: Txg, bp: &BlkPtr) -> Result<()> {
         let BlkPtr::Block(block) = bp else { return Ok(()) };
+        self.scans.freed(txg, block);
         for dva in self.zio.dvas_to_free(block)? {
             self.space.free(txg, dva)?;
         }
@@ -287,6 +289,7 @@ impl Writer {
             || self.heads.lock().values().any(|os| os.is_dirty(txg))
             || self.all_logs().values().any(|log| log.is_dirty(txg))
             || self.mos.objset().is_dirty(txg)
+            || self.scan_has_work(txg)
     }
 
     fn sync_txg(&self, state: &mut SyncState, txg: Txg) -> Result<()> {
@@ -306,6 +309,7 @@ impl Writer {
         let defer = room && !self.plants.no_defer.load(Relaxed);
         let left = self.space.synced(txg, defer)?;
         self.zio.announce(txg);
+        self.scans.announced(txg);
         state.draining = !left.is_empty();
         self.space.unload_idle(txg, UNLOAD_IDLE, FREE_RANGES_MAX);
         self.space_io.preload();
@@ -472,6 +476,8 @@ impl Writer {
             task.run(&mut cx)?;
         }
         self.sync_heads(state, sync, writes, pending)?;
+        let (cx, tx) = (sync.cx, sync.tx);
+        self.sync_scan(&mut TaskCx { writer: self, cx, tx, state, sync, writes, pending })?;
         let due = |bp: &mut BlkPtr| bp.birth() <= sync.txg;
         let orphaned_blocks: Vec<BlkPtr> =
             self.orphaned_blocks.lock().extract_if(.., due).collect();

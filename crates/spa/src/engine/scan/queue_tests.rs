@@ -1,0 +1,80 @@
+use base::{Asize, Lsize, Psize, VdevId};
+use ondisk::ObjType;
+use ondisk::blkptr::Head;
+
+use super::*;
+
+fn dva(vdev: u32, offset: u64) -> Dva {
+    Dva { vdev: VdevId(vdev), offset, asize: Asize(4096), gang: false }
+}
+
+fn block(dvas: &[Dva]) -> Block {
+    let head = Head { object_type: ObjType::DNODE, level: 0, lsize: Lsize(4096), birth: Txg(9) };
+    Block::new(head, Psize(4096), 2, dvas)
+}
+
+fn entries(dvas: &[Dva]) -> Vec<QueuedAddress> {
+    let at = Bookmark { objset: 1, object: 2, level: 0, blkid: 0 };
+    let block = Arc::new(ScanBlock { block: block(dvas), at, log: None });
+    let entry = |(i, &dva)| QueuedAddress { block: Arc::clone(&block), dva, first: i == 0 };
+    dvas.iter().enumerate().map(entry).collect()
+}
+
+fn queue() -> ScanQueue {
+    let queue = ScanQueue::new(1 << 20);
+    queue.open();
+    queue.begin_slice(Txg(20));
+    queue
+}
+
+#[test]
+fn a_freed_block_leaves_the_queue_at_all_its_addresses() {
+    let queue = queue();
+    let both = [dva(0, 4096), dva(1, 8192)];
+    queue.add(entries(&both).into_iter());
+    assert_eq!(queue.runs(true).len(), 2);
+    queue.freed(Txg(21), &block(&both));
+    assert!(queue.is_empty() && queue.memory() == 0);
+    assert_eq!(queue.take_dropped(), 8192);
+    // The walk of the old tree meets it again.
+    assert_eq!(queue.add(entries(&both).into_iter()), 8192);
+    queue.announced(Txg(21));
+    assert_eq!(queue.add(entries(&both).into_iter()), 8192, "the old tree is still walked");
+    queue.end_slice();
+    queue.announced(Txg(22));
+    assert_eq!(queue.add(entries(&both).into_iter()), 0, "another block is there by now");
+}
+
+#[test]
+fn a_block_freed_while_it_is_read_is_not_in_use() {
+    let queue = queue();
+    queue.add(entries(&[dva(0, 0)]).into_iter());
+    let mut run = queue.runs(true)[0];
+    let taken = queue.take(&mut run, 10, 1 << 20);
+    assert!(queue.is_in_use(dva(0, 0)) && !queue.has(&run));
+    queue.freed(Txg(21), &block(&[dva(0, 0)]));
+    assert!(!queue.is_in_use(dva(0, 0)));
+    queue.done(&taken);
+    assert!(queue.is_empty());
+}
+
+#[test]
+fn the_largest_runs_are_read_first() {
+    let queue = queue();
+    let far = 64 << 20;
+    let mut wanted = vec![dva(0, 0), dva(0, 2 * far), dva(1, 0)];
+    wanted.extend((0..5).map(|i| dva(0, far + i * 4096)));
+    for place in &wanted {
+        queue.add(entries(&[*place]).into_iter());
+    }
+    assert_eq!(queue.runs(true).len(), 4, "in device order");
+    queue.set_limit(queue.memory());
+    assert!(queue.is_full());
+    let runs = queue.runs(false);
+    assert_eq!(runs, [PlaceRun { vdev: 0, first: far, last: far + 4 * 4096 }]);
+    let mut run = runs[0];
+    assert_eq!(queue.take(&mut run, 2, u64::MAX).len(), 2);
+    assert_eq!(queue.take(&mut run, 10, 4097).len(), 2, "by bytes");
+    assert_eq!(queue.take(&mut run, 10, 1).len(), 1);
+    assert!(!queue.has(&run) && !queue.is_full());
+}
