@@ -211,6 +211,18 @@ pub struct ScanStatus {
     pub processed: u64,
     /// Errors found.
     pub errors: u64,
+    /// Bytes that need not be read.
+    pub skipped: u64,
+    /// Bytes read.
+    pub issued: u64,
+    /// Seconds since 1970 of the pause; 0 if it is not paused.
+    pub paused: u64,
+    /// Seconds for which it has run since it was begun or resumed; 0 if it does not run.
+    pub pass_seconds: u64,
+    /// Bytes examined in that time.
+    pub pass_examined: u64,
+    /// Bytes read in that time.
+    pub pass_issued: u64,
 }
 
 /// The data of `zpool status`.
@@ -381,6 +393,9 @@ impl Pool {
         if reason.is_none() && self.features_missing().or_else(|e| known(e).map(|()| false))? {
             reason = Some(ImportReason::FeaturesDisabled);
         }
+        if let Some(writer) = &self.core.writer {
+            add_remarks(&mut root, writer);
+        }
         Ok(PoolStatus {
             name: self.name().to_owned(),
             guid: self.guid(),
@@ -436,10 +451,27 @@ impl Pool {
 
     fn scan_status(&self) -> Result<Option<ScanStatus>> {
         use ondisk::scan::{Scan, ScanFunc, ScanState as Phys};
-        let Some(words) = self.core.spa.mos().lookup_words("scan")? else { return Ok(None) };
-        let Some(scan) = words.first_chunk().and_then(|w| Scan::from_words(w).ok()) else {
-            return Ok(None);
+        let running = self.core.writer.as_ref().and_then(|w| w.running_scan_progress());
+        let scan = match running {
+            Some(progress) => progress.scan,
+            None => {
+                let words = self.core.spa.mos().lookup_words("scan")?;
+                let words = words.as_deref().and_then(|w| w.first_chunk());
+                let Some(scan) = words.and_then(|w| Scan::from_words(w).ok()) else {
+                    return Ok(None);
+                };
+                scan
+            }
         };
+        let pass = running.filter(|p| p.pass_start > 0);
+        let now = base::rt::wall_clock().as_secs();
+        let pass_seconds = pass.map_or(0, |p| {
+            let end = if p.paused > 0 { p.paused } else { now };
+            end.saturating_sub(p.pass_start).saturating_sub(p.spent_paused).max(1)
+        });
+        // The time of the pause is not stored.
+        let is_paused = scan.state == Phys::Scanning && scan.flags & spa::engine::SCAN_PAUSED != 0;
+        let stored_pause = if is_paused { scan.start_time } else { 0 };
         let state = match scan.state {
             Phys::Scanning => ScanState::Scanning,
             Phys::Finished => ScanState::Finished,
@@ -460,7 +492,21 @@ impl Pool {
             examined: scan.examined,
             processed: scan.processed,
             errors: scan.errors,
+            skipped: scan.skipped,
+            issued: running.map_or(scan.examined.saturating_sub(scan.skipped), |p| p.issued),
+            paused: running.map_or(stored_pause, |p| p.paused),
+            pass_seconds,
+            pass_examined: pass.map_or(0, |p| p.pass_examined),
+            pass_issued: pass.map_or(0, |p| p.pass_issued),
         }))
+    }
+
+    /// Begins, pauses, continues or stops a scrub, or begins a resilver.
+    ///
+    /// # Errors
+    /// `ReadOnly`; those of [`Writer::scan`].
+    pub fn scan(&self, request: spa::engine::ScanRequest, command: Option<&str>) -> Result<()> {
+        self.writer()?.scan(request, command.map(spa::engine::Command::new))
     }
 
     /// The root dataset.
@@ -489,6 +535,14 @@ impl Pool {
             Some(head) => f(Dataset::of_head(&self.core, head)?),
             None => Err(Error::corrupt("a dataset has no content").in_dataset(dir.name())),
         })
+    }
+}
+
+/// Adds to each leaf what a scan does to it.
+fn add_remarks(vdev: &mut VdevStatus, writer: &Writer) {
+    vdev.children.iter_mut().for_each(|child| add_remarks(child, writer));
+    if vdev.children.is_empty() && vdev.aux.is_none() {
+        vdev.aux = writer.scan_remark(vdev.guid).map(str::to_owned);
     }
 }
 

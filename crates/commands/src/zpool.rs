@@ -165,6 +165,27 @@ pub(super) const COMMANDS: &[Command] = &[
         ..POOL
     },
     Command {
+        name: "scrub",
+        about: "read and verify everything in a pool, and repair what is wrong",
+        synopsis: "scrub [-e|-s|-p|-C] [-w] <pool> ...",
+        flags: &[
+            flag('e', "only the blocks of the error log"),
+            flag('s', "stop the scrub"),
+            flag('p', "pause the scrub; run the command again to continue"),
+            flag('C', "only what was written since the last scrub"),
+            flag('w', "wait until the scrub has ended"),
+        ],
+        words: &[Word::Pool],
+        ..POOL
+    },
+    Command {
+        name: "resilver",
+        about: "copy to devices what they missed, from the beginning",
+        synopsis: "resilver <pool> ...",
+        words: &[Word::Pool],
+        ..POOL
+    },
+    Command {
         name: "remove",
         about: "remove log devices, cache devices and spares from a pool",
         synopsis: "remove [-w] <pool> <device> ...",

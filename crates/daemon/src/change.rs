@@ -15,10 +15,12 @@ use cenote::create::{
 };
 use cenote::features::by_name;
 use cenote::nvlist::{NvList, Value};
-use cenote::{AttachMode, AttachRequest, NewDevice, Offline, OfflineMode, Pool, SplitRequest};
+use cenote::{
+    AttachMode, AttachRequest, NewDevice, Offline, OfflineMode, Pool, ScanRequest, SplitRequest,
+};
 use proto::{
     AddArgs, AttachArgs, AttachDevice, Change, CreateArgs, DEVICES_MAX, HISTORY_MAX, HistoryEvent,
-    HistoryRecord, ImportArgs, Reply, SearchArgs, SplitArgs, SplitReport, VdevRole,
+    HistoryRecord, ImportArgs, Reply, ScanCommand, SearchArgs, SplitArgs, SplitReport, VdevRole,
 };
 
 use super::handle::RowListener;
@@ -159,6 +161,18 @@ pub(super) fn add(state: &DaemonState, args: &AddArgs, to: &mut dyn Listener) ->
     Ok(Reply::Done)
 }
 
+/// The words and the request of a scan command.
+fn scan_request(command: ScanCommand) -> (&'static str, ScanRequest) {
+    match command {
+        ScanCommand::Scrub => ("scrub", ScanRequest::Scrub),
+        ScanCommand::ScrubFromLast => ("scrub", ScanRequest::ScrubFromLast),
+        ScanCommand::ScrubErrors => ("scrub", ScanRequest::ScrubErrors),
+        ScanCommand::Pause => ("pause scrubbing", ScanRequest::Pause),
+        ScanCommand::Stop => ("cancel scrubbing", ScanRequest::Stop),
+        ScanCommand::Resilver => ("restart resilver on", ScanRequest::Resilver),
+    }
+}
+
 /// Changes an imported pool.
 ///
 /// # Errors
@@ -229,6 +243,17 @@ pub(super) fn change(
             let pool = pool()?;
             state.engine().reopen(&pool).map_err(|e| {
                 Error::new(e.kind(), format!("cannot reopen '{name}': {}", e.message()))
+            })?;
+        }
+        Change::Scan(request) => {
+            let (action, request) = scan_request(*request);
+            let pool = pool()?;
+            pool.scan(request, command).map_err(|e| {
+                let why = match e.location() == &base::error::ErrorLocation::default() {
+                    true => e.message().to_owned(),
+                    false => e.to_string(),
+                };
+                Error::new(e.kind(), format!("cannot {action} {name}: {why}"))
             })?;
         }
         Change::Clear(device) => {

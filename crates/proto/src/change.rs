@@ -137,6 +137,8 @@ pub enum Change {
     Reopen,
     /// Split it in two.
     Split(Box<SplitArgs>),
+    /// Begin, pause, continue or stop a scrub, or begin a resilver.
+    Scan(ScanCommand),
 }
 
 /// A pool of mirrors that is split in two.
@@ -185,6 +187,23 @@ pub struct AttachArgs {
     pub force: bool,
     /// log2 of the sectors of the new one.
     pub ashift: Option<u32>,
+}
+
+/// What is requested of a pool's scan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ScanCommand {
+    /// Begin a scrub, or continue a paused one.
+    Scrub,
+    /// Begin a scrub of what was born since the last one.
+    ScrubFromLast,
+    /// Read the blocks of the error log again.
+    ScrubErrors,
+    /// Pause the scrub.
+    Pause,
+    /// Stop the scrub.
+    Stop,
+    /// Begin a resilver.
+    Resilver,
 }
 
 /// A record of a pool's history.

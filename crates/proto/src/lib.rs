@@ -36,7 +36,7 @@ use serde::{Deserialize, Serialize};
 
 pub use change::{
     AddArgs, AttachArgs, AttachDevice, Change, CreateArgs, DEVICES_MAX, Force, HISTORY_MAX,
-    HistoryEvent, HistoryRecord, NewKind, NewVdev, SplitArgs, SplitReport,
+    HistoryEvent, HistoryRecord, NewKind, NewVdev, ScanCommand, SplitArgs, SplitReport,
 };
 pub use dataset::{
     Assign, DatasetChange, DestroyArgs, NewDatasetArgs, PropsArgs, SnapshotArgs, TARGETS_MAX,

@@ -221,6 +221,12 @@ pub struct Scan {
     pub skipped: u64,
     /// Start of a pause, or 0.
     pub paused: u64,
+    /// Seconds for which the scan has run since it was begun or resumed; 0 if unknown.
+    pub pass_seconds: u64,
+    /// Bytes scanned in that time.
+    pub pass_examined: u64,
+    /// Bytes issued in that time.
+    pub pass_issued: u64,
 }
 
 /// The removal of a top-level vdev.

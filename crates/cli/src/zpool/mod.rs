@@ -15,6 +15,7 @@ mod iostat;
 mod layout;
 mod list;
 mod map;
+mod scan;
 mod spec;
 mod split;
 mod status;
@@ -34,8 +35,7 @@ use proto::{Pool, PropertyEntry, Reply, Request, SpaceMap};
 use ui::Exit;
 
 /// Commands of OpenZFS's that Cenote does not have yet.
-const MISSING: [&str; 7] =
-    ["checkpoint", "prefetch", "initialize", "resilver", "scrub", "trim", "ddtprune"];
+const MISSING: [&str; 5] = ["checkpoint", "prefetch", "initialize", "trim", "ddtprune"];
 
 /// Complains and shows the usage of a command; the exit code is 2.
 pub(super) fn misuse(command: &str, message: Option<&str>) -> Exit {
@@ -56,6 +56,8 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
     let command = first.to_string_lossy();
     match command.as_ref() {
         "list" => list::main(rest),
+        "scrub" => scan::scrub(rest),
+        "resilver" => scan::resilver(rest),
         "map" => map::main(rest),
         "status" => status::main(rest),
         "iostat" => iostat::main(rest),

@@ -113,7 +113,6 @@ pub(super) struct Facts {
     corrupt: bool,
     faulted: bool,
     errors: bool,
-    outdated: bool,
     offline: bool,
     removed: bool,
 }
@@ -136,7 +135,6 @@ impl Facts {
             errors: any(root, &|v| {
                 leaf(v) && v.read_errors + v.write_errors + v.checksum_errors > 0
             }),
-            outdated: any(root, &|v| leaf(v) && aux(v, &["out of date"])),
             offline: any(root, &|v| v.state == VdevHealth::Offline),
             removed: any(root, &|v| v.state == VdevHealth::Removed),
         }
@@ -268,15 +266,6 @@ fn minor_trouble(f: &Facts) -> Option<StatusAdvice> {
             "Determine if the device needs to be replaced, and clear the errors\n\tusing 'zpool \
              clear' or replace the device with 'zpool replace'.",
             Some("9P"),
-        );
-    }
-    if f.outdated {
-        return t(
-            "One or more devices lack data that was written while they were away.\n\tSufficient \
-             replicas exist for the pool to continue functioning in a\n\tdegraded state.",
-            "Resilver the device.  This version of Cenote does not: import the pool\n\twith \
-             OpenZFS and bring the device online there.",
-            None,
         );
     }
     if f.offline {
@@ -451,8 +440,12 @@ fn scan_lines(s: &Scan, now: u64) -> String {
             percent(s)
         ),
         1 => {
-            let elapsed = now.saturating_sub(s.start).max(1);
-            let rate = s.issued / elapsed;
+            // A pool that another program writes, or that is read only, has no passes.
+            let (elapsed, examined, issued) = match s.pass_seconds {
+                0 => (now.saturating_sub(s.start).max(1), s.examined, s.issued),
+                seconds => (seconds, s.pass_examined, s.pass_issued),
+            };
+            let rate = issued / elapsed;
             let left = s.to_examine.saturating_sub(s.skipped).saturating_sub(s.issued);
             let end = if rate < RATE_MIN {
                 "no estimated completion time".to_owned()
@@ -465,7 +458,7 @@ fn scan_lines(s: &Scan, now: u64) -> String {
                 ctime(s.start),
                 nicebytes(s.examined),
                 nicebytes(s.to_examine),
-                nicebytes(s.examined / elapsed),
+                nicebytes(examined / elapsed),
                 nicebytes(s.issued),
                 nicebytes(s.to_examine.saturating_sub(s.skipped)),
                 nicebytes(rate),
