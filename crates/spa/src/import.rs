@@ -386,7 +386,6 @@ impl Spa {
     fn read_dtl(&self, object: u64) -> Result<Vec<(Txg, Txg)>> {
         let mut ranges = Vec::new();
         self.for_each_entry(object, Params::dtl(), &mut |r| {
-            // The end is not part of it; a range is never empty.
             ranges.push((Txg(r.offset), Txg(r.offset.saturating_add(r.len.saturating_sub(1)))));
             Ok(())
         })?;

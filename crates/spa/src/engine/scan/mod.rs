@@ -325,7 +325,7 @@ impl Scans {
 }
 
 /// What the thread does next.
-enum Step {
+enum ScanStep {
     Again,
     /// A txg after this one must be announced first.
     Announced(Txg),
@@ -340,18 +340,18 @@ fn scan_thread(scans: &Weak<Writer>) {
     let Some(mut writer) = scans.upgrade() else { return };
     loop {
         match writer.scan_step() {
-            Step::Again => {}
-            Step::Announced(txg) => {
+            ScanStep::Again => {}
+            ScanStep::Announced(txg) => {
                 let open = writer.txgs.open_txg();
                 writer.txgs.dirty(open, 0);
                 writer.txgs.kick(open);
                 writer.scans.wait_announced(&writer.zio, txg);
             }
-            Step::Wait => {
+            ScanStep::Wait => {
                 let mut run = writer.scans.run.lock();
                 writer.scans.changed.wait_timeout(&mut run, WAIT);
             }
-            Step::End => return,
+            ScanStep::End => return,
         }
         // The pool may be closed meanwhile.
         drop(writer);
@@ -514,11 +514,11 @@ impl Writer {
         thread.runs = thread.handle.is_some();
     }
 
-    fn scan_step(&self) -> Step {
+    fn scan_step(&self) -> ScanStep {
         let scans = &self.scans;
         scans.interrupt.store(false, Relaxed);
         if !scans.is_closed() && !self.scrub_errors() {
-            return Step::Announced(self.zio.healing_since().unwrap_or(Txg::ZERO));
+            return ScanStep::Announced(self.zio.healing_since().unwrap_or(Txg::ZERO));
         }
         let limits = scans.limits.lock().clone();
         let memory = match limits.memory {
@@ -533,10 +533,10 @@ impl Writer {
             let Some(run) = run.as_mut().filter(runs) else {
                 // An error scrub may be wanted since the step began.
                 if self.is_error_scrubbing() && !scans.is_closed() {
-                    return Step::Again;
+                    return ScanStep::Again;
                 }
                 thread.runs = false;
-                return Step::End;
+                return ScanStep::End;
             };
             let due = run.gathered && run.checkpointed.elapsed() >= limits.checkpoint;
             // They are in the position, and what is read of the MOS from now on has them.
@@ -545,22 +545,22 @@ impl Writer {
         };
         let (scan, position, first, due) = state;
         if self.txgs.suspended().is_some() {
-            return Step::Wait;
+            return ScanStep::Wait;
         }
         let since = self.zio.healing_since().filter(|&since| since >= first);
         let Some(since) = since else {
-            return Step::Announced(Txg(first.0.saturating_sub(1)));
+            return ScanStep::Announced(Txg(first.0.saturating_sub(1)));
         };
         let peak = scans.queue.memory() as u64;
         scans.memory_peak.fetch_max(peak, Relaxed);
         if scans.queue.is_full() && !due {
             self.note_issued(self.issue(false));
-            return Step::Again;
+            return ScanStep::Again;
         }
         if position.is_end() || due {
             self.note_issued(self.issue(true));
             if scans.is_interrupted() {
-                return Step::Again;
+                return ScanStep::Again;
             }
             return self.note_checkpoint();
         }
@@ -569,14 +569,14 @@ impl Writer {
         scans.queue.end_slice();
         match slice {
             Ok(slice) => self.note_slice(slice, since),
-            Err(_) => Step::Wait,
+            Err(_) => ScanStep::Wait,
         }
     }
 
     /// Adds the result of a slice that walked a tree of `since` or later.
-    fn note_slice(&self, slice: gather::Slice, since: Txg) -> Step {
+    fn note_slice(&self, slice: gather::Slice, since: Txg) -> ScanStep {
         let mut run = self.scans.run.lock();
-        let Some(run) = run.as_mut() else { return Step::Again };
+        let Some(run) = run.as_mut() else { return ScanStep::Again };
         if let Some(mut position) = slice.position {
             for event in std::mem::take(&mut run.events) {
                 position.apply(&event);
@@ -590,7 +590,7 @@ impl Writer {
         note_lost(run, slice.errors);
         if !slice.no_dataset {
             run.absent = None;
-            return Step::Again;
+            return ScanStep::Again;
         }
         // Its destruction is under way. Otherwise the graph is damaged.
         let dataset = run.position.bookmark.objset;
@@ -604,7 +604,7 @@ impl Writer {
             Some((same, _)) if same == dataset => {}
             _ => run.absent = Some((dataset, since)),
         }
-        Step::Announced(since)
+        ScanStep::Announced(since)
     }
 
     fn note_issued(&self, issued: issue::Issued) {
@@ -624,12 +624,12 @@ impl Writer {
     }
 
     /// Everything that was gathered was read: the position can be stored.
-    fn note_checkpoint(&self) -> Step {
+    fn note_checkpoint(&self) -> ScanStep {
         {
             let mut run = self.scans.run.lock();
-            let Some(run) = run.as_mut() else { return Step::Again };
+            let Some(run) = run.as_mut() else { return ScanStep::Again };
             if !self.scans.queue.is_empty() {
-                return Step::Again;
+                return ScanStep::Again;
             }
             run.checkpoint = Some(run.position.clone());
             run.checkpointed = base::rt::now();
@@ -639,7 +639,7 @@ impl Writer {
         let open = self.txgs.open_txg();
         self.txgs.dirty(open, 0);
         self.txgs.kick(open);
-        Step::Again
+        ScanStep::Again
     }
 }
 
