@@ -294,7 +294,7 @@ impl TreeHand {
         match done {
             Ok(()) => drop(self.done.insert(what)),
             Err(e) if is_refusal(&e) => {
-                if after != before {
+                if !is_or_becomes(&after, &before) {
                     let text = format!("{what} was refused ({e}), but changed the pool");
                     return Err(Error::bug(text));
                 }
@@ -305,6 +305,16 @@ impl TreeHand {
         self.steps.push(Step { what: what.to_owned(), began, ended, after });
         Ok(())
     }
+}
+
+/// Whether a tree is another one, or what is left of it when replacements have ended: they end
+/// by themselves, as soon as their resilver has.
+fn is_or_becomes(found: &TreeShape, from: &TreeShape) -> bool {
+    let replacing = |kind: &str| kind == "replacing";
+    let came = |leaf: &(String, String, bool)| {
+        from.iter().any(|f| f == leaf || f.1 == leaf.1 && f.2 == leaf.2 && replacing(&f.0))
+    };
+    found.iter().all(came) && from.iter().all(|f| replacing(&f.0) || found.contains(f))
 }
 
 fn is_refusal(e: &Error) -> bool {
@@ -489,7 +499,10 @@ impl TreeRun {
         let (found, allowed) = (shape(spa.config()), self.allowed(event));
         // "recover" consists of several changes.
         let several = allowed.iter().any(|s| s.what == "recover" && event < s.ended);
-        if several || allowed.is_empty() || allowed.iter().any(|step| step.after == found) {
+        if several
+            || allowed.is_empty()
+            || allowed.iter().any(|step| is_or_becomes(&found, &step.after))
+        {
             return Ok(());
         }
         Err(format!("the tree is {found:?}, should be one of {allowed:?}"))
