@@ -84,11 +84,22 @@ fn a_zedlet_that_hangs_is_killed_with_its_children() {
     let out = std::env::temp_dir().join(format!("zedlet-hang-{}", std::process::id()));
     let body = format!("sleep 1000 & echo $! > {}; wait", out.display());
     let (dir, path) = with_zedlet("all-hang.sh", 0o755, &body);
-    run(&[path], &BTreeMap::new(), Duration::from_millis(500));
-    let pid = std::fs::read_to_string(&out).unwrap().trim().to_owned();
+    // On a busy machine the shell may be killed before it has started its child.
+    let child = [1, 4, 16, 60].into_iter().find_map(|seconds| {
+        run(std::slice::from_ref(&path), &BTreeMap::new(), Duration::from_secs(seconds));
+        std::fs::read_to_string(&out).ok()?.trim().parse::<u32>().ok()
+    });
+    let child = child.expect("the zedlet started its child");
     // The child is gone, or a zombie that init has not collected yet.
-    let state = std::fs::read_to_string(format!("/proc/{pid}/stat"));
-    assert!(state.is_err() || state.unwrap().contains(") Z"), "{pid} lives");
+    let lives = || {
+        let state = std::fs::read_to_string(format!("/proc/{child}/stat"));
+        state.is_ok_and(|state| !state.contains(") Z"))
+    };
+    let begin = rt::now();
+    while lives() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "{child} lives");
+        rt::sleep(Duration::from_millis(10));
+    }
     std::fs::remove_file(&out).unwrap();
     std::fs::remove_dir_all(&dir).unwrap();
 }

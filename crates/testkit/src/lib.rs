@@ -20,6 +20,7 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use cenote::{Engine, EngineConfig, Error, FoundPool, ImportOptions, Pool, Result, Search};
 
@@ -88,6 +89,18 @@ pub fn side_by_side<T: Sync>(items: &[T], f: impl Fn(&T) + Sync) {
             });
         }
     });
+}
+
+/// Polls until `f` holds; for conditions that time alone brings about.
+///
+/// # Panics
+/// If it does not hold within two minutes.
+pub fn eventually(what: &str, f: impl Fn() -> bool) {
+    let begin = base::rt::now();
+    while !f() {
+        assert!(begin.elapsed() < Duration::from_secs(120), "{what}: not within two minutes");
+        base::rt::sleep(Duration::from_millis(20));
+    }
 }
 
 /// One golden pool; `None` (and a printed line) when it is not available.
