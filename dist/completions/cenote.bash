@@ -5,7 +5,7 @@
 _cenote_commands() {
 	case $1 in
 	cenote) echo 'zpool zfs daemon zdb arc arcstat arc_summary zilstat trace kstat tune ls tree cat cp uberblocks map io bench sim completion mount.cenote help version' ;;
-	zpool) echo 'create destroy add advise clear offline online scrub resilver remove labelclear list map status iostat import export upgrade reguid events history get set sync wait version' ;;
+	zpool) echo 'create destroy add advise clear attach detach replace split reopen offline online scrub resilver remove labelclear list map status iostat import export upgrade reguid events history get set sync wait version' ;;
 	zfs) echo 'create destroy snapshot snap set inherit list get mount unmount umount rewrite version' ;;
 	esac
 }
@@ -17,7 +17,11 @@ _cenote_flags() {
 	'zpool destroy') echo '-f' ;;
 	'zpool add') echo '-f -g -L -n -o -P --allow-in-use --allow-replication-mismatch --allow-ashift-mismatch' ;;
 	'zpool advise') echo '-j --json -p' ;;
-	'zpool offline') echo '-t' ;;
+	'zpool attach') echo '-f -o -w' ;;
+	'zpool replace') echo '-f -o -w' ;;
+	'zpool split') echo '-g -L -n -P -o -R' ;;
+	'zpool offline') echo '-f -t' ;;
+	'zpool online') echo '-e' ;;
 	'zpool scrub') echo '-e -s -p -C -w' ;;
 	'zpool labelclear') echo '-f' ;;
 	'zpool list') echo '-g -H -L -p -P -v -o -T' ;;
@@ -81,6 +85,25 @@ _cenote_value() {
 	'zpool add')
 		case $2 in
 		-o) echo 'any' ;;
+		*) return 1 ;;
+		esac
+		;;
+	'zpool attach')
+		case $2 in
+		-o) echo 'any' ;;
+		*) return 1 ;;
+		esac
+		;;
+	'zpool replace')
+		case $2 in
+		-o) echo 'any' ;;
+		*) return 1 ;;
+		esac
+		;;
+	'zpool split')
+		case $2 in
+		-o) echo 'any' ;;
+		-R) echo 'dir' ;;
 		*) return 1 ;;
 		esac
 		;;
@@ -366,6 +389,38 @@ _cenote_operand() {
 		case $2 in
 		0) echo 'pool' ;;
 		*) echo 'vdev' ;;
+		esac
+		;;
+	'zpool attach')
+		case $2 in
+		0) echo 'pool' ;;
+		1) echo 'vdev' ;;
+		*) echo 'file' ;;
+		esac
+		;;
+	'zpool detach')
+		case $2 in
+		0) echo 'pool' ;;
+		*) echo 'vdev' ;;
+		esac
+		;;
+	'zpool replace')
+		case $2 in
+		0) echo 'pool' ;;
+		1) echo 'vdev' ;;
+		*) echo 'file' ;;
+		esac
+		;;
+	'zpool split')
+		case $2 in
+		0) echo 'pool' ;;
+		1) echo 'any' ;;
+		*) echo 'vdev' ;;
+		esac
+		;;
+	'zpool reopen')
+		case $2 in
+		*) echo 'pool' ;;
 		esac
 		;;
 	'zpool offline')

@@ -13,6 +13,12 @@ function __cenote_takes
             printf '%s\n' -o -O -m -R -t
         case 'zpool add'
             printf '%s\n' -o
+        case 'zpool attach'
+            printf '%s\n' -o
+        case 'zpool replace'
+            printf '%s\n' -o
+        case 'zpool split'
+            printf '%s\n' -o -R
         case 'zpool list'
             printf '%s\n' -o -T
         case 'zpool map'
@@ -206,8 +212,13 @@ __cenote_complete -n '__cenote_wants zpool' -a destroy -d 'destroy a pool'
 __cenote_complete -n '__cenote_wants zpool' -a add -d 'add devices to a pool'
 __cenote_complete -n '__cenote_wants zpool' -a advise -d 'say what hurts pools, and what to do'
 __cenote_complete -n '__cenote_wants zpool' -a clear -d 'forget errors of devices, and go on with those that came back'
-__cenote_complete -n '__cenote_wants zpool' -a offline -d 'take cache devices out of use until they are brought online'
-__cenote_complete -n '__cenote_wants zpool' -a online -d 'take devices back that were gone'
+__cenote_complete -n '__cenote_wants zpool' -a attach -d 'mirror a device by another one'
+__cenote_complete -n '__cenote_wants zpool' -a detach -d 'take a device out of a mirror, a replacement or a spare'
+__cenote_complete -n '__cenote_wants zpool' -a replace -d 'replace a device by another one'
+__cenote_complete -n '__cenote_wants zpool' -a split -d 'make a new pool of one device of each mirror'
+__cenote_complete -n '__cenote_wants zpool' -a reopen -d 'open the devices of pools again'
+__cenote_complete -n '__cenote_wants zpool' -a offline -d 'take devices out of use until they are brought online'
+__cenote_complete -n '__cenote_wants zpool' -a online -d 'take devices back that were gone or offline'
 __cenote_complete -n '__cenote_wants zpool' -a scrub -d 'read and verify everything in a pool, and repair what is wrong'
 __cenote_complete -n '__cenote_wants zpool' -a resilver -d 'copy to devices what they missed, from the beginning'
 __cenote_complete -n '__cenote_wants zpool' -a remove -d 'remove log devices, cache devices and spares from a pool'
@@ -268,9 +279,35 @@ __cenote_complete -n '__cenote_at zpool advise' -s p -d 'exact numbers'
 __cenote_complete -n '__cenote_at zpool advise +0' -f -a '(__cenote_pools)'
 __cenote_complete -n '__cenote_at zpool clear 0' -f -a '(__cenote_pools)'
 __cenote_complete -n '__cenote_at zpool clear +1' -f -a '(__cenote_vdevs)'
-__cenote_complete -n '__cenote_at zpool offline' -s t -d 'only until the pool is imported again'
+__cenote_complete -n '__cenote_at zpool attach' -s f -d 'even if the new device seems to be in use'
+__cenote_complete -n '__cenote_at zpool attach' -s o -d 'ashift, for the new device' -r -f
+__cenote_complete -n '__cenote_at zpool attach' -s w -d 'wait until it has all data'
+__cenote_complete -n '__cenote_at zpool attach 0' -f -a '(__cenote_pools)'
+__cenote_complete -n '__cenote_at zpool attach 1' -f -a '(__cenote_vdevs)'
+__cenote_complete -n '__cenote_at zpool attach +2' -F
+__cenote_complete -n '__cenote_at zpool detach 0' -f -a '(__cenote_pools)'
+__cenote_complete -n '__cenote_at zpool detach +1' -f -a '(__cenote_vdevs)'
+__cenote_complete -n '__cenote_at zpool replace' -s f -d 'even if the new device seems to be in use'
+__cenote_complete -n '__cenote_at zpool replace' -s o -d 'ashift, for the new device' -r -f
+__cenote_complete -n '__cenote_at zpool replace' -s w -d 'wait until it has all data'
+__cenote_complete -n '__cenote_at zpool replace 0' -f -a '(__cenote_pools)'
+__cenote_complete -n '__cenote_at zpool replace 1' -f -a '(__cenote_vdevs)'
+__cenote_complete -n '__cenote_at zpool replace +2' -F
+__cenote_complete -n '__cenote_at zpool split' -s g -d 'with -n: show guids instead of names'
+__cenote_complete -n '__cenote_at zpool split' -s L -d 'with -n: resolve symbolic links in paths'
+__cenote_complete -n '__cenote_at zpool split' -s n -d 'only show what the new pool would be'
+__cenote_complete -n '__cenote_at zpool split' -s P -d 'with -n: show full paths'
+__cenote_complete -n '__cenote_at zpool split' -s o -d 'a property of the new pool' -r -f
+__cenote_complete -n '__cenote_at zpool split' -s R -d 'import the new pool below this directory' -r -f -a '(__fish_complete_directories)'
+__cenote_complete -n '__cenote_at zpool split 0' -f -a '(__cenote_pools)'
+__cenote_complete -n '__cenote_at zpool split 1' -f
+__cenote_complete -n '__cenote_at zpool split +2' -f -a '(__cenote_vdevs)'
+__cenote_complete -n '__cenote_at zpool reopen +0' -f -a '(__cenote_pools)'
+__cenote_complete -n '__cenote_at zpool offline' -s f -d 'fault the device, so that a spare may replace it'
+__cenote_complete -n '__cenote_at zpool offline' -s t -d 'only until the pool is exported'
 __cenote_complete -n '__cenote_at zpool offline 0' -f -a '(__cenote_pools)'
 __cenote_complete -n '__cenote_at zpool offline +1' -f -a '(__cenote_vdevs)'
+__cenote_complete -n '__cenote_at zpool online' -s e -d 'use the space that the device gained'
 __cenote_complete -n '__cenote_at zpool online 0' -f -a '(__cenote_pools)'
 __cenote_complete -n '__cenote_at zpool online +1' -f -a '(__cenote_vdevs)'
 __cenote_complete -n '__cenote_at zpool scrub' -s e -d 'only the blocks of the error log'

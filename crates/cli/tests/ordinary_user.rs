@@ -430,7 +430,7 @@ fn cache_devices_of_an_ordinary_user() {
     assert_eq!(line(), format!("{cache} ONLINE 0 0 0"));
     // Other devices, and none.
     let told = u.fail(&["zpool", "offline", "tank", &disk]);
-    assert_eq!(told, format!("cannot offline {disk}: only cache devices can be taken offline\n"));
+    assert_eq!(told, format!("cannot offline {disk}: no valid replicas\n"));
     let told = u.fail(&["zpool", "offline", "tank", "none"]);
     assert_eq!(told, "cannot offline none: no such device in pool\n");
     let told = u.fail(&["zpool", "online", "tank", "none"]);
