@@ -9,7 +9,7 @@ use sim::caches::{self, CachePlant, CacheSetup, CacheTally, RecordedCaches};
 const POINTS: u64 = 800;
 const NIGHTLY_POINTS: u64 = 100_000;
 /// Seeds tried for each planted bug.
-const SEEDS: u64 = 30;
+const SEEDS: u64 = 120;
 
 fn nightly() -> bool {
     std::env::var_os("CENOTE_NIGHTLY").is_some()
