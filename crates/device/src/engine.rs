@@ -2,14 +2,22 @@
 //!
 //! One engine serves any number of devices; a pool usually has one. A [`IoJob`] is an
 //! operation that the device has checked and adapted to the sector size.
+//!
+//! A discard of a block device is an ioctl, which io_uring does not have on all kernels. It runs
+//! on threads of its own, so that it holds up no other operation. Their queue has no limit,
+//! because a thread that completes operations must not wait for it; the callers limit how many
+//! there are (`vdev::queue`).
 
 use std::sync::Arc;
 
 use base::Result;
 
 use crate::file::OpenFile;
-use crate::op::Op;
+use crate::op::{Io, Op};
 use crate::{pool, uring};
+
+/// Threads that discard.
+const DISCARDS: usize = 16;
 
 /// Selects the engine that drives file devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -29,7 +37,8 @@ pub struct Engine {
 }
 
 enum Imp {
-    Uring(uring::UringEngine),
+    /// With the threads for discards.
+    Uring(uring::UringEngine, pool::ThreadPool),
     Threads(pool::ThreadPool),
 }
 
@@ -62,11 +71,12 @@ impl Engine {
     /// can be started.
     pub fn new(kind: EngineKind, depth: usize) -> Result<Arc<Engine>> {
         let depth = depth.clamp(1, 4096);
+        let with_ring = |ring| Imp::Uring(ring, pool::ThreadPool::unbounded(DISCARDS));
         let imp = match kind {
             EngineKind::Threads => Imp::Threads(pool::ThreadPool::new(depth)),
-            EngineKind::IoUring => Imp::Uring(uring::UringEngine::new(depth)?),
+            EngineKind::IoUring => with_ring(uring::UringEngine::new(depth)?),
             EngineKind::Auto => match uring::UringEngine::new(depth) {
-                Ok(ring) => Imp::Uring(ring),
+                Ok(ring) => with_ring(ring),
                 Err(_) => Imp::Threads(pool::ThreadPool::new(depth)),
             },
         };
@@ -76,14 +86,23 @@ impl Engine {
     /// The engine in use (never `Auto`).
     pub fn kind(&self) -> EngineKind {
         match self.imp {
-            Imp::Uring(_) => EngineKind::IoUring,
+            Imp::Uring(..) => EngineKind::IoUring,
             Imp::Threads(_) => EngineKind::Threads,
         }
     }
 
     pub(crate) fn submit(&self, jobs: Vec<IoJob>) {
         match &self.imp {
-            Imp::Uring(ring) => ring.submit(jobs),
+            Imp::Uring(ring, discards) => {
+                let slow =
+                    |job: &IoJob| matches!(job.op.io, Io::Trim { .. }) && job.target.block_device;
+                if jobs.iter().any(slow) {
+                    let (slow, fast) = jobs.into_iter().partition(slow);
+                    discards.submit(slow);
+                    return ring.submit(fast);
+                }
+                ring.submit(jobs);
+            }
             Imp::Threads(pool) => pool.submit(jobs),
         }
     }

@@ -7,6 +7,8 @@
 //! size is widened into an aligned bounce buffer. A write that does not fit is refused,
 //! because widening it would overwrite neighbouring data.
 //!
+//! Space of a file is discarded as a hole, that of a block device with `BLKDISCARD`.
+//!
 //! # Invariants
 //! * A device opened for writing is locked exclusively, one opened for reading is
 //!   locked shared (`flock`, and O_EXCL on block devices opened for writing), so
@@ -79,6 +81,7 @@ pub(crate) struct OpenFile {
     pub(crate) fd: OwnedFd,
     pub(crate) stats: DeviceStats,
     direct: bool,
+    pub(crate) block_device: bool,
     path: String,
 }
 
@@ -128,6 +131,9 @@ pub(crate) fn perform(target: &OpenFile, io: &mut Io, need: usize) -> Result<usi
         Io::Read { offset, buf } => read_all(target, *offset, buf, need),
         Io::Write { offset, bufs } => write_all(target, *offset, bufs),
         Io::Flush => rustix::fs::fdatasync(&target.fd).map(|()| 0),
+        Io::Trim { offset, len } if target.block_device => {
+            discard(&target.fd, *offset, *len).map(|()| *len as usize)
+        }
         Io::Trim { offset, len } => {
             let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             rustix::fs::fallocate(&target.fd, mode, *offset, *len).map(|()| *len as usize)
@@ -137,6 +143,19 @@ pub(crate) fn perform(target: &OpenFile, io: &mut Io, need: usize) -> Result<usi
         Err(errno) => Err(target.error(io, errno)),
         Ok(n) if matches!(io, Io::Read { .. }) && n < need => Err(target.short(io, n)),
         Ok(_) => Ok(io.len() as usize),
+    }
+}
+
+/// Linux's ioctl `BLKDISCARD`.
+const BLKDISCARD: rustix::ioctl::Opcode = 0x1277;
+
+/// Discards a range of a block device. A hole would be zeros, which many devices that discard
+/// cannot make.
+fn discard(fd: &OwnedFd, offset: u64, len: u64) -> Result<(), Errno> {
+    // SAFETY: the ioctl reads two numbers of 64 bits, first byte and length, and keeps nothing.
+    unsafe {
+        let range = rustix::ioctl::Setter::<BLKDISCARD, [u64; 2]>::new([offset, len]);
+        rustix::ioctl::ioctl(fd, range)
     }
 }
 
@@ -244,7 +263,13 @@ impl FileDevice {
             Some(engine) => Arc::clone(engine),
             None => Engine::new(EngineKind::Auto, 64)?,
         };
-        let target = Arc::new(OpenFile { fd, stats: DeviceStats::default(), direct, path: name });
+        let target = Arc::new(OpenFile {
+            fd,
+            stats: DeviceStats::default(),
+            direct,
+            block_device,
+            path: name,
+        });
         Ok(FileDevice { target, engine, caps, size: AtomicU64::new(size), block_device })
     }
 

@@ -2,7 +2,7 @@
 //!
 //! # Theory
 //! A thread is started when work waits and no thread is idle, up to the depth. The
-//! queue is bounded. A submitter waits while it is full, unless the submitter is one of
+//! queue is bounded, except that for discards. A submitter waits while it is full, unless the submitter is one of
 //! the pool's threads (a completion that submits more operations), because that would
 //! deadlock.
 //!
@@ -43,6 +43,15 @@ pub(crate) struct ThreadPool(Arc<PoolShared>);
 
 impl ThreadPool {
     pub(crate) fn new(depth: usize) -> ThreadPool {
+        ThreadPool::with_queue(depth, depth * 4)
+    }
+
+    /// With a queue that no submitter waits for.
+    pub(crate) fn unbounded(depth: usize) -> ThreadPool {
+        ThreadPool::with_queue(depth, usize::MAX)
+    }
+
+    fn with_queue(depth: usize, max_queue: usize) -> ThreadPool {
         ThreadPool(Arc::new(PoolShared {
             state: Mutex::new(PoolQueue {
                 queue: VecDeque::new(),
@@ -53,7 +62,7 @@ impl ThreadPool {
             work: Condvar::new(),
             room: Condvar::new(),
             max_threads: depth,
-            max_queue: depth * 4,
+            max_queue,
         }))
     }
 
