@@ -297,7 +297,9 @@ mod tests {
 
     fn vdev(id: u32, class: AllocClass, metaslabs: Vec<Metaslab>) -> VdevSpace {
         let (ashift, metaslab_shift) = (9, 24);
-        VdevSpace { vdev: VdevId(id), ashift, metaslab_shift, metaslabs, class, deflate: 512 }
+        let vdev = VdevId(id);
+        let empty = VdevSpace::default();
+        VdevSpace { vdev, ashift, metaslab_shift, metaslabs, class, deflate: 512, ..empty }
     }
 
     #[test]

@@ -72,6 +72,7 @@ pub mod slab;
 pub mod space;
 pub mod stats;
 pub mod sync;
+pub mod trim;
 mod uses;
 
 pub use flush::{FlushLimits, LogFact};
@@ -80,6 +81,7 @@ pub use slab::{Metaslab, MsDesc};
 pub use space::{LoadPlan, Space};
 pub use stats::{Fragmentation, Totals, slop};
 pub use sync::{Batch, MapFacts, MapWrite};
+pub use trim::{FreeSpace, MetaslabFree};
 
 /// The allocation class of a top-level vdev's space (§12.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -211,4 +213,6 @@ pub struct Plant {
     pub reuse_before_commit: BugSwitch,
     /// The last range of each list of allocations is not written.
     pub lose_alloc_entry: BugSwitch,
+    /// Space that was freed in the last two txgs is discarded like free space.
+    pub trim_deferred: BugSwitch,
 }

@@ -74,6 +74,8 @@ pub struct Metaslab {
     pub(crate) defer: [RangeTree; 2],
     /// Due to become allocatable, but pinned.
     pub(crate) held: RangeTree,
+    /// Ranges that became allocatable recently, if they are collected.
+    pub(crate) recent: Option<RangeTree>,
     /// Number of pins, which keep ranges from becoming allocatable.
     pub(crate) pins: u32,
     /// The last txg after which ranges may have become allocatable.
@@ -124,6 +126,7 @@ impl Metaslab {
             freed: RangeTree::new(),
             defer: Default::default(),
             held: RangeTree::new(),
+            recent: None,
             pins: 0,
             released: Txg::ZERO,
             pending: None,
@@ -210,6 +213,7 @@ impl Metaslab {
         let first = set.is_empty();
         set.add(at, size)?;
         self.used_in = self.used_in.max(txg);
+        self.uncollect(at, size);
         Ok(first)
     }
 
@@ -370,6 +374,7 @@ impl Metaslab {
         let mut bytes = 0;
         for mut set in release {
             bytes += set.space();
+            self.collect(&set);
             if let Some(free) = &mut self.allocatable {
                 set.vacate(free)?;
             }

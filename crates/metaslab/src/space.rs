@@ -9,7 +9,7 @@ use base::{Dva, Error, Result, Txg, VdevId};
 use ondisk::spacemap;
 
 use crate::group::{LockedMetaslab, MetaslabGroup};
-use crate::range_tree::Seg;
+use crate::range_tree::{RangeTree, Seg};
 use crate::rotor::VdevRing;
 use crate::slab::Metaslab;
 use crate::sync::{MapFacts, MapWrite};
@@ -84,6 +84,8 @@ pub struct Space {
     holds: AtomicU64,
     /// The last call of [`Space::synced`] met a hold.
     held_back: AtomicBool,
+    /// New metaslabs collect the ranges that become allocatable.
+    pub(crate) collecting: AtomicBool,
     /// Test instruments; all off.
     pub plant: Plant,
     /// A test instrument; off.
@@ -105,6 +107,7 @@ impl Space {
             releasing: AtomicU64::new(0),
             holds: AtomicU64::new(0),
             held_back: AtomicBool::new(false),
+            collecting: AtomicBool::new(false),
             plant: Plant::default(),
             force_ganging: ForceGanging::default(),
         }
@@ -145,6 +148,10 @@ impl Space {
         }
         group.grow(&desc.metaslabs, created)?;
         group.keep_for_logs();
+        if self.collecting.load(Ordering::Relaxed) {
+            let collect = |ms: &mut Metaslab| ms.recent = Some(RangeTree::new());
+            group.slabs.iter().for_each(|slab| slab.with(collect));
+        }
         let mut layout = self.layout.write();
         if layout.index.contains_key(&desc.vdev) {
             let why = format!("vdev {} has its space already", desc.vdev);

@@ -7,6 +7,8 @@
 //! N again once an image has shown R's successor. A disk of a mirror or RAID-Z may be
 //! absent all the time and be present again for the judgement: it has N's uberblocks.
 //!
+//! R may also be the checkpointed txg: then the import goes back to the checkpoint.
+//!
 //! # Invariants
 //! * N and the successors of R are distinguished by txg numbers: R's successor is
 //!   `spa::rewind::GAP` beyond N.
@@ -58,6 +60,7 @@ fn body(
     disks: &SimDisks,
     future: &Model,
     to: Txg,
+    import: &ImportOptions,
     absent: &[usize],
 ) -> Result<Arc<Model>, String> {
     let fail = |what: &str, e: &dyn std::fmt::Display| format!("{what}, going back to {to}: {e}");
@@ -65,8 +68,7 @@ fn body(
     let found = find(&leaves).map_err(|e| fail("looking for the pool", &e))?;
     let found = found.ok_or_else(|| "the pool is gone".to_owned())?;
     let cache = BlockCache::of(CACHE).map_err(|e| fail("cache", &e))?;
-    let options = ImportOptions { force: true, txg: Some(to), ..ImportOptions::default() };
-    let spa = Spa::open_in(&found, &options, &Arc::new(cache), &leaves)
+    let spa = Spa::open_in(&found, import, &Arc::new(cache), &leaves)
         .map_err(|f| fail("import for writing", &f.error))?;
     let model = Arc::new(future.after(to));
     let writer = spa.start_writer(setup.writer()).map_err(|e| fail("writing", &e))?;
@@ -110,7 +112,37 @@ impl Recorded {
         if to < self.expect(event, 0).first {
             return Ok(None);
         }
-        let seed = self.setup.seed.wrapping_mul(1_000_003).wrapping_add(steps as u64);
+        let import = ImportOptions { force: true, txg: Some(to), ..ImportOptions::default() };
+        self.go_back_to(images, newest, to, import, steps as u64, absent).map(Some)
+    }
+
+    /// Takes the disks of the run back to their checkpoint; `None` if there is none.
+    ///
+    /// # Errors
+    /// The error found.
+    pub fn go_to_checkpoint(&self, absent: bool) -> Result<Option<Back>, String> {
+        let event = self.disks.crash_points().last().copied().unwrap_or(0);
+        let images = self.image(event, 0)?;
+        let leaves = SimLeaves::of_images(&images, &[], None, &Arc::default());
+        let found = find(&leaves).map_err(|e| e.to_string())?.ok_or("there is no pool")?;
+        let cache = Arc::new(BlockCache::of(CACHE).map_err(|e| e.to_string())?);
+        let newest = import(&leaves, &found, &cache, None).map_err(|e| e.to_string())?;
+        let newest = newest.uberblock().txg;
+        let Some(to) = self.model.checkpoint_in(newest).flatten() else { return Ok(None) };
+        let import = ImportOptions { force: true, checkpoint: true, ..ImportOptions::default() };
+        self.go_back_to(images, newest, to, import, 77, absent).map(Some)
+    }
+
+    fn go_back_to(
+        &self,
+        images: Vec<Image>,
+        newest: Txg,
+        to: Txg,
+        import: ImportOptions,
+        salt: u64,
+        absent: bool,
+    ) -> Result<Back, String> {
+        let seed = self.setup.seed.wrapping_mul(1_000_003).wrapping_add(salt);
         let workload =
             Workload::ALL[Rng::stream(seed, 15).below(Workload::ALL.len() as u64) as usize];
         let setup = Setup {
@@ -129,13 +161,13 @@ impl Recorded {
         let (s, d, m) = (setup.clone(), disks.clone(), Arc::clone(&self.model));
         let without: Vec<usize> = absent.into_iter().collect();
         let schedule = Options { max_steps: 50_000_000, ..Options::varied(seed) };
-        let run = run_with(schedule, move || body(&s, &plan, &d, &m, to, &without));
+        let run = run_with(schedule, move || body(&s, &plan, &d, &m, to, &import, &without));
         let model = match run.outcome {
             Outcome::Done(done) => done?,
             other => return Err(format!("going back: {:?}", other.map(|_| ()))),
         };
         let future = Arc::clone(&self.model);
-        Ok(Some(Back { setup, disks, future, newest, to, model, absent }))
+        Ok(Back { setup, disks, future, newest, to, model, absent })
     }
 }
 

@@ -16,7 +16,8 @@ use dsl::DslDataset;
 use dsl::write::Ratios;
 use ondisk::label::usable_size;
 use spa::audit::{self, Verify};
-use spa::{FoundPool, LeafLabels, Leaves, Purpose, Spa};
+use spa::engine::CheckpointState;
+use spa::{FoundPool, ImportOptions, LeafLabels, Leaves, Purpose, Spa};
 use zio::BlockCache;
 
 use crate::image::{BadSectors, Range, Tap};
@@ -180,6 +181,7 @@ fn judge_it(
     if known.is_none() {
         opened(&spa, &tap)?;
         integrity = verdict(&spa, model, txg, expect)?;
+        checkpoint(&spa, &leaves, &found, model, expect, cache)?;
     }
     if remember && integrity == Integrity::Whole {
         let (in_labels, read) = split(images, tap.take());
@@ -254,6 +256,38 @@ fn rewind(
         said.map_err(|bad| bad.within(&format!("before txg {txg}")))?;
     }
     Ok(())
+}
+
+/// Opens the checkpoint of the pool, if it has one, and checks all rules for that state too.
+fn checkpoint(
+    spa: &Spa,
+    leaves: &SimLeaves,
+    found: &FoundPool,
+    model: &Model,
+    expect: &Expect,
+    cache: &Arc<BlockCache>,
+) -> Result<(), Bad> {
+    let txg = spa.uberblock().txg;
+    let at = |bad: Bad| bad.within(&format!("checkpoint of txg {txg}"));
+    let status = spa.checkpoint_status().map_err(|e| at(text("status", e)))?;
+    let there = status.is_some_and(|s| s.state == CheckpointState::Exists);
+    let due = model.checkpoint_in(txg);
+    if due.is_some_and(|due| due.is_some() != there) {
+        return Err(at(format!("it should be of {due:?}, but it is {status:?}").into()));
+    }
+    if !there {
+        return Ok(());
+    }
+    let options =
+        ImportOptions { readonly: true, force: true, checkpoint: true, ..ImportOptions::default() };
+    let kept = Spa::open_in(found, &options, cache, leaves);
+    let kept = kept.map_err(|failure| at(text("import", failure.error)))?;
+    let of = kept.uberblock().txg;
+    match due.flatten() {
+        Some(due) if due != of => Err(at(format!("it is of {of}, should be of {due}").into())),
+        Some(_) => verdict(&kept, model, of, expect).map(drop).map_err(at),
+        None => audit(&kept, expect).and_then(|()| books(&kept)).map_err(at),
+    }
 }
 
 pub(crate) fn audit(spa: &Spa, expect: &Expect) -> Result<(), Bad> {

@@ -4,15 +4,19 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use base::rt::{Mutex, plain};
-use base::{Error, ErrorKind, ObjectId, Result, Txg};
+use base::{Error, ErrorKind, Guid, ObjectId, Result, Txg};
 use device::sim::SimDisks;
 use dmu::{Io, ObjectSpec, Objset, ObjsetProps, Tx, zaps};
+use dsl::stored::Stored;
 use dsl::write::create::NewDataset;
 use dsl::write::{create, destroy, snapshot};
 use ondisk::ObjType;
 use ondisk::objset::ObjsetType;
 use ondisk::zap::ZapValue;
-use spa::engine::{ScanLimits, ScanRequest, TaskCx, Writer, objset_props};
+use spa::engine::{
+    FreeSpaceTuning, JobKind, JobRecord, PoolChange, ScanLimits, ScanRequest, Taken, TaskCx, Writer,
+    objset_props,
+};
 
 use crate::model::{Act, Dataset, DsId, Model, Snap};
 use crate::ops::{Op, content};
@@ -443,6 +447,75 @@ impl Driver {
         }
     }
 
+    fn checkpoint(&self) -> Result<()> {
+        match self.writer.take_checkpoint(None) {
+            Ok(Taken { of, txg }) => {
+                self.model.note_checkpoint(txg, Some(of));
+                self.disks.mark(txg.0);
+                Ok(())
+            }
+            Err(e) if e.kind() == ErrorKind::Busy => Ok(()),
+            Err(e) => {
+                self.model.lose_checkpoint();
+                Err(e)
+            }
+        }
+    }
+
+    fn discard(&self) -> Result<()> {
+        // A txg frees few ranges, so that crashes meet a discard in the middle.
+        let tuning = self.writer.free_space_tuning();
+        self.writer.set_free_space_tuning(FreeSpaceTuning { discard_memory: 1 << 10, ..tuning });
+        match self.writer.discard_checkpoint(None) {
+            Ok(txg) => {
+                self.model.note_checkpoint(txg, None);
+                self.disks.mark(txg.0);
+                Ok(())
+            }
+            Err(e) if matches!(e.kind(), ErrorKind::Busy | ErrorKind::NotFound) => Ok(()),
+            Err(e) => {
+                self.model.lose_checkpoint();
+                Err(e)
+            }
+        }
+    }
+
+    /// Starts work on the free space of a leaf, unless it is under way. Every range counts,
+    /// however small, so that one that must not be touched is met.
+    fn on_free_space(&self, kind: JobKind, leaf: u32) -> Result<()> {
+        self.tune_free_space();
+        let config = self.writer.published().config;
+        let leaves: Vec<Guid> = config.vdev_tree.leaves().map(|leaf| leaf.guid).collect();
+        let Some(leaf) = leaves.get(leaf as usize % leaves.len().max(1)) else { return Ok(()) };
+        match self.writer.start_job(*leaf, kind, JobRecord::default(), None) {
+            // It runs, the leaf is absent, or a spare without a device of its own.
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    ErrorKind::Busy
+                        | ErrorKind::DevicesMissing
+                        | ErrorKind::NotFound
+                        | ErrorKind::Unsupported
+                ) =>
+            {
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    fn autotrim(&self, on: bool) -> Result<()> {
+        self.tune_free_space();
+        let change = PoolChange::Prop("autotrim".to_owned(), Some(Stored::Number(on.into())));
+        self.writer.set_pool(vec![change], None)
+    }
+
+    fn tune_free_space(&self) {
+        let all =
+            FreeSpaceTuning { trim_min: 512, trim_batch: 2, ..self.writer.free_space_tuning() };
+        self.writer.set_free_space_tuning(all);
+    }
+
     fn props(&self, ds: DsId, seed: u32) -> Result<()> {
         use codec::compress::Compression;
         let os = self.head(ds)?;
@@ -588,6 +661,11 @@ impl Driver {
                 self.model.note_comment(txg, text);
                 done?;
             }
+            Op::Checkpoint => self.checkpoint()?,
+            Op::Discard => self.discard()?,
+            Op::Trim { leaf } => self.on_free_space(JobKind::Trim, *leaf)?,
+            Op::Initialize { leaf } => self.on_free_space(JobKind::Initialize, *leaf)?,
+            Op::Autotrim { on } => self.autotrim(*on)?,
             Op::Sync => {
                 self.sync()?;
             }

@@ -190,6 +190,10 @@ struct Notes {
     snaps: Vec<Snap>,
     /// The pool's comment, by txg; several threads may change it in one.
     comments: Vec<(Txg, String)>,
+    /// The checkpointed txg, by the txg that changed it.
+    checkpoints: Vec<(Txg, Option<Txg>)>,
+    /// The checkpoint before the first of these records is unknown.
+    checkpoint_unknown: bool,
     /// The content of datasets before the first recorded change.
     base: HashMap<DsId, Arc<Content>>,
     /// The content of snapshots taken before the first recorded change.
@@ -234,6 +238,27 @@ impl Model {
         let known = notes.comments.iter().filter(|(t, _)| *t <= txg);
         let last = known.clone().map(|(t, _)| *t).max();
         known.filter(|(t, _)| Some(*t) == last).map(|(_, c)| c.clone()).collect()
+    }
+
+    /// Records that `txg` took a checkpoint of a txg, or discarded it.
+    pub fn note_checkpoint(&self, txg: Txg, of: Option<Txg>) {
+        let mut notes = self.notes.lock();
+        notes.checkpoints.push((txg, of));
+        notes.checkpoints.sort_unstable_by_key(|(txg, _)| *txg);
+    }
+
+    /// An operation on the checkpoint failed: which one there is, is unknown.
+    pub fn lose_checkpoint(&self) {
+        let mut notes = self.notes.lock();
+        notes.checkpoints.clear();
+        notes.checkpoint_unknown = true;
+    }
+
+    /// The checkpointed txg of the pool in `txg`, or none; `None` if it is unknown.
+    pub fn checkpoint_in(&self, txg: Txg) -> Option<Option<Txg>> {
+        let notes = self.notes.lock();
+        let last = notes.checkpoints.iter().rfind(|(at, _)| *at <= txg);
+        last.map(|(_, of)| *of).or_else(|| (!notes.checkpoint_unknown).then_some(None))
     }
 
     /// Records a dataset; returns its id.
@@ -376,6 +401,8 @@ impl Model {
             let mut notes = out.notes.lock();
             notes.base = (0..count).map(|ds| (ds, self.content(ds, txg))).collect();
             notes.comments = comments.into_iter().map(|c| (Txg::ZERO, c)).collect();
+            // Content before `txg` is not a part of the new model.
+            notes.checkpoint_unknown = true;
             notes.datasets = datasets;
             for d in &mut notes.datasets {
                 d.died = never(d.born).or(lived(d.died));

@@ -138,6 +138,25 @@ pub enum Op {
         /// Its content.
         seed: u32,
     },
+    /// Takes a checkpoint.
+    Checkpoint,
+    /// Discards the checkpoint.
+    Discard,
+    /// Discards the free space of a leaf.
+    Trim {
+        /// The leaf.
+        leaf: u32,
+    },
+    /// Writes a pattern to the free space of a leaf.
+    Initialize {
+        /// The leaf.
+        leaf: u32,
+    },
+    /// Sets whether space that is freed is discarded.
+    Autotrim {
+        /// It is.
+        on: bool,
+    },
     /// Waits until all changes are on disk.
     Sync,
     /// Starts a sync without waiting.
@@ -155,23 +174,40 @@ pub enum Op {
 }
 
 /// Chances of each kind of operation, in the order of [`draw`].
-type Weights = [u64; 23];
+type Weights = [u64; 28];
 
 fn weights(workload: Workload) -> Weights {
     // create zap write append trunc punch free bsize bonus zput zrem props
-    // dataset clone destroy snapshot destroysnap sync kick sleep comment spill scan
+    // dataset clone destroy snapshot destroysnap sync kick sleep comment spill scan checkpoint discard
+    // trim initialize autotrim
     match workload {
         Workload::Mixed | Workload::Short => {
-            [8, 3, 20, 8, 4, 6, 5, 3, 3, 8, 3, 2, 3, 2, 2, 4, 3, 8, 4, 2, 1, 3, 0]
+            [8, 3, 20, 8, 4, 6, 5, 3, 3, 8, 3, 2, 3, 2, 2, 4, 3, 8, 4, 2, 1, 3, 0, 0, 0, 0, 0, 0]
         }
-        Workload::Files => [10, 0, 30, 10, 6, 8, 6, 4, 4, 0, 0, 3, 0, 0, 0, 0, 0, 8, 5, 3, 1, 4, 0],
-        Workload::Zaps => [1, 6, 1, 0, 0, 0, 4, 0, 0, 30, 15, 0, 0, 0, 0, 1, 1, 8, 5, 3, 1, 0, 0],
+        Workload::Files => {
+            [10, 0, 30, 10, 6, 8, 6, 4, 4, 0, 0, 3, 0, 0, 0, 0, 0, 8, 5, 3, 1, 4, 0, 0, 0, 0, 0, 0]
+        }
+        Workload::Zaps => {
+            [1, 6, 1, 0, 0, 0, 4, 0, 0, 30, 15, 0, 0, 0, 0, 1, 1, 8, 5, 3, 1, 0, 0, 0, 0, 0, 0, 0]
+        }
         Workload::Datasets => {
-            [6, 2, 14, 3, 2, 3, 3, 0, 0, 4, 1, 1, 8, 6, 8, 12, 9, 6, 3, 2, 1, 2, 0]
+            [6, 2, 14, 3, 2, 3, 3, 0, 0, 4, 1, 1, 8, 6, 8, 12, 9, 6, 3, 2, 1, 2, 0, 0, 0, 0, 0, 0]
         }
-        Workload::Churn => [8, 0, 30, 6, 8, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 20, 6, 0, 1, 2, 0],
-        Workload::Scans => [8, 2, 20, 8, 4, 6, 8, 2, 1, 4, 2, 1, 3, 3, 3, 6, 6, 8, 6, 4, 1, 2, 12],
-        Workload::Full => [6, 1, 20, 60, 3, 6, 6, 0, 1, 3, 1, 1, 2, 1, 2, 3, 3, 10, 4, 1, 1, 2, 0],
+        Workload::Churn => {
+            [8, 0, 30, 6, 8, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 20, 6, 0, 1, 2, 0, 0, 0, 0, 0, 0]
+        }
+        Workload::Checkpoint => {
+            [8, 1, 30, 6, 6, 6, 10, 0, 0, 2, 1, 0, 2, 1, 2, 3, 3, 16, 6, 0, 1, 2, 0, 10, 5, 0, 0, 0]
+        }
+        Workload::Trim => {
+            [8, 0, 30, 6, 8, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 20, 6, 0, 1, 2, 0, 2, 1, 8, 2, 3]
+        }
+        Workload::Scans => {
+            [8, 2, 20, 8, 4, 6, 8, 2, 1, 4, 2, 1, 3, 3, 3, 6, 6, 8, 6, 4, 1, 2, 12, 0, 0, 0, 0, 0]
+        }
+        Workload::Full => {
+            [6, 1, 20, 60, 3, 6, 6, 0, 1, 3, 1, 1, 2, 1, 2, 3, 3, 10, 4, 1, 1, 2, 0, 0, 0, 0, 0, 0]
+        }
     }
 }
 
@@ -235,6 +271,11 @@ fn draw(rng: &mut Rng, weights: &Weights, much: u32) -> Op {
         20 => Op::Comment { seed },
         21 => Op::Spill { object: which, seed },
         22 => Op::Scan { seed },
+        23 => Op::Checkpoint,
+        24 => Op::Discard,
+        25 => Op::Trim { leaf: which },
+        26 => Op::Initialize { leaf: which },
+        27 => Op::Autotrim { on: !seed.is_multiple_of(4) },
         _ => Op::Sleep { ms: 1 + rng.below(3000) as u32 },
     }
 }

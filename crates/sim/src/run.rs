@@ -110,6 +110,13 @@ pub(crate) fn plant(setup: &Setup, driver: &mut Driver) {
         Some(PlantedBug::ReuseBeforeCommit) => space.reuse_before_commit.store(true, Relaxed),
         Some(PlantedBug::LoseEntry) => space.lose_alloc_entry.store(true, Relaxed),
         Some(PlantedBug::WrongTxg) => driver.plant_wrong_txg(),
+        Some(PlantedBug::TrimDeferred) => space.trim_deferred.store(true, Relaxed),
+        Some(PlantedBug::FreeKept) => {
+            driver.writer.checkpoint_plants().free_kept.store(true, Relaxed)
+        }
+        Some(PlantedBug::ForgetRange) => {
+            driver.writer.checkpoint_plants().forget_range.store(true, Relaxed)
+        }
     }
 }
 

@@ -111,6 +111,10 @@ pub enum Workload {
     Full,
     /// Everything, beside scrubs. Not drawn at random.
     Scans,
+    /// As `Churn`, with checkpoints that are taken and discarded.
+    Checkpoint,
+    /// As `Churn`, with trims and initializations.
+    Trim,
     /// One of the sequences of [`crate::short`]: the seed is its index.
     Short,
 }
@@ -136,6 +140,8 @@ impl Workload {
             Workload::Churn => "churn",
             Workload::Full => "full",
             Workload::Scans => "scans",
+            Workload::Checkpoint => "checkpoint",
+            Workload::Trim => "trim",
             Workload::Short => "short",
         }
     }
@@ -158,11 +164,17 @@ pub enum PlantedBug {
     LoseEntry,
     /// A dirty record goes into the next txg.
     WrongTxg,
+    /// Blocks of the checkpoint are freed like others.
+    FreeKept,
+    /// A discard of the checkpoint forgets a range.
+    ForgetRange,
+    /// Space that was freed in the last two txgs is trimmed like free space.
+    TrimDeferred,
 }
 
 impl PlantedBug {
     /// All of them.
-    pub const ALL: [PlantedBug; 7] = [
+    pub const ALL: [PlantedBug; 10] = [
         PlantedBug::UberblockBeforeFlush,
         PlantedBug::LabelOrder,
         PlantedBug::ReuseSameTxg,
@@ -170,6 +182,9 @@ impl PlantedBug {
         PlantedBug::NoDefer,
         PlantedBug::LoseEntry,
         PlantedBug::WrongTxg,
+        PlantedBug::FreeKept,
+        PlantedBug::ForgetRange,
+        PlantedBug::TrimDeferred,
     ];
 
     /// Its name.
@@ -182,6 +197,18 @@ impl PlantedBug {
             PlantedBug::NoDefer => "no-defer",
             PlantedBug::LoseEntry => "lose-entry",
             PlantedBug::WrongTxg => "wrong-group",
+            PlantedBug::FreeKept => "free-kept",
+            PlantedBug::ForgetRange => "forget-range",
+            PlantedBug::TrimDeferred => "trim-deferred",
+        }
+    }
+
+    /// A workload that meets it.
+    pub fn workload(self) -> Workload {
+        match self {
+            PlantedBug::FreeKept | PlantedBug::ForgetRange => Workload::Checkpoint,
+            PlantedBug::TrimDeferred => Workload::Trim,
+            _ => Workload::Churn,
         }
     }
 }
@@ -314,7 +341,7 @@ impl Setup {
         let few = [(6 << 20, 19), (8 << 20, 20), (12 << 20, 20), (24 << 20, 21)];
         let at = Rng::stream(self.environment(), 14).below(5) as usize;
         match self.workload {
-            Workload::Churn => few.get(at % 2).copied(),
+            Workload::Churn | Workload::Checkpoint | Workload::Trim => few.get(at % 2).copied(),
             Workload::Full => few.first().copied(),
             _ => few.get(at).copied(),
         }
@@ -420,7 +447,8 @@ impl ByName for Layout {
 
 impl ByName for Workload {
     fn named(name: &str) -> Option<Self> {
-        let mut all = Self::ALL.into_iter().chain([Workload::Short]);
+        let mut all =
+            Self::ALL.into_iter().chain([Workload::Checkpoint, Workload::Trim, Workload::Short]);
         all.find(|x| x.name() == name)
     }
 }

@@ -196,3 +196,41 @@ fn every_crash_point_where_all_blocks_are_gangs() {
     }
     fine("gangs", &totals, start);
 }
+
+/// Runs of a workload on every kind of vdev.
+fn on_each_layout(workload: Workload) -> Totals {
+    let layouts = [Layout::Single, Layout::Mirror, Layout::Raidz, Layout::Draid, Layout::Classes];
+    let rounds = if nightly() { 100 } else { 2 };
+    let mut totals = Totals::default();
+    for (layout, round) in (0..rounds).flat_map(|round| layouts.map(|layout| (layout, round))) {
+        let mut campaign = Campaign::new(1000 + round, 1);
+        (campaign.layout, campaign.workload) = (Some(layout), Some(workload));
+        (campaign.ops, campaign.stride) = (Some(16), if nightly() { 1 } else { 2 });
+        let one = campaign.go(&mut |_, _| ());
+        totals.runs += one.runs;
+        totals.points += one.points;
+        totals.images += one.images;
+        totals.txgs += one.txgs;
+        totals.failure = one.failure;
+        if totals.failure.is_some() {
+            break;
+        }
+    }
+    totals
+}
+
+/// Checkpoints are taken, kept and discarded while the power fails: the state of the checkpoint
+/// is as complete as that of the newest txg.
+#[test]
+fn every_crash_point_with_checkpoints() {
+    let start = base::rt::now();
+    fine("checkpoints", &on_each_layout(Workload::Checkpoint), start);
+}
+
+/// Free space is trimmed and filled with a pattern while the power fails: no state to which an
+/// import may go back misses a block.
+#[test]
+fn every_crash_point_with_trims() {
+    let start = base::rt::now();
+    fine("trims", &on_each_layout(Workload::Trim), start);
+}

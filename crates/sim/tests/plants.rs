@@ -9,7 +9,8 @@ const SEEDS: u64 = 40;
 fn campaign(plant: Option<PlantedBug>) -> Campaign {
     let mut campaign = Campaign::new(1, SEEDS);
     (campaign.plant, campaign.shrink) = (plant, false);
-    (campaign.workload, campaign.ops) = (Some(Workload::Churn), Some(30));
+    let workload = plant.map_or(Workload::Churn, PlantedBug::workload);
+    (campaign.workload, campaign.ops) = (Some(workload), Some(30));
     (campaign.stride, campaign.more) = (3, 0);
     campaign
 }

@@ -26,7 +26,7 @@ use crate::rebuild::Rebuilt;
 use crate::rewind::{self, Rewind};
 use crate::specs::{self, Extra};
 use crate::uberblocks::Chosen;
-use crate::{indirect, multihost, status};
+use crate::{checkpoint, indirect, multihost, status};
 
 /// The number of txgs for which frees are deferred; recovery goes back no further.
 const DEFER_TXGS: u64 = 2;
@@ -63,6 +63,8 @@ pub struct ImportOptions {
     /// With `inspect`: another process may have the pool open, so no device is locked. The
     /// data read is that of the last synced txg, as long as its blocks are not reused.
     pub shared: bool,
+    /// Go back to the checkpoint (`--rewind-to-checkpoint`).
+    pub checkpoint: bool,
     /// Rebuild the space maps from the blocks in use.
     pub rebuild_space: bool,
 }
@@ -115,6 +117,7 @@ impl Beginning {
         // What a crash or an export interrupted goes on.
         self.writer.request_resilver_if_needed();
         self.writer.topology_settled();
+        self.writer.resume_jobs();
         Ok(self.writer)
     }
 
@@ -253,6 +256,13 @@ impl Spa {
             if again.uberblock.compare(&chosen.uberblock) != std::cmp::Ordering::Greater {
                 let newest = opener.choose(Txg::MAX).map_err(&fail)?.uberblock;
                 let newest = newest.compare(&chosen.uberblock).is_gt().then_some(newest);
+                if options.checkpoint {
+                    let back = checkpoint::rewound(&loaded.0, &chosen).map_err(&fail)?;
+                    let loaded = load_config(&zio, &back, opener, found, options.writes())
+                        .map_err(|e| fail(missing_rather(e, &zio.tree())))?;
+                    let newest = newest.unwrap_or(chosen.uberblock);
+                    return Self::finish(found, options, zio, back, loaded, Some(newest));
+                }
                 return Self::finish(found, options, zio, chosen, loaded, newest);
             }
             // A leaf that only the trusted tree has contains a newer uberblock.
@@ -321,7 +331,9 @@ impl Spa {
 
     /// Verifies an older state before a rewind to it; also for `-n`.
     fn verify_rewind(mut self, found: &FoundPool) -> Result<Spa, Box<OpenFailure>> {
-        let requested = self.options.writes() || self.options.dry_run;
+        // A checkpoint is complete as long as it exists.
+        let may = !self.options.checkpoint;
+        let requested = may && (self.options.writes() || self.options.dry_run);
         if let Some(newest) = self.newest.as_ref().filter(|_| requested) {
             let verify_rewind = self.judge(newest).map_err(|error| {
                 Box::new(OpenFailure {
@@ -451,9 +463,6 @@ impl Spa {
         if version != VERSION_FEATURES && !crate::VERSIONS_WRITTEN.contains(&version) {
             add("version", "pools older than version 15 are only read");
         }
-        if self.uberblock.checkpoint_txg != Txg::ZERO {
-            add("checkpoint", "the pool is rewound to its checkpoint");
-        }
         if self.uberblock.is_multihost() {
             add("multihost", "the pool's heartbeat would have to go on");
         }
@@ -512,7 +521,7 @@ impl Spa {
         };
         let first = uberblock.txg.next();
         let outranks = self.newest.as_ref().map(|_| (self.uberblock.txg, uberblock.clone()));
-        let rewound = outranks.as_ref().map(|(old, _)| *old);
+        let rewound = outranks.as_ref().map(|(old, _)| *old).or_else(|| self.rewound_to());
         let labels = config.clone();
         let parts = Parts {
             zio: Arc::clone(&self.zio),
@@ -527,6 +536,7 @@ impl Spa {
         if self.pool_number("failmode")? == Some(FAILMODE_CONTINUE) {
             writer.txgs().set_failmode(txg::FailMode::Continue);
         }
+        writer.load_checkpoint(&self.mos).map_err(damaged_maps)?;
         for (txg, object) in logs {
             let mut replay = |range| writer.space().replay_log(txg, &range);
             self.for_each_entry(object, Params::log(), &mut replay).map_err(damaged_maps)?;
@@ -542,6 +552,8 @@ impl Spa {
             Error::new(ErrorKind::ReadOnly, why).caused_by(e).in_pool(&self.name)
         })?;
         writer.follow_failmode(&self.mos)?;
+        writer.load_jobs(&self.mos)?;
+        writer.follow_autotrim(&self.mos)?;
         let rebuilds = plan.is_some();
         if let Some(plan) = plan {
             writer.replace_maps(plan.drop);

@@ -23,6 +23,7 @@
 pub(crate) mod assemble;
 pub mod audit;
 pub mod cache_devices;
+mod checkpoint;
 pub mod discover;
 pub mod engine;
 pub mod history;

@@ -9,6 +9,8 @@ use ondisk::config::{PoolConfig, VdevConfig, VdevType};
 use ondisk::spacemap::{Header, Kind, Params, Range, parse_log_key};
 use vdev::AllocClass;
 
+use crate::audit::maps;
+use crate::engine::checkpoint::MAP_KEY;
 use crate::import::Spa;
 
 /// Metaslabs one vdev may have (chapter 05 §1.1).
@@ -70,6 +72,8 @@ pub struct VdevSpace {
     pub class: AllocClass,
     /// deflate ratio: 512 means one to one.
     pub deflate: u64,
+    /// Bytes that only the checkpoint keeps.
+    pub checkpoint: u64,
 }
 
 impl VdevSpace {
@@ -129,7 +133,13 @@ impl PoolSpace {
         let capacity = sum(normal.map(|v| v.deflated(v.size())));
         let others = [AllocClass::Special, AllocClass::Dedup];
         let allocated = self.vdevs.iter().filter(|v| others.contains(&v.class));
-        capacity.saturating_add(sum(allocated.map(|v| v.deflated(v.allocated()))))
+        let all = capacity.saturating_add(sum(allocated.map(|v| v.deflated(v.allocated()))));
+        all.saturating_sub(self.checkpointed())
+    }
+
+    /// Usable bytes that only the checkpoint keeps.
+    pub fn checkpointed(&self) -> u64 {
+        sum(self.vdevs.iter().map(|v| v.deflated(v.checkpoint)))
     }
 
     /// The slop space (chapter 05 §11.2).
@@ -211,6 +221,9 @@ impl Spa {
         if maps.windows(2).any(|two| two[0] == two[1]) {
             return Err(Error::corrupt("two metaslabs have one space map").on_vdev(config.guid));
         }
+        if let Some(map) = maps::top_zap(self, config, MAP_KEY)? {
+            out.checkpoint = self.space_map_header(map)?.alloc.min(0).unsigned_abs();
+        }
         let unflushed = self.unflushed_txgs(top.zap.map(|o| o.0), count)?;
         for (m, &object) in out.metaslabs.iter_mut().zip(&objects) {
             if object != 0 {
@@ -232,7 +245,7 @@ impl Spa {
         })?;
         let (ashift, metaslab_shift) = (top.ashift, top.metaslab_shift);
         let mut out =
-            VdevSpace { vdev, ashift, metaslab_shift, metaslabs: Vec::new(), class, deflate };
+            VdevSpace { vdev, ashift, metaslab_shift, class, deflate, ..VdevSpace::default() };
         if top.metaslab_array == 0 {
             return Ok(out);
         }

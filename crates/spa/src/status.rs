@@ -6,6 +6,8 @@ use std::time::Duration;
 use base::Guid;
 use vdev::{AllocClass, Aux, Node, NodeId, Tree, VdevKind};
 
+use crate::engine::JobStatus;
+
 pub use vdev::{ClassDetail, IoClass, IoCount, IoCounts, IoDetail, State as VdevState};
 
 /// The heading under which a vdev is listed.
@@ -111,6 +113,14 @@ pub struct VdevStatus {
     pub fragmentation: Option<u64>,
     /// Bytes the vdev could grow by.
     pub expandsize: u64,
+    /// Bytes of a top-level vdev that only the checkpoint keeps.
+    pub checkpoint: u64,
+    /// A leaf's device discards.
+    pub can_discard: bool,
+    /// The last trim of a leaf.
+    pub trim: Option<JobStatus>,
+    /// The last initialization of a leaf.
+    pub initialize: Option<JobStatus>,
     /// log2 of the sector.
     pub ashift: u32,
     /// Parity columns.

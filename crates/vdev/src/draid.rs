@@ -151,7 +151,7 @@ impl DraidGeometry {
         self.children as u64
     }
 
-    fn group_size(&self) -> u64 {
+    pub(crate) fn group_size(&self) -> u64 {
         self.group_width() * ROW
     }
 
@@ -224,6 +224,22 @@ impl DraidGeometry {
             start += len;
         }
         ParityStripe { colsize, cols }
+    }
+
+    /// The range of child `child` that holds the whole stripes between two offsets of one
+    /// group; `None` if the child is not in the group, or no stripe is whole.
+    pub(crate) fn range_in_group(&self, child: u32, from: u64, to: u64) -> Option<(u64, u64)> {
+        let stripe = self.group_width() << self.ashift;
+        let start = from - from % self.group_size();
+        let first = (from - start).next_multiple_of(stripe);
+        let end = (to - start) / stripe * stripe;
+        if first >= end {
+            return None;
+        }
+        let psize = self.psize_of(end - first);
+        let one = self.stripe(start + first, psize, 0);
+        let col = one.cols.into_iter().find(|col| col.child == Some(child))?;
+        Some((col.offset, col.stored))
     }
 
     /// The child that holds distributed spare `spare` at a child offset (§11.4), and

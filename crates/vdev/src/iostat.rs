@@ -38,21 +38,32 @@ pub enum IoClass {
     AsyncWrite,
     /// Scrub or resilver.
     Scrub,
+    /// A discard of free space.
+    Trim,
+    /// A pattern written to free space.
+    Initializing,
 }
 
 impl IoClass {
     /// All classes, in the order of [`IoCounts::by_class`].
-    pub const ALL: [IoClass; 5] = [
+    pub const ALL: [IoClass; 7] = [
         IoClass::SyncRead,
         IoClass::SyncWrite,
         IoClass::AsyncRead,
         IoClass::AsyncWrite,
         IoClass::Scrub,
+        IoClass::Trim,
+        IoClass::Initializing,
     ];
 
     /// Whether operations of the class are writes.
     pub(crate) fn is_write(self) -> bool {
-        matches!(self, IoClass::SyncWrite | IoClass::AsyncWrite)
+        matches!(self, IoClass::SyncWrite | IoClass::AsyncWrite | IoClass::Initializing)
+    }
+
+    /// Whether operations of the class are reads.
+    fn is_read(self) -> bool {
+        !self.is_write() && self != IoClass::Trim
     }
 }
 
@@ -71,6 +82,8 @@ impl From<WritePriority> for IoClass {
         match priority {
             WritePriority::Awaited | WritePriority::SyncWrite => IoClass::SyncWrite,
             WritePriority::AsyncWrite => IoClass::AsyncWrite,
+            WritePriority::Trim => IoClass::Trim,
+            WritePriority::Initializing => IoClass::Initializing,
         }
     }
 }
@@ -108,7 +121,7 @@ impl IoCounts {
 
     /// All reads.
     pub fn reads(&self) -> IoCount {
-        self.sum(|class| !class.is_write())
+        self.sum(IoClass::is_read)
     }
 
     /// All writes.

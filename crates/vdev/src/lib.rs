@@ -24,6 +24,7 @@
 //! Lock order: the locks of [`Tree`]'s nodes (missing ranges, mapping), of a write and
 //! of a queue are leaf locks, never held during I/O or a completion.
 
+mod discard;
 mod draid;
 mod draid_seeds;
 mod dtl;
@@ -43,6 +44,7 @@ mod tree;
 mod write;
 mod write_plan;
 
+pub use discard::FreeSpaceOp;
 pub use draid::DraidParams;
 pub use dtl::{ScanLeaves, TxgRanges};
 pub use heal::Healed;

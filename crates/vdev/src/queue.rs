@@ -77,6 +77,10 @@ pub enum WritePriority {
     /// A write of a transaction group.
     #[default]
     AsyncWrite,
+    /// Not a write: the range is discarded.
+    Trim,
+    /// A pattern for free space.
+    Initializing,
 }
 
 /// Buffers of one merged operation; well below the kernel's 1024.
@@ -89,7 +93,7 @@ const SYNC_WRITE: usize = IoClass::SyncWrite as usize;
 /// Reports once how a request ended, at the latest when it is dropped; must not block.
 pub(crate) type RequestCallback = Callback<Result<()>>;
 
-/// A write of `bufs`, one after the other, at an offset of the device.
+/// A write of `bufs`, one after the other, at an offset of the device; a discard has none.
 pub(crate) struct WriteRequest {
     pub(crate) offset: u64,
     pub(crate) len: u64,
@@ -111,6 +115,10 @@ impl WriteRequest {
 
     fn class(&self) -> usize {
         IoClass::from(self.priority) as usize
+    }
+
+    fn weight(&self) -> u64 {
+        if self.priority == WritePriority::Trim { 0 } else { self.len }
     }
 }
 
@@ -171,6 +179,11 @@ struct WriteRun {
     parts: Vec<Queued>,
 }
 
+/// Bytes that an operation moves.
+fn flying_bytes(class: usize, start: u64, end: u64) -> u64 {
+    if class == IoClass::Trim as usize { 0 } else { end - start }
+}
+
 impl QueueState {
     fn epoch(&self) -> u64 {
         self.first_epoch + self.open.len() as u64 - 1
@@ -198,7 +211,7 @@ impl QueueState {
     fn admit(&mut self, request: WriteRequest, since: Instant) {
         let blocked =
             self.conflicts(&request) || self.held.iter().any(|h| h.request.overlaps(&request));
-        self.bytes += request.len;
+        self.bytes += request.weight();
         if request.priority == WritePriority::Awaited {
             self.logged = Some(since);
         }
@@ -206,7 +219,9 @@ impl QueueState {
         if let Some(count) = self.open.back_mut() {
             *count += 1;
         }
-        let queued = Queued { request, since, sweep: 0, alone: false, epoch };
+        // Discards are as large as they should be.
+        let alone = request.priority == WritePriority::Trim;
+        let queued = Queued { request, since, sweep: 0, alone, epoch };
         if blocked {
             self.held.push_back(queued);
         } else {
@@ -228,7 +243,7 @@ impl QueueState {
 
     /// Removes a request from the queue.
     fn leave(&mut self, queued: Queued, out: &mut Vec<RequestCallback>) {
-        self.bytes -= queued.request.len;
+        self.bytes -= queued.request.weight();
         if let Some(count) = self.open.get_mut((queued.epoch - self.first_epoch) as usize) {
             *count -= 1;
         }
@@ -271,7 +286,7 @@ impl QueueState {
             let range = range.map(|(first, last)| (first.request.offset, last.request.end()));
             if let Some((start, end)) = range {
                 self.flying.insert(start, end);
-                self.flying_bytes += end - start;
+                self.flying_bytes += flying_bytes(class, start, end);
                 self.begin(class);
             }
             // Not before the others count as flying.
@@ -448,7 +463,7 @@ impl LeafQueue {
     /// Queues requests; waits while the queue is full. Must not be called from a
     /// completion.
     pub(crate) fn submit(self: &Arc<Self>, batch: Vec<WriteRequest>) {
-        let len: u64 = batch.iter().map(|r| r.len).sum();
+        let len: u64 = batch.iter().map(WriteRequest::weight).sum();
         let mut state = self.state.lock();
         let mut max = self.tuning.get().in_flight_max;
         if batch.iter().all(|r| r.class() == SYNC_WRITE) {
@@ -664,9 +679,11 @@ impl LeafQueue {
             // Keeps the buffers, in case the parts have to be written one by one.
             parts => parts.iter().flat_map(|p| p.request.bufs.iter().cloned()).collect(),
         };
-        let offset = run.start;
+        let (offset, len) = (run.start, run.end - run.start);
+        let trims = run.class == IoClass::Trim as usize;
+        let io = if trims { Io::Trim { offset, len } } else { Io::Write { offset, bufs } };
         let mut flight = InFlight::new(self, Flying::Write(run));
-        Op::new(Io::Write { offset, bufs }, move |completion: Completion| {
+        Op::new(io, move |completion: Completion| {
             flight.write(completion.result.map(drop));
         })
     }
@@ -713,7 +730,7 @@ impl LeafQueue {
         let mut dones = Vec::with_capacity(run.parts.len());
         let mut state = self.state.lock();
         if let Some(end) = state.flying.remove(&run.start) {
-            state.flying_bytes -= end - run.start;
+            state.flying_bytes -= flying_bytes(run.class, run.start, end);
         }
         state.end(run.class, run.end - run.start, &self.tuning.get(), self.clock(rt::now()));
         if result.is_err() && run.parts.len() > 1 {

@@ -5,7 +5,8 @@
 //! show differences of two such reports. An average is that of the buckets' middles; bucket j
 //! stands for 1.5 times 2^j.
 //!
-//! Departure: Cenote has no trims and rebuilds here, so their columns are zero.
+//! Initializing has no column; it counts as writes. Departure: Cenote has no rebuilds, so their
+//! columns are zero.
 
 use cenote::props::nicenum;
 use proto::ClassIo;
@@ -23,8 +24,10 @@ const SYNC_WRITE: usize = 1;
 const ASYNC_READ: usize = 2;
 const ASYNC_WRITE: usize = 3;
 const SCRUB: usize = 4;
+const TRIM: usize = 5;
+const INITIALIZING: usize = 6;
 pub(super) const READS: [usize; 3] = [SYNC_READ, ASYNC_READ, SCRUB];
-pub(super) const WRITES: [usize; 2] = [SYNC_WRITE, ASYNC_WRITE];
+pub(super) const WRITES: [usize; 3] = [SYNC_WRITE, ASYNC_WRITE, INITIALIZING];
 
 /// A title above some columns, and their names.
 pub(super) type Group = (&'static str, &'static [&'static str]);
@@ -140,7 +143,7 @@ fn times(all: &[ClassIo]) -> [Vec<u64>; 11] {
         queued(ASYNC_READ),
         queued(ASYNC_WRITE),
         queued(SCRUB),
-        Vec::new(),
+        queued(TRIM),
         Vec::new(),
     ]
 }
@@ -167,10 +170,10 @@ pub(super) fn latency_cells(all: &[ClassIo], exact: bool) -> Vec<String> {
 
 /// The cells that `-q` adds.
 pub(super) fn queue_cells(all: &[ClassIo]) -> Vec<String> {
-    let classes = [SYNC_READ, SYNC_WRITE, ASYNC_READ, ASYNC_WRITE, SCRUB];
+    let classes = [SYNC_READ, SYNC_WRITE, ASYNC_READ, ASYNC_WRITE, SCRUB, TRIM];
     let depth = |i: usize| all.get(i).map_or([0, 0], |c| [c.pending, c.active]);
     let known = classes.into_iter().flat_map(depth);
-    known.chain([0; 4]).map(|n| n.to_string()).collect()
+    known.chain([0; 2]).map(|n| n.to_string()).collect()
 }
 
 /// The kind of histogram.
@@ -195,7 +198,7 @@ impl HistogramKind {
             HistogramKind::Times => times(all).to_vec(),
             HistogramKind::Sizes => {
                 let of = |class: &ClassIo| [class.single.clone(), class.merged.clone()];
-                let mut out: Vec<Vec<u64>> = all.iter().flat_map(of).collect();
+                let mut out: Vec<Vec<u64>> = all.iter().take(TRIM + 1).flat_map(of).collect();
                 out.resize(14, Vec::new());
                 out
             }

@@ -16,7 +16,7 @@ fn class(total: &[(usize, u64)], single: &[(usize, u64)]) -> ClassIo {
 }
 
 fn classes() -> Vec<ClassIo> {
-    let mut out = vec![ClassIo::default(); 5];
+    let mut out = vec![ClassIo::default(); 7];
     out[SYNC_READ] = class(&[(10, 3), (20, 1)], &[(12, 4)]);
     out[ASYNC_WRITE] = class(&[(36, 2)], &[(3, 1), (9, 1), (24, 5)]);
     (out[SCRUB].pending, out[SCRUB].active) = (7, 2);

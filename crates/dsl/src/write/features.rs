@@ -339,10 +339,6 @@ const NOT_MAINTAINED: &[(&str, &str)] = &[
         "blocks are deduplicated, and freeing one would need its reference count",
     ),
     (
-        "com.delphix:zpool_checkpoint",
-        "a checkpoint exists, and blocks that it needs must not be reused",
-    ),
-    (
         "com.delphix:device_removal",
         "a device was removed, and frees of its blocks must be noted in its mapping",
     ),
@@ -355,7 +351,6 @@ const NOT_MAINTAINED: &[(&str, &str)] = &[
 
 /// Entries of the object directory with the same consequence, whatever the features are.
 const DIRECTORY_OBSTACLES: &[(&str, &str)] = &[
-    ("com.delphix:zpool_checkpoint", "a checkpoint exists"),
     ("com.delphix:removing", "a device is being removed or was removed"),
     ("com.delphix:condensing_indirect", "a removed device's mapping is being condensed"),
     ("com.delphix:obsolete_bpobj", "a removed device's blocks wait to be noted"),

@@ -136,6 +136,8 @@ pub(super) struct Ledger {
     costs: BlockCosts,
     /// Bytes of blocks whose frees wait for the next txg in the MOS.
     unfreed: AtomicU64,
+    /// Deflated bytes that only the checkpoint keeps.
+    checkpointed: AtomicU64,
     /// Reserved dsize by the MOS object of the bound: directories, and heads with a quota or
     /// reservation of their own.
     dirs: Mutex<BTreeMap<u64, Arc<SpaceReservation>>>,
@@ -385,6 +387,7 @@ impl Ledger {
             slop_in_tests: Arc::clone(slop_in_tests),
             costs: BlockCosts::default(),
             unfreed: AtomicU64::new(0),
+            checkpointed: AtomicU64::new(0),
             dirs: Mutex::default(),
         };
         ledger.vdevs_changed();
@@ -399,6 +402,17 @@ impl Ledger {
     /// Sets the bytes of blocks whose frees wait in the MOS.
     pub(super) fn set_unfreed(&self, bytes: u64) {
         self.unfreed.store(bytes, Relaxed);
+    }
+
+    /// Sets the deflated bytes that only the checkpoint keeps.
+    pub(super) fn set_checkpointed(&self, bytes: u64) {
+        self.checkpointed.store(bytes, Relaxed);
+    }
+
+    /// Bytes of a vdev in the unit of space accounting.
+    pub(super) fn deflated(&self, tree: &Tree, vdev: VdevId, bytes: u64) -> u64 {
+        let ratio = if self.deflates { tree.deflate_ratio(vdev).unwrap_or(512) } else { 512 };
+        (bytes >> 9).saturating_mul(ratio)
     }
 
     fn dir(&self, object: u64) -> Arc<SpaceReservation> {
@@ -446,16 +460,16 @@ impl Ledger {
         let tree = self.zio.tree();
         let (mut capacity, mut others) = (0u64, 0u64);
         for (vdev, class) in self.metaslabs.vdevs() {
-            let ratio = if self.deflates { tree.deflate_ratio(vdev).unwrap_or(512) } else { 512 };
             let Ok(totals) = self.metaslabs.vdev_totals(vdev) else { continue };
             match class {
-                Normal => capacity += (totals.capacity >> 9) * ratio,
-                Special | Dedup => others += (totals.allocated >> 9) * ratio,
+                Normal => capacity += self.deflated(&tree, vdev, totals.capacity),
+                Special | Dedup => others += self.deflated(&tree, vdev, totals.allocated),
                 Log => {}
             }
         }
         let kept = metaslab::slop(capacity, 0).saturating_add(self.unfreed.load(Relaxed));
-        capacity.saturating_sub(kept).saturating_add(others)
+        let all = capacity.saturating_sub(kept).saturating_add(others);
+        all.saturating_sub(self.checkpointed.load(Relaxed))
     }
 
     /// Reserves capacity for a block of an intent log, besides what its dirty block is

@@ -28,7 +28,7 @@ pub(crate) const LOG_SPACEMAP: &str = "com.delphix:log_spacemap";
 pub(crate) const SPACEMAP_V2: &str = "com.delphix:spacemap_v2";
 /// Indirect blocks of space maps (§2.1).
 const INDIRECT_SHIFT: u8 = 14;
-const LOG_BLOCK: u32 = 128 << 10;
+pub(super) const LOG_BLOCK: u32 = 128 << 10;
 
 /// Space maps of a vdev's metaslabs, and the arrays that refer to them.
 #[derive(Default)]
@@ -84,7 +84,7 @@ fn block_size(sync: &SyncPass<'_>) -> u32 {
 }
 
 /// Makes an empty space map.
-fn create_map(sync: &SyncPass<'_>, block_size: u32) -> Result<u64> {
+pub(super) fn create_map(sync: &SyncPass<'_>, block_size: u32) -> Result<u64> {
     let size = if sync.flags.histogram { HEADER_SIZE } else { HEADER_V0_SIZE };
     let id = sync.mos.objset().allocate(
         sync.tx,

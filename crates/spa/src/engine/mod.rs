@@ -27,8 +27,9 @@
 //! Space for open transactions is reserved in one ledger (`ledger`).
 //!
 //! Lock order: `state` (by the sync thread, for a whole txg) → `names` → `heads` → locks of
-//! `dmu`. `tasks`, `logs` and `published` are leaves.
+//! `dmu`. `tasks`, `early_tasks`, `logs` and `published` are leaves.
 
+pub(crate) mod checkpoint;
 pub(crate) mod claim;
 mod config;
 pub mod create;
@@ -36,9 +37,13 @@ mod datasets;
 mod declare;
 mod effective;
 mod errlog;
+mod exclusion;
 mod heads;
 mod heal;
 mod idle_logs;
+mod initialize;
+pub(crate) mod job_record;
+pub(crate) mod leaf_jobs;
 mod ledger;
 mod log;
 mod maps;
@@ -54,12 +59,13 @@ mod store;
 pub(crate) mod sync;
 mod tasks;
 mod topology;
+mod trim;
 mod unclone;
 pub mod vdev_props;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use base::planted::{BugSwitch, TestValue};
 use base::rt::{JoinHandle, Mutex, RwLock};
@@ -81,9 +87,12 @@ use maps::Maps;
 use space_io::SpaceIo;
 use tasks::SyncTask;
 
+pub use checkpoint::{CheckpointState, CheckpointStatus, Taken};
 pub use datasets::{Content, NewDataset, PropChange};
 pub use effective::{effective, find_dir};
 pub use heads::objset_props;
+pub use job_record::{JobKind, JobRecord, JobState, JobStatus};
+pub use leaf_jobs::FreeSpaceTuning;
 pub use ledger::SpaceAccount;
 pub(crate) use maps::LOGS_DIRECTORY;
 pub(crate) use open::assemble;
@@ -173,6 +182,13 @@ pub struct Writer {
     /// The import has not ended: the pool is not registered yet, so no user can clear it.
     pub(crate) opening: AtomicBool,
     tasks: Mutex<BTreeMap<Txg, Vec<SyncTask>>>,
+    /// Tasks that run before anything else of their txg.
+    early_tasks: Mutex<BTreeMap<Txg, Vec<SyncTask>>>,
+    checkpoint: checkpoint::Checkpoint,
+    jobs: Arc<leaf_jobs::LeafJobs>,
+    autotrim: Arc<trim::Autotrim>,
+    /// Itself, for threads that it starts.
+    me: OnceLock<Weak<Writer>>,
     published: RwLock<Published>,
     /// Held by tasks while they change names of datasets and their properties.
     names: RwLock<()>,
@@ -282,11 +298,18 @@ impl Writer {
         // The caller gets an error for a suspension, instead of waiting for its end.
         self.check_running()?;
         self.txgs.set_failmode(txg::FailMode::Continue);
+        // Nothing is written after the state of the labels.
         self.end_settling();
         self.scans.stop();
+        self.autotrim.stop(true);
+        self.jobs.stop(true);
         let last = self.last_txg(state);
         if last.is_err() {
             self.resume_settling();
+            self.jobs.allow();
+            self.autotrim.allow();
+            self.resume_jobs();
+            self.follow_autotrim(&self.mos)?;
             return last;
         }
         self.stop();
@@ -323,6 +346,10 @@ impl Writer {
         self.end_settling();
         self.scans.begin_stop();
         self.zio.stop_healing();
+        // Threads that a suspended pool holds up end when it is given up.
+        let wait = self.txgs.suspended().is_none();
+        self.autotrim.stop(wait);
+        self.jobs.stop(wait);
         self.txgs.stop();
         if let Some(thread) = self.thread.lock().take() {
             thread.join();
@@ -334,6 +361,9 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
+        // These threads wait without the writer. One of them may be what drops it.
+        self.autotrim.stop(false);
+        self.jobs.stop(false);
         self.txgs.abandon(Error::bug("the pool was closed"));
     }
 }

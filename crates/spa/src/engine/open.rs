@@ -212,6 +212,11 @@ pub(crate) fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Write
         first_txg: uberblock_txg.next(),
         opening: AtomicBool::new(known_pool),
         tasks: Mutex::default(),
+        early_tasks: Mutex::default(),
+        checkpoint: Default::default(),
+        jobs: Default::default(),
+        autotrim: Default::default(),
+        me: Default::default(),
         published: RwLock::new(published),
         names: RwLock::new(()),
         thread: Mutex::new(None),
@@ -227,6 +232,7 @@ pub(crate) fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Write
         plants,
         reused_at_once: AtomicBool::new(false),
     });
+    let _once = writer.me.set(Arc::downgrade(&writer));
     let places = super::heal::WriterInUse(Arc::downgrade(&writer));
     writer.zio.set_healing(Arc::new(places));
     writer.topology.set_writer(&writer);

@@ -228,7 +228,7 @@ impl Writer {
     /// Gives the pool another guid.
     ///
     /// # Errors
-    /// Those of a suspension.
+    /// `Busy` with a checkpoint; those of a suspension.
     pub fn reguid(&self, guid: Guid, command: Option<Command>) -> Result<()> {
         let act = move |cx: &mut TaskCx<'_>, ()| {
             let config = cx.config();
@@ -238,7 +238,7 @@ impl Writer {
             cx.log_internal("guid change", None, &text)?;
             command.map_or(Ok(()), |c| cx.log_command(&c))
         };
-        self.sync_task(|_| Ok(()), act).map(|_| ())
+        self.sync_task(|cx| cx.check_no_checkpoint(), act).map(|_| ())
     }
 
     /// Changes the pool's own properties.
@@ -273,7 +273,8 @@ impl Writer {
             cx.writer.follow_failmode(cx.read())?;
             command.map_or(Ok(()), |c| cx.log_command(&c))
         };
-        self.sync_task(check, act).map(|_| ())
+        self.sync_task(check, act)?;
+        self.follow_autotrim(&self.mos)
     }
 
     /// Enables features, each with those that it depends on.

@@ -238,6 +238,7 @@ impl Writer {
         if !top.top.as_ref().is_some_and(|t| t.is_log) {
             return Err(Error::invalid("only log devices can be removed"));
         }
+        self.checkpoint.refuse_any()?;
         let id = VdevId(top.id);
         let (tree, leaves): (_, Vec<Guid>) =
             (self.zio.tree(), top.leaves().map(|l| l.guid).collect());
@@ -273,6 +274,7 @@ impl Writer {
         }
         let space = top.top.clone().unwrap_or_default();
         let check = move |cx: &mut TaskCx<'_>| {
+            cx.check_no_checkpoint()?;
             let totals = cx.writer.space.vdev_totals(id)?;
             match totals.allocated + totals.deferred + totals.reserved {
                 0 => cx.objects_of(&space),

@@ -14,6 +14,8 @@ use metaslab::{Denied, MsKey, Space};
 use ondisk::spacemap::{Entries, Params, Range};
 use zio::{SpaceSource, Want, Zio};
 
+use super::exclusion::Exclusions;
+
 /// How often a metaslab may change while it is read.
 const LOADS_MAX: usize = 64;
 
@@ -30,6 +32,8 @@ pub(crate) struct SpaceIo {
     mos: OnceLock<Weak<Objset>>,
     /// One thread reads a space map; threads that need other ones do not wait for it.
     loading: [Mutex<()>; LOADERS],
+    /// Metaslabs whose free space is being discarded or overwritten.
+    pub(super) exclusions: Arc<Exclusions>,
     /// Valid until vdevs are added.
     limits: RwLock<Option<(u64, u64)>>,
 }
@@ -54,6 +58,7 @@ impl SpaceIo {
             zio: Arc::downgrade(zio),
             mos: OnceLock::new(),
             loading: Default::default(),
+            exclusions: Default::default(),
             limits: RwLock::new(None),
         }
     }
@@ -151,10 +156,17 @@ impl SpaceSource for SpaceIo {
             gang_child: want.gang_child,
             avoid: None,
         };
+        let mut retry = None;
         loop {
             match self.space.allocate(&inner, &asize_of) {
                 Ok(dvas) => return Ok(dvas),
-                Err(Denied::NoSpace) => return Err(no_space()),
+                Err(Denied::NoSpace) if retry.is_some() => return Err(no_space()),
+                Err(Denied::NoSpace) => {
+                    retry = self.exclusions.wait_for_end();
+                    if retry.is_none() {
+                        return Err(no_space());
+                    }
+                }
                 // A metaslab that cannot be loaded is not used from then on.
                 Err(Denied::Load(vdev, ms)) => match self.load(MsKey { vdev, ms }, want.outage) {
                     Err(e) if e.kind() == ErrorKind::Bug => return Err(e),

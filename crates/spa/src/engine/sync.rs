@@ -1,7 +1,7 @@
 //! Writing one txg (chapter 05 §9).
 //!
 //! # Theory
-//! Pass 1 writes the dirty datasets, runs the sync tasks, and writes the datasets that
+//! Pass 1 runs the early tasks (`checkpoint`), writes the dirty datasets, runs the sync tasks, and writes the datasets that
 //! these created. Then, in every pass: blocks that the MOS released in the previous pass
 //! are freed and its space is accounted; the metaslabs' changes are stored; the
 //! configuration is written if it changed; and the MOS is written. Writing the MOS changes
@@ -68,7 +68,7 @@ use zio::{Gangs, Lost, Writes};
 use super::heads::HeadEvents;
 use super::maps::{HISTOGRAM, LOG_SPACEMAP, SPACEMAP_V2};
 use super::store::Store;
-use super::tasks::TaskCx;
+use super::tasks::{SyncTask, TaskCx};
 use super::{SyncState, Writer};
 
 /// Txgs after which a metaslab that nothing is allocated from is unloaded.
@@ -267,12 +267,16 @@ impl Writer {
         sum
     }
 
-    /// Frees a block in the txg being written.
+    /// Frees a block in the txg being written, unless the checkpoint needs it.
     pub(super) fn free(&self, txg: Txg, bp: &BlkPtr) -> Result<()> {
         let BlkPtr::Block(block) = bp else { return Ok(()) };
         self.scans.freed(txg, block);
+        let kept = self.checkpoint.keeps(bp);
         for dva in self.zio.dvas_to_free(block)? {
-            self.space.free(txg, dva)?;
+            match kept {
+                true => self.checkpoint.keep(&self.space, dva)?,
+                false => self.space.free(txg, dva)?,
+            }
         }
         self.zio.freed(block);
         Ok(())
@@ -285,6 +289,9 @@ impl Writer {
             || deferred
             || !state.new_vdevs.is_empty()
             || self.tasks.lock().contains_key(&txg)
+            || self.early_tasks.lock().contains_key(&txg)
+            || self.checkpoint.is_discarding()
+            || self.jobs.is_dirty()
             || self.orphaned_blocks.lock().iter().any(|bp| bp.birth() <= txg)
             || self.heads.lock().values().any(|os| os.is_dirty(txg))
             || self.all_logs().values().any(|log| log.is_dirty(txg))
@@ -301,6 +308,7 @@ impl Writer {
         if self.has_work(state, txg, deferred.is_some()) {
             self.write_txg(state, txg, deferred)?;
             self.note_unfreed(&mos)?;
+            self.checkpoint_synced();
         }
         let room = self.ledger.allocatable_now(false) > 0;
         if !room {
@@ -310,6 +318,7 @@ impl Writer {
         let left = self.space.synced(txg, defer)?;
         self.zio.announce(txg);
         self.scans.announced(txg);
+        self.autotrim.synced(txg);
         state.draining = !left.is_empty();
         self.space.unload_idle(txg, UNLOAD_IDLE, FREE_RANGES_MAX);
         self.space_io.preload();
@@ -379,6 +388,9 @@ impl Writer {
                 self.drop_old_maps(state, &sync, &old)?;
             }
             self.sync_vdevs(state, &sync)?;
+            if pass == 1 {
+                self.store_jobs(state, &sync)?;
+            }
             sync.zaps = super::config::top_zaps(&state.config);
             if cx.label_features_changed() {
                 state.dirty = true;
@@ -399,6 +411,10 @@ impl Writer {
             }
             state.maps = maps;
             stored?;
+            self.write_checkpoint(state, &sync)?;
+            if pass == PASS_SETTLE && self.mos.objset().is_dirty(txg) {
+                self.settle_checkpoint(&sync)?;
+            }
             let dirty = self.mos.objset().is_dirty(txg);
             if dirty {
                 let ctx = self.ctx(&writes, state, &sync, 0);
@@ -449,7 +465,7 @@ impl Writer {
         }
     }
 
-    /// Datasets, tasks, the datasets that tasks created, and earlier frees.
+    /// Early tasks, datasets, tasks, the datasets that tasks created, and earlier frees.
     fn pass_one(
         &self,
         state: &mut SyncState,
@@ -458,6 +474,9 @@ impl Writer {
         writes: &Writes,
         pending: &mut Vec<Pending>,
     ) -> Result<()> {
+        let early = self.early_tasks.lock().remove(&sync.txg).unwrap_or_default();
+        self.run_tasks(early, state, sync, writes, pending)?;
+        let more = self.checkpoint.is_discarding() && self.discard_some(state, sync)?;
         if let Some(list) = deferred {
             let mut free = |entry: &BpobjEntry| self.free(sync.txg, &entry.bp);
             bpobj::consume(sync.cx, list, u64::MAX, &mut free)?;
@@ -469,12 +488,7 @@ impl Writer {
         }
         // A snapshot refers to the blocks just written.
         let tasks = self.tasks.lock().remove(&sync.txg).unwrap_or_default();
-        for task in tasks {
-            let _names = self.names.write();
-            let (cx, tx) = (sync.cx, sync.tx);
-            let mut cx = TaskCx { writer: self, cx, tx, state, sync, writes, pending };
-            task.run(&mut cx)?;
-        }
+        self.run_tasks(tasks, state, sync, writes, pending)?;
         self.sync_heads(state, sync, writes, pending)?;
         let (cx, tx) = (sync.cx, sync.tx);
         self.sync_scan(&mut TaskCx { writer: self, cx, tx, state, sync, writes, pending })?;
@@ -488,6 +502,24 @@ impl Writer {
             let progress = background::step(sync.cx, &self.zio, &mut budget, &mut free)?;
             state.background = progress.more;
             state.again = progress.more && progress.blocks > 0;
+        }
+        state.again |= more;
+        Ok(())
+    }
+
+    fn run_tasks(
+        &self,
+        tasks: Vec<SyncTask>,
+        state: &mut SyncState,
+        sync: &SyncPass<'_>,
+        writes: &Writes,
+        pending: &mut Vec<Pending>,
+    ) -> Result<()> {
+        for task in tasks {
+            let _names = self.names.write();
+            let (cx, tx) = (sync.cx, sync.tx);
+            let mut cx = TaskCx { writer: self, cx, tx, state, sync, writes, pending };
+            task.run(&mut cx)?;
         }
         Ok(())
     }

@@ -1,8 +1,9 @@
 //! Sync tasks: changes of the MOS that callers request (chapter 04 §0).
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use base::rt::{Sender, oneshot};
+use base::rt::{Mutex, Sender, oneshot};
 use base::{Error, Result, Txg};
 use dmu::{Objset, Pending};
 use dsl::Mos;
@@ -177,6 +178,9 @@ impl Command {
 type Check = Box<dyn FnOnce(&mut TaskCx<'_>) -> Result<Act> + Send>;
 type Act = Box<dyn FnOnce(&mut TaskCx<'_>) -> Result<()> + Send>;
 
+/// Tasks by txg.
+type TaskQueue = Mutex<BTreeMap<Txg, Vec<SyncTask>>>;
+
 /// A change that waits for its txg.
 pub(crate) struct SyncTask {
     run: Check,
@@ -212,6 +216,42 @@ impl Writer {
         check: impl FnOnce(&mut TaskCx<'_>) -> Result<C> + Send + 'static,
         act: impl FnOnce(&mut TaskCx<'_>, C) -> Result<T> + Send + 'static,
     ) -> Result<(T, Txg)> {
+        self.queue_task(&self.tasks, check, act)
+    }
+
+    /// As [`Writer::sync_task`], but the task runs before the txg frees or writes anything:
+    /// the state that it finds is that of the last synced txg.
+    pub(super) fn early_task<T: Send + 'static, C: Send + 'static>(
+        &self,
+        check: impl FnOnce(&mut TaskCx<'_>) -> Result<C> + Send + 'static,
+        act: impl FnOnce(&mut TaskCx<'_>, C) -> Result<T> + Send + 'static,
+    ) -> Result<(T, Txg)> {
+        self.queue_task(&self.early_tasks, check, act)
+    }
+
+    /// Queues a task for the open txg, without waiting for it.
+    ///
+    /// # Errors
+    /// That of a suspension; `Interrupted` when the pool closes.
+    pub(super) fn post_task(
+        &self,
+        act: impl FnOnce(&mut TaskCx<'_>) -> Result<()> + Send + 'static,
+    ) -> Result<()> {
+        let (refused, _) = oneshot();
+        let run: Check = Box::new(move |_| Ok(Box::new(act) as Act));
+        let hold = self.txgs.hold()?;
+        let txg = hold.txg();
+        self.tasks.lock().entry(txg).or_default().push(SyncTask { run, refused });
+        self.txgs.dirty(txg, 0);
+        Ok(())
+    }
+
+    fn queue_task<T: Send + 'static, C: Send + 'static>(
+        &self,
+        queue: &TaskQueue,
+        check: impl FnOnce(&mut TaskCx<'_>) -> Result<C> + Send + 'static,
+        act: impl FnOnce(&mut TaskCx<'_>, C) -> Result<T> + Send + 'static,
+    ) -> Result<(T, Txg)> {
         let (out, value) = oneshot();
         let (refusal, refused) = oneshot();
         let run: Check = Box::new(move |cx| {
@@ -225,7 +265,7 @@ impl Writer {
         let hold = self.txgs.hold()?;
         let txg = hold.txg();
         let task = SyncTask { run, refused: refusal };
-        self.tasks.lock().entry(txg).or_default().push(task);
+        queue.lock().entry(txg).or_default().push(task);
         self.txgs.dirty(txg, 0);
         drop(hold);
         self.txgs.kick(txg);

@@ -102,3 +102,20 @@ pub fn head_of(w: &Arc<Writer>, pool: &str) -> Arc<dmu::Objset> {
     let root = dsl::DslDir::root(w.mos(), pool).unwrap().head().unwrap().unwrap();
     w.open_head(root.object(), dmu::ObjsetProps::default()).unwrap()
 }
+
+/// Adds a file as a top-level vdev.
+pub fn add_file(w: &Arc<Writer>, disks: &FileDisks, name: &str, size: u64) {
+    let path = disks.dir.join(name);
+    std::fs::File::create(&path).unwrap().set_len(size).unwrap();
+    let options = OpenOptions { write: true, ..OpenOptions::default() };
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(&path, &options).unwrap());
+    let facts = |_: &Path| Ok(LeafFacts::of(&*device, false));
+    let config = w.published().config;
+    let next = config.vdev_tree.children.len() as u32;
+    let options =
+        BuildOptions { create_txg: w.published().uberblock.txg, first_id: next, ashift: None };
+    let new = NewVdev::new(NewKind::File(path.clone()));
+    let built = build(&[new], options, [], &facts).unwrap();
+    let guid = built.tops[0].0.guid;
+    w.add_vdevs(built, BTreeMap::from([(guid, Arc::clone(&device))]), None).unwrap();
+}

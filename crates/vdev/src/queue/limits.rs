@@ -22,7 +22,7 @@
 //!   ([`super::depth`]).
 //!
 //! Departures: merging has one limit, without a smaller one for devices without seeks,
-//! because these gain from large writes as well. Removal, initialising, trim and
+//! because these gain from large writes as well. Removal and
 //! rebuild have no class, because nothing here makes such operations yet.
 
 use std::sync::OnceLock;
@@ -81,8 +81,15 @@ pub struct QueueLimits {
 }
 
 /// The defaults of chapter 10 §11.2.
-const DEFAULTS: [ClassLimits; CLASSES] =
-    [class(10, 10), class(10, 10), class(1, 3), class(2, 10), class(1, 3)];
+const DEFAULTS: [ClassLimits; CLASSES] = [
+    class(10, 10),
+    class(10, 10),
+    class(1, 3),
+    class(2, 10),
+    class(1, 3),
+    class(1, 2),
+    class(1, 1),
+];
 
 impl QueueLimits {
     /// For a tool that has exclusive use of a pool and only checks it.
@@ -276,7 +283,7 @@ pub(super) struct BackgroundThrottle {
 }
 
 fn background(class: usize) -> bool {
-    class == IoClass::Scrub as usize
+    class == IoClass::Scrub as usize || class == IoClass::Initializing as usize
 }
 
 impl BackgroundThrottle {
@@ -351,9 +358,8 @@ impl QueueLimits {
     /// Whether the maximum of a class adapts to its device.
     pub(super) fn adapts(&self, class: usize) -> bool {
         // Log blocks are few, and the writer of labels waits for all of them.
-        self.adaptive
-            && class != IoClass::SyncWrite as usize
-            && self.classes[class].max == DEFAULTS[class].max
+        let adapts = class != IoClass::SyncWrite as usize && class < IoClass::Trim as usize;
+        self.adaptive && adapts && self.classes[class].max == DEFAULTS[class].max
     }
 
     /// The limits at a moment.
