@@ -24,17 +24,19 @@ _cenote_flags() {
 	'zpool online') echo '-e' ;;
 	'zpool scrub') echo '-e -s -p -C -w' ;;
 	'zpool labelclear') echo '-f' ;;
+	'zpool initialize') echo '-c --cancel -s --suspend -u --uninit -w --wait' ;;
 	'zpool list') echo '-g -H -L -p -P -v -o -T' ;;
 	'zpool map') echo '-j --json --json-int -p -o -T' ;;
 	'zpool status') echo '-e -g -i -L -P -p -s -t -v -x -d -T' ;;
 	'zpool iostat') echo '-g -H -L -n -p -P -v -y -T -l -q -r -w' ;;
-	'zpool import') echo '-a -d -D -f -m -N -F -n -X -T --rebuild-space -o -R -t' ;;
+	'zpool import') echo '-a -d -D -f -m -N -F -n -X -T --rebuild-space -o -R -t --rewind-to-checkpoint' ;;
 	'zpool export') echo '-a -f' ;;
 	'zpool upgrade') echo '-v' ;;
 	'zpool reguid') echo '-g' ;;
 	'zpool events') echo '-v -H -f -c' ;;
 	'zpool history') echo '-i -l' ;;
 	'zpool get') echo '-H -p -o' ;;
+	'zpool trim') echo '-d --secure -r --rate -c --cancel -s --suspend -w --wait' ;;
 	'zpool wait') echo '-H -p -T -t' ;;
 	'zpool version') echo '-j --json' ;;
 	'zfs create') echo '-P -n -p -u -v -s -V -b -o' ;;
@@ -159,6 +161,12 @@ _cenote_value() {
 	'zpool get')
 		case $2 in
 		-o) echo 'some all name property value source' ;;
+		*) return 1 ;;
+		esac
+		;;
+	'zpool trim')
+		case $2 in
+		-r | --rate) echo 'any' ;;
 		*) return 1 ;;
 		esac
 		;;
@@ -385,6 +393,11 @@ _cenote_operand() {
 		*) echo 'pool' ;;
 		esac
 		;;
+	'zpool checkpoint')
+		case $2 in
+		*) echo 'pool' ;;
+		esac
+		;;
 	'zpool clear')
 		case $2 in
 		0) echo 'pool' ;;
@@ -456,6 +469,12 @@ _cenote_operand() {
 		*) echo 'file' ;;
 		esac
 		;;
+	'zpool initialize')
+		case $2 in
+		0) echo 'pool' ;;
+		*) echo 'vdev' ;;
+		esac
+		;;
 	'zpool list')
 		case $2 in
 		*) echo 'pool' ;;
@@ -522,6 +541,12 @@ _cenote_operand() {
 	'zpool sync')
 		case $2 in
 		*) echo 'pool' ;;
+		esac
+		;;
+	'zpool trim')
+		case $2 in
+		0) echo 'pool' ;;
+		*) echo 'vdev' ;;
 		esac
 		;;
 	'zpool wait')

@@ -35,6 +35,8 @@ function __cenote_takes
             printf '%s\n' -g
         case 'zpool get'
             printf '%s\n' -o
+        case 'zpool trim'
+            printf '%s\n' -r --rate
         case 'zpool wait'
             printf '%s\n' -T -t
         case 'zfs create'
@@ -211,6 +213,7 @@ __cenote_complete -n '__cenote_wants zpool' -a create -d 'make a pool of devices
 __cenote_complete -n '__cenote_wants zpool' -a destroy -d 'destroy a pool'
 __cenote_complete -n '__cenote_wants zpool' -a add -d 'add devices to a pool'
 __cenote_complete -n '__cenote_wants zpool' -a advise -d 'say what hurts pools, and what to do'
+__cenote_complete -n '__cenote_wants zpool' -a checkpoint -d 'keep the state of a pool, to return to it later'
 __cenote_complete -n '__cenote_wants zpool' -a clear -d 'forget errors of devices, and go on with those that came back'
 __cenote_complete -n '__cenote_wants zpool' -a attach -d 'mirror a device by another one'
 __cenote_complete -n '__cenote_wants zpool' -a detach -d 'take a device out of a mirror, a replacement or a spare'
@@ -223,6 +226,7 @@ __cenote_complete -n '__cenote_wants zpool' -a scrub -d 'read and verify everyth
 __cenote_complete -n '__cenote_wants zpool' -a resilver -d 'copy to devices what they missed, from the beginning'
 __cenote_complete -n '__cenote_wants zpool' -a remove -d 'remove log devices, cache devices and spares from a pool'
 __cenote_complete -n '__cenote_wants zpool' -a labelclear -d 'wipe the labels of a device'
+__cenote_complete -n '__cenote_wants zpool' -a initialize -d 'write a pattern to the free space of devices'
 __cenote_complete -n '__cenote_wants zpool' -a list -d 'list pools with their sizes and health'
 __cenote_complete -n '__cenote_wants zpool' -a map -d 'show how full and how fragmented the metaslabs of pools are'
 __cenote_complete -n '__cenote_wants zpool' -a status -d 'show the state of pools and the errors of their devices'
@@ -236,6 +240,7 @@ __cenote_complete -n '__cenote_wants zpool' -a history -d 'show the commands tha
 __cenote_complete -n '__cenote_wants zpool' -a get -d 'show properties of pools and vdevs'
 __cenote_complete -n '__cenote_wants zpool' -a set -d 'set a property of a pool or of a vdev'
 __cenote_complete -n '__cenote_wants zpool' -a sync -d 'write everything to the devices'
+__cenote_complete -n '__cenote_wants zpool' -a trim -d 'tell devices which of their space is free'
 __cenote_complete -n '__cenote_wants zpool' -a wait -d 'wait until a pool is no longer busy'
 __cenote_complete -n '__cenote_wants zpool' -a version -d 'show the version'
 __cenote_complete -n '__cenote_wants zfs' -a create -d 'make a file system or a volume'
@@ -277,6 +282,9 @@ __cenote_complete -n '__cenote_at zpool add +1' -F
 __cenote_complete -n '__cenote_at zpool advise' -s j -l json -d 'JSON output'
 __cenote_complete -n '__cenote_at zpool advise' -s p -d 'exact numbers'
 __cenote_complete -n '__cenote_at zpool advise +0' -f -a '(__cenote_pools)'
+__cenote_complete -n '__cenote_at zpool checkpoint' -s d -l discard -d 'discard the checkpoint'
+__cenote_complete -n '__cenote_at zpool checkpoint' -s w -l wait -d 'with -d: wait until its space is free'
+__cenote_complete -n '__cenote_at zpool checkpoint +0' -f -a '(__cenote_pools)'
 __cenote_complete -n '__cenote_at zpool clear 0' -f -a '(__cenote_pools)'
 __cenote_complete -n '__cenote_at zpool clear +1' -f -a '(__cenote_vdevs)'
 __cenote_complete -n '__cenote_at zpool attach' -s f -d 'even if the new device seems to be in use'
@@ -321,6 +329,12 @@ __cenote_complete -n '__cenote_at zpool remove 0' -f -a '(__cenote_pools)'
 __cenote_complete -n '__cenote_at zpool remove +1' -f -a '(__cenote_vdevs)'
 __cenote_complete -n '__cenote_at zpool labelclear' -s f -d 'even if a pool that is not imported may want it'
 __cenote_complete -n '__cenote_at zpool labelclear +0' -F
+__cenote_complete -n '__cenote_at zpool initialize' -s c -l cancel -d 'give it up'
+__cenote_complete -n '__cenote_at zpool initialize' -s s -l suspend -d 'interrupt it, to be continued by the command without options'
+__cenote_complete -n '__cenote_at zpool initialize' -s u -l uninit -d 'forget that devices were initialized'
+__cenote_complete -n '__cenote_at zpool initialize' -s w -l wait -d 'wait for the end'
+__cenote_complete -n '__cenote_at zpool initialize 0' -f -a '(__cenote_pools)'
+__cenote_complete -n '__cenote_at zpool initialize +1' -f -a '(__cenote_vdevs)'
 __cenote_complete -n '__cenote_at zpool list' -s g -d 'guids instead of the names of devices'
 __cenote_complete -n '__cenote_at zpool list' -s H -d 'no headings, fields separated by one TAB'
 __cenote_complete -n '__cenote_at zpool list' -s L -d 'names of devices with symbolic links resolved'
@@ -377,6 +391,7 @@ __cenote_complete -n '__cenote_at zpool import' -l rebuild-space -d 'make the sp
 __cenote_complete -n '__cenote_at zpool import' -s o -d 'a property of this import, or options of its mounts' -r -f -a 'readonly=on ro direct_io altroot='
 __cenote_complete -n '__cenote_at zpool import' -s R -d 'a directory before all mountpoints' -r -f -a '(__fish_complete_directories)'
 __cenote_complete -n '__cenote_at zpool import' -s t -d 'newpool is a temporary name: the pool keeps its own on its devices'
+__cenote_complete -n '__cenote_at zpool import' -l rewind-to-checkpoint -d 'as it was when the checkpoint was taken; discards all that came later'
 __cenote_complete -n '__cenote_at zpool import +0' -f
 __cenote_complete -n '__cenote_at zpool export' -s a -d 'all pools'
 __cenote_complete -n '__cenote_at zpool export' -s f -d 'unmount even what is busy'
@@ -402,6 +417,13 @@ __cenote_complete -n '__cenote_at zpool set 0' -f -a '(string replace -r \'$\' =
 __cenote_complete -n '__cenote_at zpool set 1' -f -a '(__cenote_pools)'
 __cenote_complete -n '__cenote_at zpool set +2' -f
 __cenote_complete -n '__cenote_at zpool sync +0' -f -a '(__cenote_pools)'
+__cenote_complete -n '__cenote_at zpool trim' -s d -l secure -d 'so that discarded data cannot be recovered'
+__cenote_complete -n '__cenote_at zpool trim' -s r -l rate -d 'bytes a second on each device' -r -f
+__cenote_complete -n '__cenote_at zpool trim' -s c -l cancel -d 'give it up'
+__cenote_complete -n '__cenote_at zpool trim' -s s -l suspend -d 'interrupt it, to be continued by the command without options'
+__cenote_complete -n '__cenote_at zpool trim' -s w -l wait -d 'wait for the end'
+__cenote_complete -n '__cenote_at zpool trim 0' -f -a '(__cenote_pools)'
+__cenote_complete -n '__cenote_at zpool trim +1' -f -a '(__cenote_vdevs)'
 __cenote_complete -n '__cenote_at zpool wait' -s H -d 'no headings, fields separated by one TAB'
 __cenote_complete -n '__cenote_at zpool wait' -s p -d 'exact numbers'
 __cenote_complete -n '__cenote_at zpool wait' -s T -d 'the time before each report: seconds, or a date' -r -f -a 'u d'

@@ -9,6 +9,7 @@ use base::rt::Mutex;
 use base::{Error, ErrorKind, Guid, Result};
 use device::{Device, EngineKind};
 use ondisk::config::PoolState;
+use spa::engine::FreeSpaceTuning;
 use spa::status::{ImportReason, VdevState, VdevStatus};
 use spa::{ImportOptions, Search, Spa};
 
@@ -100,6 +101,7 @@ struct Writing {
     /// The limit of dirty data follows the machine's memory.
     automatic: bool,
     queues: vdev::QueueLimits,
+    free_space: FreeSpaceTuning,
 }
 
 /// The result of a scan.
@@ -188,6 +190,7 @@ impl Engine {
                 throttle: txg::Limits::for_memory(sample.as_ref().map_or(4 << 30, |m| m.total)),
                 automatic: true,
                 queues: vdev::QueueLimits::default(),
+                free_space: FreeSpaceTuning::default(),
             }),
             _monitor: Monitor::start(root.clone(), Arc::clone(&watched), hooks)?,
             watched,
@@ -243,6 +246,22 @@ impl Engine {
             pool.spa().zio().tree().set_queue_limits(limits);
         }
         Ok(())
+    }
+
+    /// Tunables of the work on free space.
+    pub(crate) fn free_space_tuning(&self) -> FreeSpaceTuning {
+        self.writing.lock().free_space
+    }
+
+    pub(crate) fn set_free_space_tuning(&self, f: impl FnOnce(&mut FreeSpaceTuning)) {
+        let tuning = {
+            let mut writing = self.writing.lock();
+            f(&mut writing.free_space);
+            writing.free_space
+        };
+        for writer in self.imported().iter().filter_map(|p| p.writer().ok()) {
+            writer.set_free_space_tuning(tuning);
+        }
     }
 
     /// The kstats of this engine and its pools.

@@ -8,7 +8,7 @@ use base::rt::{Mutex, RwLock};
 use base::{Error, Guid, Result};
 use dsl::FeatureState;
 use ondisk::config::PoolConfig;
-use spa::engine::Writer;
+use spa::engine::{CheckpointStatus, Writer};
 use spa::space::PoolSpace;
 use spa::status::{ImportReason, VdevClass, VdevState, VdevStatus};
 use spa::{ImportOptions, Spa};
@@ -242,6 +242,8 @@ pub struct PoolStatus {
     pub aux: Vec<VdevStatus>,
     /// Last scrub or resilver, if there ever was one.
     pub scan: Option<ScanStatus>,
+    /// The checkpoint, if there is one or one is being discarded.
+    pub checkpoint: Option<CheckpointStatus>,
     /// Known damaged files and metadata.
     pub error_count: u64,
     /// Nothing can be written any more.
@@ -381,6 +383,7 @@ impl Pool {
         // Of a suspended pool only data in memory is reported.
         let known = |e: Error| if suspended { Ok(()) } else { Err(e) };
         self.add_space(&mut root).or_else(known)?;
+        self.add_jobs(&mut root).or_else(known)?;
         let mut reason = reason_of_status(&root);
         let mut failing = false;
         root.for_each(&mut |v| {
@@ -403,6 +406,7 @@ impl Pool {
             reason,
             aux: self.core.aux_devices(),
             scan: self.scan_status().or_else(|e| known(e).map(|()| None))?,
+            checkpoint: self.checkpoint_status().or_else(|e| known(e).map(|()| None))?,
             error_count: self.error_count().or_else(|e| known(e).map(|()| 0))?,
             suspended,
             root,
@@ -423,6 +427,7 @@ impl Pool {
             reason: reason_of_status(&root),
             aux: Vec::new(),
             scan: None,
+            checkpoint: self.core.writer.as_ref().and_then(|w| w.checkpoint_status()),
             error_count: 0,
             suspended: self.is_suspended(),
             root,
@@ -556,6 +561,7 @@ fn fill_in(root: &mut VdevStatus, space: &PoolSpace) {
         top.size = v.size();
         top.allocated = v.allocated();
         top.fragmentation = v.fragmentation();
+        top.checkpoint = v.checkpoint;
     }
 }
 

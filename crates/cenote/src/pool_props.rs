@@ -215,7 +215,13 @@ impl Pool {
             "expandsize" => number(0),
             "freeing" => number(special("$FREE")?),
             "leaked" => number(special("$LEAK")?),
-            "checkpoint" => with_source(PropData::None, Source::None),
+            "checkpoint" => {
+                let kept = self.core.space()?.vdevs.iter().map(|v| v.checkpoint).sum::<u64>();
+                with_source(
+                    if kept > 0 { PropData::Num(kept) } else { PropData::None },
+                    Source::None,
+                )
+            }
             "bcloneused" => number(self.clone_tally()?.0),
             "bclonesaved" => number(self.clone_tally()?.1),
             "dedup_table_size" => number(spa.dedup_table_size()?),

@@ -16,6 +16,7 @@
 //! Lock order: `Engine::automatic` → the engine's configuration.
 
 mod names;
+mod space;
 mod text;
 
 use std::path::Path;
@@ -237,7 +238,7 @@ macro_rules! l2arc {
 }
 
 /// Every tunable, by name.
-pub static TUNABLES: [Tunable; 63] = [
+pub static TUNABLES: [Tunable; 75] = [
     l2arc!(
         "l2arc_exclude_special",
         "do not write blocks of special vdevs to cache devices",
@@ -554,6 +555,8 @@ pub static TUNABLES: [Tunable; 63] = [
             Ok(())
         },
     ),
+    space::INITIALIZE_CHUNK_SIZE,
+    space::INITIALIZE_VALUE,
     zfetch!(Disable, Unit::Choice(OFF_ON)),
     writing(
         "zfs_slow_io_events_per_second",
@@ -564,6 +567,12 @@ pub static TUNABLES: [Tunable; 63] = [
         |e| e.event_limits().slow_io(),
         |e, n| e.event_limits().set_slow_io(n),
     ),
+    space::DISCARD_MEMORY_LIMIT,
+    space::TRIM_EXTENT_BYTES_MAX,
+    space::TRIM_EXTENT_BYTES_MIN,
+    space::TRIM_METASLAB_SKIP,
+    space::TRIM_QUEUE_LIMIT,
+    space::TRIM_TXG_BATCH,
     writing(
         "zfs_txg_history",
         "number of txgs whose times are kept",
@@ -646,6 +655,8 @@ pub static TUNABLES: [Tunable; 63] = [
         2,
         "async writes in flight on one device while little is dirty"
     ),
+    space::INITIALIZING_MAX_ACTIVE,
+    space::INITIALIZING_MIN_ACTIVE,
     writing(
         "zfs_vdev_max_active",
         "operations of all classes in flight on one device",
@@ -724,6 +735,8 @@ pub static TUNABLES: [Tunable; 63] = [
         10,
         "synchronous writes served before classes of lower priority"
     ),
+    space::TRIM_MAX_ACTIVE,
+    space::TRIM_MIN_ACTIVE,
     writing(
         "zfs_zevent_len_max",
         "events that are kept",

@@ -248,7 +248,6 @@ fn what_is_not_done_is_refused() {
         &["zpool", "status", "-j"],
         &["zpool", "status", "--power"],
         &["zpool", "set", "cachefile=/tmp/x", "tank"],
-        &["zpool", "import", "--rewind-to-checkpoint"],
         &["zpool", "upgrade", "tank"],
         &["zpool", "set", "allocating=off", "tank", &disks[0]],
         &["zfs", "list", "-j"],

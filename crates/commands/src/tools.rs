@@ -32,8 +32,19 @@ const BENCHES: &[&str] = &[
     "cache",
 ];
 const LAYOUTS: &[&str] = &["single", "stripe", "mirror", "raidz", "raidz2", "classes"];
-const WORKLOADS: &[&str] =
-    &["mixed", "files", "zaps", "datasets", "churn", "full", "short", "posix", "logs"];
+const WORKLOADS: &[&str] = &[
+    "mixed",
+    "files",
+    "zaps",
+    "datasets",
+    "churn",
+    "full",
+    "checkpoint",
+    "trim",
+    "short",
+    "posix",
+    "logs",
+];
 const PLANTS: &[&str] = &[
     "uberblock-before-flush",
     "label-order",
@@ -42,6 +53,9 @@ const PLANTS: &[&str] = &[
     "no-defer",
     "lose-entry",
     "wrong-group",
+    "free-kept",
+    "forget-range",
+    "trim-deferred",
 ];
 const FAULTS: &[&str] = &[
     "drop",

@@ -84,6 +84,17 @@ pub(super) const COMMANDS: &[Command] = &[
         ..POOL
     },
     Command {
+        name: "checkpoint",
+        about: "keep the state of a pool, to return to it later",
+        synopsis: "checkpoint [-d [-w]] <pool>",
+        flags: &[
+            flag('d', "discard the checkpoint").or("discard"),
+            flag('w', "with -d: wait until its space is free").or("wait"),
+        ],
+        words: &[Word::Pool],
+        ..POOL
+    },
+    Command {
         name: "clear",
         about: "forget errors of devices, and go on with those that came back",
         synopsis: "clear <pool> [device]",
@@ -202,6 +213,19 @@ pub(super) const COMMANDS: &[Command] = &[
         ..POOL
     },
     Command {
+        name: "initialize",
+        about: "write a pattern to the free space of devices",
+        synopsis: "initialize [-c | -s | -u] [-w] <pool> [device] ...",
+        flags: &[
+            flag('c', "give it up").or("cancel"),
+            flag('s', "interrupt it, to be continued by the command without options").or("suspend"),
+            flag('u', "forget that devices were initialized").or("uninit"),
+            flag('w', "wait for the end").or("wait"),
+        ],
+        words: &[Word::Pool, Word::PoolOrVdev],
+        ..POOL
+    },
+    Command {
         name: "list",
         about: "list pools with their sizes and health",
         synopsis: "list [-gHLpPv] [-o property[,...]] [-T d|u] [pool] ... [interval [count]]",
@@ -291,8 +315,8 @@ pub(super) const COMMANDS: &[Command] = &[
         about: "find pools on devices and import them",
         synopsis: "import [-d dir|file] ... [-D]\n\timport [-d dir|file] ... [-DfmN] [-F [-nX]] [-T \
                    txg] [-o readonly=on] [-R root] -a\n\timport [-d dir|file] ... [-DfmNt] [-F \
-                   [-nX]] [-T txg] [--rebuild-space] [-o readonly=on]\n\t    [-R root] <pool | id> \
-                   [newpool]",
+                   [-nX]] [-T txg] [--rebuild-space] [--rewind-to-checkpoint]\n\t    [-o readonly=on] [-R \
+                   root] <pool | id> [newpool]",
         flags: &[
             flag('a', "every pool that is found"),
             arg('d', "dir|file", Word::File, "look there instead of at the system's devices"),
@@ -320,7 +344,8 @@ pub(super) const COMMANDS: &[Command] = &[
             flag('C', "").refused(),
             flag('E', "").refused(),
             flag('V', "an import without a look at the devices").refused(),
-            flag('1', "rewinding to a checkpoint").named("rewind-to-checkpoint").refused(),
+            flag('1', "as it was when the checkpoint was taken; discards all that came later")
+                .named("rewind-to-checkpoint"),
         ],
         words: &[Word::Any],
         ..POOL
@@ -400,6 +425,20 @@ pub(super) const COMMANDS: &[Command] = &[
         synopsis: "sync [pool] ...",
         flags: &[ignored('f')],
         words: &[Word::Pool],
+        ..POOL
+    },
+    Command {
+        name: "trim",
+        about: "tell devices which of their space is free",
+        synopsis: "trim [-dw] [-r rate] [-c | -s] <pool> [device] ...",
+        flags: &[
+            flag('d', "so that discarded data cannot be recovered").or("secure"),
+            arg('r', "rate", Word::Any, "bytes a second on each device").or("rate"),
+            flag('c', "give it up").or("cancel"),
+            flag('s', "interrupt it, to be continued by the command without options").or("suspend"),
+            flag('w', "wait for the end").or("wait"),
+        ],
+        words: &[Word::Pool, Word::PoolOrVdev],
         ..POOL
     },
     Command {

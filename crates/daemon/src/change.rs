@@ -16,7 +16,8 @@ use cenote::create::{
 use cenote::features::by_name;
 use cenote::nvlist::{NvList, Value};
 use cenote::{
-    AttachMode, AttachRequest, NewDevice, Offline, OfflineMode, Pool, ScanRequest, SplitRequest,
+    AttachMode, AttachRequest, JobAction, JobKind, NewDevice, Offline, OfflineMode, Pool,
+    ScanRequest, SplitRequest,
 };
 use proto::{
     AddArgs, AttachArgs, AttachDevice, Change, CreateArgs, DEVICES_MAX, HISTORY_MAX, HistoryEvent,
@@ -256,6 +257,21 @@ pub(super) fn change(
                 Error::new(e.kind(), format!("cannot {action} {name}: {why}"))
             })?;
         }
+        Change::Checkpoint => pool()?.take_checkpoint(command).map_err(|e| {
+            Error::new(e.kind(), format!("cannot checkpoint '{name}': {}", e.message()))
+        })?,
+        Change::DiscardCheckpoint => pool()?.discard_checkpoint(command).map_err(|e| {
+            let text = format!("cannot discard checkpoint in '{name}': {}", e.message());
+            Error::new(e.kind(), text)
+        })?,
+        Change::Trim(action, devices) => {
+            let action = job_action(*action);
+            pool()?.on_free_space(JobKind::Trim, action, few(devices)?, command)?;
+        }
+        Change::Initialize(action, devices) => {
+            let action = job_action(*action);
+            pool()?.on_free_space(JobKind::Initialize, action, few(devices)?, command)?;
+        }
         Change::Clear(device) => {
             let (pool, device) = (pool()?, device.as_deref());
             state.engine().clear(&pool, device, command).map_err(|e| {
@@ -356,6 +372,23 @@ fn attach(
         };
         Error::new(e.kind(), text)
     })
+}
+
+/// Devices of one request, if they are not too many.
+fn few(devices: &[String]) -> Result<&[String]> {
+    match devices.len() {
+        0..=DEVICES_MAX => Ok(devices),
+        _ => Err(Error::limit("too many devices in one request")),
+    }
+}
+
+fn job_action(action: proto::JobAction) -> JobAction {
+    match action {
+        proto::JobAction::Start { rate, secure } => JobAction::Start { rate, secure },
+        proto::JobAction::Cancel => JobAction::Cancel,
+        proto::JobAction::Suspend => JobAction::Suspend,
+        proto::JobAction::Forget => JobAction::Forget,
+    }
 }
 
 /// `zpool labelclear`.

@@ -1,10 +1,12 @@
 //! Conversion of the engine's types to the protocol's.
 
 use cenote::{
-    ClassDetail, DataError, DatasetKind, FoundPool, ImportReason, PoolState, PoolStatus, ScanState,
-    VdevStatus,
+    CheckpointState, ClassDetail, DataError, DatasetKind, FoundPool, ImportReason, JobStatus,
+    PoolState, PoolStatus, ScanState, VdevStatus,
 };
-use proto::{ClassIo, DatasetType, ImportCandidate, Pool, Scan, Vdev, VdevIoCounts};
+use proto::{
+    Checkpoint, ClassIo, DatasetType, ImportCandidate, LeafJob, Pool, Scan, Vdev, VdevIoCounts,
+};
 
 pub(crate) fn kind(kind: DatasetKind) -> DatasetType {
     match kind {
@@ -42,6 +44,15 @@ fn class_io(class: &ClassDetail) -> ClassIo {
     }
 }
 
+fn job(status: &JobStatus) -> LeafJob {
+    LeafJob {
+        state: status.record.state as u8,
+        time: status.record.action_time,
+        done: status.done,
+        total: status.total,
+    }
+}
+
 pub(crate) fn vdev(v: &VdevStatus) -> Vdev {
     Vdev {
         guid: v.guid.0,
@@ -63,6 +74,10 @@ pub(crate) fn vdev(v: &VdevStatus) -> Vdev {
         allocated: v.allocated,
         fragmentation: v.fragmentation,
         expandsize: v.expandsize,
+        checkpoint: v.checkpoint,
+        can_discard: v.can_discard,
+        trim: v.trim.as_ref().map(job),
+        initialize: v.initialize.as_ref().map(job),
         psize: v.psize,
         asize: v.asize,
         ashift: v.ashift,
@@ -124,7 +139,11 @@ pub(crate) fn pool(s: &PoolStatus) -> Pool {
         }),
         removal: None,
         expand: None,
-        checkpoint: None,
+        checkpoint: s.checkpoint.map(|c| Checkpoint {
+            discarding: c.state == CheckpointState::Discarding,
+            taken: c.taken,
+            space: c.space,
+        }),
         disabled_features: s.reason == Some(ImportReason::FeaturesDisabled),
     }
 }

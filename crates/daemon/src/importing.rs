@@ -36,6 +36,9 @@ type ImportOutcome = (String, Vec<String>);
 /// The error for a pool that lacks devices, in OpenZFS's words. Read errors of its devices go
 /// to the log.
 fn refused(name: &str, e: &Error) -> Error {
+    if e.message() == "checkpoint does not exist" {
+        return Error::new(e.kind(), format!("cannot import '{name}': {}", e.message()));
+    }
     if e.kind() != ErrorKind::DevicesMissing {
         return cannot("import", name, e);
     }
@@ -209,6 +212,7 @@ impl DaemonState {
             extreme: args.extreme,
             txg: args.txg.map(Txg),
             rebuild_space: args.rebuild_space,
+            checkpoint: args.checkpoint,
             missing_log: args.missing_log,
             altroot: args.altroot.clone(),
             new_name: args.new_name.clone(),

@@ -80,7 +80,7 @@ pub(super) fn later(args: &ImportArgs, readonly: bool) -> ImportArgs {
     let mut later = args.clone();
     if !readonly {
         (later.txg, later.rewind, later.extreme) = (None, false, false);
-        later.rebuild_space = false;
+        (later.rebuild_space, later.checkpoint) = (false, false);
     }
     later
 }
@@ -98,6 +98,7 @@ mod tests {
             rewind: true,
             extreme: true,
             rebuild_space: true,
+            checkpoint: true,
             ..ImportArgs::default()
         };
         assert_eq!(later(&args, false), ImportArgs::default());

@@ -139,6 +139,14 @@ pub enum Change {
     Split(Box<SplitArgs>),
     /// Begin, pause, continue or stop a scrub, or begin a resilver.
     Scan(ScanCommand),
+    /// Take a checkpoint.
+    Checkpoint,
+    /// Discard the checkpoint.
+    DiscardCheckpoint,
+    /// Start, suspend or end a trim of devices; of all that do it, if none is named.
+    Trim(JobAction, Vec<String>),
+    /// Likewise an initialization.
+    Initialize(JobAction, Vec<String>),
 }
 
 /// A pool of mirrors that is split in two.
@@ -204,6 +212,24 @@ pub enum ScanCommand {
     Stop,
     /// Begin a resilver.
     Resilver,
+}
+
+/// What to do with the work on the free space of devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum JobAction {
+    /// Start it, or continue it where it was suspended.
+    Start {
+        /// Bytes a second; 0 is no limit.
+        rate: u64,
+        /// With secure discards.
+        secure: bool,
+    },
+    /// Give it up.
+    Cancel,
+    /// Interrupt it.
+    Suspend,
+    /// Forget that it ever ran.
+    Forget,
 }
 
 /// A record of a pool's history.

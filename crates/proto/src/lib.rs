@@ -36,7 +36,7 @@ use serde::{Deserialize, Serialize};
 
 pub use change::{
     AddArgs, AttachArgs, AttachDevice, Change, CreateArgs, DEVICES_MAX, Force, HISTORY_MAX,
-    HistoryEvent, HistoryRecord, NewKind, NewVdev, ScanCommand, SplitArgs, SplitReport,
+    HistoryEvent, HistoryRecord, JobAction, NewKind, NewVdev, ScanCommand, SplitArgs, SplitReport,
 };
 pub use dataset::{
     Assign, DatasetChange, DestroyArgs, NewDatasetArgs, PropsArgs, SnapshotArgs, TARGETS_MAX,
@@ -44,13 +44,14 @@ pub use dataset::{
 };
 pub use events::{EVENTS_PAGE, EventInfo, EventsPage};
 pub use pool::{
-    ClassIo, Expand, ImportCandidate, Pool, Removal, Scan, Vdev, VdevHealth, VdevIoCounts, VdevRole,
+    Checkpoint, ClassIo, Expand, ImportCandidate, LeafJob, Pool, Removal, Scan, Vdev, VdevHealth,
+    VdevIoCounts, VdevRole,
 };
 pub use space_map::{MetaslabSpace, SpaceMap, VdevSpaceMap};
 pub use stats::{BATCH_MAX, Stat, TunableInfo, WhatIf};
 
 /// Version of the protocol.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 /// Largest frame in bytes.
 const FRAME_MAX: usize = 32 << 20;
 /// Largest request in bytes: names of [`TARGETS_MAX`] datasets, up to the length of a command
@@ -114,6 +115,9 @@ pub struct ImportArgs {
     /// Rebuild the space maps.
     #[serde(default)]
     pub rebuild_space: bool,
+    /// Go back to the checkpoint.
+    #[serde(default)]
+    pub checkpoint: bool,
     /// Import without missing log devices.
     pub missing_log: bool,
     /// Prefix of all mountpoints.

@@ -141,6 +141,30 @@ pub struct ClassIo {
     pub active: u64,
 }
 
+/// Work on the free space of a leaf that was started.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeafJob {
+    /// 1 active, 2 canceled, 3 suspended, 4 complete.
+    pub state: u8,
+    /// When it was started, suspended or ended last, in seconds since 1970.
+    pub time: u64,
+    /// Bytes done.
+    pub done: u64,
+    /// Bytes in all.
+    pub total: u64,
+}
+
+/// The checkpoint of a pool.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Checkpoint {
+    /// It is being discarded.
+    pub discarding: bool,
+    /// When it was taken, in seconds since 1970; 0 while it is discarded.
+    pub taken: u64,
+    /// Bytes that it keeps, or that are still to be freed.
+    pub space: u64,
+}
+
 /// A vdev and its children.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vdev {
@@ -171,7 +195,8 @@ pub struct Vdev {
     /// I/O of the vdev and all its descendants.
     #[serde(default)]
     pub io: VdevIoCounts,
-    /// Histograms of that I/O: sync reads, sync writes, async reads, async writes, scrub.
+    /// Histograms of that I/O: sync reads, sync writes, async reads, async writes, scrub,
+    /// trim, initializing.
     #[serde(default)]
     pub io_classes: Vec<ClassIo>,
     /// Opened with O_DIRECT.
@@ -184,6 +209,18 @@ pub struct Vdev {
     pub fragmentation: Option<u64>,
     /// Bytes that expansion would add.
     pub expandsize: u64,
+    /// Bytes of a top-level vdev that only the checkpoint keeps.
+    #[serde(default)]
+    pub checkpoint: u64,
+    /// A leaf's device discards.
+    #[serde(default)]
+    pub can_discard: bool,
+    /// The last trim of a leaf.
+    #[serde(default)]
+    pub trim: Option<LeafJob>,
+    /// The last initialization of a leaf.
+    #[serde(default)]
+    pub initialize: Option<LeafJob>,
     /// A leaf's physical bytes.
     pub psize: u64,
     /// Bytes of it that can be allocated.
@@ -294,8 +331,8 @@ pub struct Pool {
     pub removal: Option<Removal>,
     /// Last expansion.
     pub expand: Option<Expand>,
-    /// Checkpoint: creation in seconds, bytes.
-    pub checkpoint: Option<(u64, u64)>,
+    /// The checkpoint.
+    pub checkpoint: Option<Checkpoint>,
     /// Features that the pool has not enabled.
     pub disabled_features: bool,
 }

@@ -156,6 +156,15 @@ impl Golden {
         out
     }
 
+    /// The manifest of the root file system as it was at the pool's checkpoint, when the pool
+    /// had these datasets.
+    pub fn manifest_at_checkpoint(&self, datasets: &[String]) -> Vec<ManifestEntry> {
+        let mut entries =
+            read_manifest(&self.dir.join(format!("{}.at-checkpoint.jsonl.zst", self.name)));
+        manifest::cut_at_mountpoints(&self.name, datasets, &mut entries);
+        entries
+    }
+
     /// A text file that belongs to the pool (`list.txt`, `props.txt`, ...).
     pub fn text(&self, suffix: &str) -> Option<String> {
         std::fs::read_to_string(self.dir.join(format!("{}.{suffix}", self.name))).ok()

@@ -11,6 +11,7 @@ mod devices;
 mod diagnosis;
 mod pools;
 mod random;
+mod space_kept;
 mod storage;
 mod topology;
 

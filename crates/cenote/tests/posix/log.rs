@@ -528,3 +528,57 @@ fn concurrent_fsyncs_survive_a_cut_at_any_time() {
     }
     rig.finish();
 }
+
+/// A checkpoint is taken while a log is in use, and the log goes on. A return to the checkpoint
+/// replays nothing that came after it, and the log's blocks of that time are free.
+#[test]
+fn a_return_to_a_checkpoint_replays_no_later_record() {
+    let rig = PosixFixture::new("log-checkpoint", 256 * MB);
+    let first = rig.file(rig.root(), "first");
+    rig.fs.fsync(first).unwrap();
+    busy(&rig);
+    fsync_all(&rig.fs);
+    quiet(&rig.pool);
+    rig.pool.take_checkpoint(None).unwrap();
+    let then = essence(&rig.fs);
+    for round in 0..6u64 {
+        // In the chain that the checkpoint knows, and after it.
+        for i in 0..10u64 {
+            rig.write(first, i * 9000, &noise(round * 100 + i, 9000));
+            rig.fs.fsync(first).unwrap();
+        }
+        if round % 2 == 1 {
+            rig.sync();
+        }
+    }
+    rig.fs.unlink(&Caller::root(), rig.root(), b"link").unwrap();
+    rig.fs.fsync(first).unwrap();
+    let now = essence(&rig.fs);
+    assert_ne!(now, then);
+    let scratch = cut(&rig, "checkpoint-now");
+    check_cut(&scratch, &now);
+    let scratch = cut(&rig, "checkpoint-then");
+    let engine = testkit::engine();
+    let back = ImportOptions { force: true, checkpoint: true, ..ImportOptions::default() };
+    let pool = import_from(&engine, scratch.path(), &back).unwrap();
+    pool.dataset(DATASET).unwrap().check_writable().unwrap();
+    let fs = pool.dataset(DATASET).unwrap().open_fs().unwrap();
+    assert_eq!(essence(&fs), then);
+    drop(fs);
+    pool.export().unwrap();
+    drop(pool);
+    judge_with(&engine, &scratch);
+    // A checkpoint that a power failure met is continued, and its blocks are freed.
+    let scratch = cut(&rig, "checkpoint-discarded");
+    let pool = import(&engine, &scratch);
+    pool.dataset(DATASET).unwrap().check_writable().unwrap();
+    pool.discard_checkpoint(None).unwrap();
+    for _ in 0..100 {
+        pool.sync().unwrap();
+    }
+    assert_eq!(pool.checkpoint_status().unwrap(), None);
+    pool.export().unwrap();
+    drop(pool);
+    judge_with(&engine, &scratch);
+    rig.finish();
+}

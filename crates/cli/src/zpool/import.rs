@@ -35,6 +35,11 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     if tells || parsed.has('X') && !rewinds {
         return Ok(misuse("import", Some("-n or -X only meaningful with -F")));
     }
+    // A checkpoint is one state, and these choose another.
+    if parsed.has('1') && (rewinds || parsed.has('2')) {
+        let text = "--rewind-to-checkpoint cannot be combined with -F, -T or --rebuild-space";
+        return Ok(misuse("import", Some(text)));
+    }
     if parsed.has('l') {
         ui::err(&ui::not_yet("loading keys"));
     }
@@ -107,6 +112,7 @@ fn arguments(parsed: &Parsed) -> std::result::Result<ImportArgs, String> {
         dry_run: parsed.has('n'),
         extreme: parsed.has('X'),
         rebuild_space: parsed.has('2'),
+        checkpoint: parsed.has('1'),
         missing_log: parsed.has('m'),
         no_mount: parsed.has('N'),
         ..ImportArgs::default()

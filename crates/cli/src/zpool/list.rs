@@ -213,6 +213,10 @@ fn vdev_row(v: &Vdev, indent: usize, depth: usize, options: &ListOptions) -> Vec
             v.expandsize > 0,
             if options.parsable { v.expandsize.to_string() } else { nicebytes(v.expandsize) },
         ),
+        "checkpoint" => or_dash(
+            v.checkpoint > 0,
+            if options.parsable { v.checkpoint.to_string() } else { nicebytes(v.checkpoint) },
+        ),
         "fragmentation" => match v.fragmentation.filter(|_| sized) {
             Some(f) if options.parsable => f.to_string(),
             Some(f) => format!("{f}%"),

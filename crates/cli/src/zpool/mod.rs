@@ -6,6 +6,7 @@ mod attach;
 mod change;
 mod create;
 mod events;
+mod free_space;
 mod get;
 mod history;
 mod import;
@@ -35,7 +36,7 @@ use proto::{Pool, PropertyEntry, Reply, Request, SpaceMap};
 use ui::Exit;
 
 /// Commands of OpenZFS's that Cenote does not have yet.
-const MISSING: [&str; 5] = ["checkpoint", "prefetch", "initialize", "trim", "ddtprune"];
+const MISSING: [&str; 2] = ["prefetch", "ddtprune"];
 
 /// Complains and shows the usage of a command; the exit code is 2.
 pub(super) fn misuse(command: &str, message: Option<&str>) -> Exit {
@@ -64,6 +65,9 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
         "import" => import::main(rest),
         "export" => export(rest),
         "get" => get::main(rest),
+        "checkpoint" => free_space::checkpoint(rest),
+        "trim" => free_space::trim(rest),
+        "initialize" => free_space::initialize(rest),
         "create" => create::main(rest),
         "add" => add::main(rest),
         "advise" => advise::main(rest),

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use base::Result;
 use cenote::props::{nicebytes, nicenum};
-use proto::{Expand, Pool, Removal, Scan, Vdev, VdevHealth, VdevRole};
+use proto::{Checkpoint, Expand, LeafJob, Pool, Removal, Scan, Vdev, VdevHealth, VdevRole};
 use ui::Exit;
 use ui::progress::bar;
 use ui::time::{ctime, duration};
@@ -314,9 +314,8 @@ fn text(p: &Pool, options: &StatusOptions) -> String {
             out.push_str(&bar_line(removal.copied, removal.to_copy));
         }
     }
-    if let Some((created, bytes)) = p.checkpoint {
-        let _ =
-            writeln!(out, "checkpoint: created {}, consumes {}", ctime(created), nicebytes(bytes));
+    if let Some(checkpoint) = &p.checkpoint {
+        out.push_str(&checkpoint_line(checkpoint));
     }
     if let Some(expand) = &p.expand {
         out.push_str(&expand_lines(expand));
@@ -401,16 +400,54 @@ fn row(out: &mut String, v: &Vdev, depth: usize, width: usize, options: &StatusO
     if options.verbose && v.path.is_some() && v.state == VdevHealth::Online && !v.direct_io {
         out.push_str("  (buffered)");
     }
-    // Cenote does neither, and no other program can while the pool is imported.
     let device = v.path.is_some() && v.state == VdevHealth::Online && v.class != VdevRole::Spare;
-    for (options, remark) in
-        [(options.initialize, "  (uninitialized)"), (options.trim, "  (trim unsupported)")]
-    {
-        if options && device {
-            out.push_str(remark);
+    if device {
+        out.push_str(&job_remark(v.initialize.as_ref(), options.initialize, &INITIALIZE_WORDS));
+        if options.trim && !v.can_discard {
+            out.push_str("  (trim unsupported)");
+        } else {
+            out.push_str(&job_remark(v.trim.as_ref(), options.trim, &TRIM_WORDS));
         }
     }
     out.push('\n');
+}
+
+/// Words of remarks: while it runs, when it never ran, and behind the percentage.
+type JobWords = [&'static str; 3];
+const INITIALIZE_WORDS: JobWords = ["initializing", "uninitialized", "initialized"];
+const TRIM_WORDS: JobWords = ["trimming", "untrimmed", "trimmed"];
+
+/// The remark on the work on a leaf's free space; `whole`: that on request.
+fn job_remark(job: Option<&LeafJob>, whole: bool, words: &JobWords) -> String {
+    let [runs, never, done] = words;
+    // An empty device is done.
+    let percent = |job: &LeafJob| {
+        let all = u128::from(job.done.min(job.total)) * 100;
+        all.checked_div(u128::from(job.total)).unwrap_or(100)
+    };
+    match job {
+        Some(job) if job.state == 1 && !whole => format!("  ({runs})"),
+        _ if !whole => String::new(),
+        Some(job) if matches!(job.state, 1 | 3 | 4) => {
+            let how = match job.state {
+                1 => "started at",
+                3 => "suspended, started at",
+                _ => "completed at",
+            };
+            format!("  ({}% {done}, {how} {})", percent(job), ctime(job.time))
+        }
+        _ => format!("  ({never})"),
+    }
+}
+
+fn checkpoint_line(checkpoint: &Checkpoint) -> String {
+    let space = nicebytes(checkpoint.space);
+    match checkpoint.discarding {
+        true => format!("checkpoint: discarding, {space} remaining.\n"),
+        false => {
+            format!("checkpoint: created {}, consumes {space}\n", ctime(checkpoint.taken))
+        }
+    }
 }
 
 fn scan_lines(s: &Scan, now: u64) -> String {
@@ -674,10 +711,43 @@ mod tests {
 
     #[test]
     fn remarks_on_request() {
-        let p = pool("tank", vec![disk(1, VdevRole::Normal)]);
+        let mut p = pool("tank", vec![disk(1, VdevRole::Normal)]);
         let options = StatusOptions { initialize: true, trim: true, ..StatusOptions::default() };
         let row =
             "  /tmp/w/disk1.img  ONLINE       0     0     0  (uninitialized)  (trim unsupported)\n";
         assert!(text(&p, &options).contains(row), "{}", text(&p, &options));
+        let leaf = &mut p.root.children[0];
+        leaf.can_discard = true;
+        leaf.trim = Some(LeafJob { state: 1, time: 7, done: 57, total: 99 });
+        let shown = |p: &Pool, options: &StatusOptions| {
+            let text = text(p, options);
+            let row = text.lines().find(|l| l.contains("disk1.img")).unwrap();
+            row.split_once("0     0     0").unwrap().1.to_owned()
+        };
+        let when = ctime(7);
+        let trim = StatusOptions { trim: true, ..StatusOptions::default() };
+        assert_eq!(shown(&p, &StatusOptions::default()), "  (trimming)");
+        assert_eq!(shown(&p, &trim), format!("  (57% trimmed, started at {when})"));
+        for (state, words) in [
+            (3, format!("  (57% trimmed, suspended, started at {when})")),
+            (4, format!("  (57% trimmed, completed at {when})")),
+            (2, "  (untrimmed)".to_owned()),
+        ] {
+            p.root.children[0].trim = Some(LeafJob { state, time: 7, done: 57, total: 99 });
+            assert_eq!(shown(&p, &trim), words);
+            assert_eq!(shown(&p, &StatusOptions::default()), "", "only on request");
+        }
+    }
+
+    #[test]
+    fn checkpoints() {
+        let mut p = pool("tank", vec![disk(1, VdevRole::Normal)]);
+        let space = 248 << 10;
+        p.checkpoint = Some(Checkpoint { discarding: false, taken: 7, space });
+        let line = format!("\ncheckpoint: created {}, consumes 248K\nconfig:", ctime(7));
+        assert!(text(&p, &StatusOptions::default()).contains(&line));
+        p.checkpoint = Some(Checkpoint { discarding: true, taken: 0, space });
+        let line = "\ncheckpoint: discarding, 248K remaining.\nconfig:";
+        assert!(text(&p, &StatusOptions::default()).contains(line));
     }
 }

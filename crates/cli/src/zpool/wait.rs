@@ -1,7 +1,7 @@
 //! `zpool wait` (chapter 09 §4.7).
 //!
 //! The pool's activities are queried once a second. Activities that Cenote does not have
-//! (initialize, trim, ...) are never in progress.
+//! (replace) are never in progress.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -26,7 +26,7 @@ const ACTIVITIES: [&str; 9] = [
     "raidz_expand",
 ];
 /// Time between two queries, without an interval.
-const PAUSE: Duration = Duration::from_secs(1);
+pub(super) const PAUSE: Duration = Duration::from_secs(1);
 
 /// The activities to wait for, and the output format.
 #[derive(Debug, PartialEq)]
@@ -79,16 +79,35 @@ fn is_replacing(vdev: &Vdev) -> bool {
     vdev.kind == "replacing" || vdev.children.iter().any(is_replacing)
 }
 
+/// At least 1 while work is in progress, or it would look finished.
+fn rest(to_do: u64, done: u64) -> u64 {
+    to_do.saturating_sub(done).max(1)
+}
+
+/// Bytes of a discarded checkpoint that are still to be freed.
+pub(super) fn discard_left(pool: &Pool) -> u64 {
+    let discarding = pool.checkpoint.filter(|c| c.discarding);
+    discarding.map_or(0, |c| rest(c.space, 0))
+}
+
+/// Bytes that the trims or initializations of a vdev and those below it still have to process.
+pub(super) fn job_left(v: &Vdev, trims: bool) -> u64 {
+    let job = if trims { v.trim } else { v.initialize };
+    let own = job.filter(|job| job.state == 1).map_or(0, |job| rest(job.total, job.done));
+    v.children.iter().map(|child| job_left(child, trims)).fold(own, u64::saturating_add)
+}
+
 /// Bytes that an activity still has to process; 0 if it is not in progress.
 fn left(activity: &str, pool: &Pool, freeing: u64) -> u64 {
-    // At least 1 while it is in progress, or it would look finished.
-    let rest = |to_do: u64, done: u64| to_do.saturating_sub(done).max(1);
     let scan = |resilver: bool| {
         let running = pool.scan.as_ref().filter(|s| s.state == 1 && s.resilver == resilver);
         running.filter(|s| s.paused == 0).map_or(0, |s| rest(s.to_examine, s.issued))
     };
     match activity {
+        "discard" => discard_left(pool),
         "free" => freeing,
+        "initialize" => job_left(&pool.root, false),
+        "trim" => job_left(&pool.root, true),
         "scrub" => scan(false),
         // The device stays until its successor has everything.
         "replace" if is_replacing(&pool.root) => scan(true).max(1),

@@ -1,0 +1,142 @@
+//! Tunables of space that is given back: discards of checkpoints, trims, initializations.
+
+use spa::engine::FreeSpaceTuning;
+use vdev::IoClass;
+
+use super::{OFF_ON, Tunable, Unit, small, writing};
+
+macro_rules! free_space {
+    ($name:expr, $what:expr, $unit:expr, $default:expr, $range:expr, $get:expr, $set:expr) => {
+        writing(
+            $name,
+            $what,
+            $unit,
+            $default,
+            $range,
+            |e| {
+                let get: fn(&FreeSpaceTuning) -> u64 = $get;
+                get(&e.free_space_tuning())
+            },
+            |e, n| {
+                let set: fn(&mut FreeSpaceTuning, u64) = $set;
+                e.set_free_space_tuning(|t| set(t, n));
+                Ok(())
+            },
+        )
+    };
+}
+
+macro_rules! active {
+    ($class:ident, $which:ident, $name:expr, $default:expr, $what:expr) => {
+        writing(
+            $name,
+            $what,
+            Unit::Count,
+            $default,
+            || (1, 1000),
+            |e| e.queue_limits().classes[IoClass::$class as usize].$which.into(),
+            |e, n| e.set_queue_limits(|l| l.classes[IoClass::$class as usize].$which = small(n)),
+        )
+    };
+}
+
+pub(super) const INITIALIZE_CHUNK_SIZE: Tunable = free_space!(
+    "zfs_initialize_chunk_size",
+    "bytes of one write of an initialization",
+    Unit::Bytes,
+    1 << 20,
+    || (4 << 10, 16 << 20),
+    |t| t.chunk,
+    |t, n| t.chunk = n
+);
+pub(super) const INITIALIZE_VALUE: Tunable = free_space!(
+    "zfs_initialize_value",
+    "the word that an initialization writes",
+    Unit::Count,
+    0xdead_beef_dead_beee,
+    || (0, u64::MAX),
+    |t| t.pattern,
+    |t, n| t.pattern = n
+);
+pub(super) const DISCARD_MEMORY_LIMIT: Tunable = free_space!(
+    "zfs_spa_discard_memory_limit",
+    "memory for the ranges of a checkpoint that one txg frees",
+    Unit::Bytes,
+    16 << 20,
+    || (1 << 10, 1 << 30),
+    |t| t.discard_memory,
+    |t, n| t.discard_memory = n
+);
+pub(super) const TRIM_EXTENT_BYTES_MAX: Tunable = free_space!(
+    "zfs_trim_extent_bytes_max",
+    "larger ranges are trimmed in parts",
+    Unit::Bytes,
+    128 << 20,
+    || (1 << 20, 1 << 40),
+    |t| t.trim_max,
+    |t, n| t.trim_max = n
+);
+pub(super) const TRIM_EXTENT_BYTES_MIN: Tunable = free_space!(
+    "zfs_trim_extent_bytes_min",
+    "smaller ranges are not trimmed",
+    Unit::Bytes,
+    32 << 10,
+    || (512, 1 << 30),
+    |t| t.trim_min,
+    |t, n| t.trim_min = n
+);
+pub(super) const TRIM_METASLAB_SKIP: Tunable = free_space!(
+    "zfs_trim_metaslab_skip",
+    "do not trim metaslabs that were never used",
+    Unit::Choice(OFF_ON),
+    0,
+    || (0, 1),
+    |t| t.trim_skip.into(),
+    |t, n| t.trim_skip = n != 0
+);
+pub(super) const TRIM_QUEUE_LIMIT: Tunable = free_space!(
+    "zfs_trim_queue_limit",
+    "discards that a trim queues at a device at once",
+    Unit::Count,
+    10,
+    || (1, 1 << 20),
+    |t| t.trim_queue,
+    |t, n| t.trim_queue = n
+);
+pub(super) const TRIM_TXG_BATCH: Tunable = free_space!(
+    "zfs_trim_txg_batch",
+    "txgs over which autotrim collects freed space",
+    Unit::Count,
+    32,
+    || (1, 1 << 10),
+    |t| t.trim_batch,
+    |t, n| t.trim_batch = n
+);
+pub(super) const INITIALIZING_MAX_ACTIVE: Tunable = active!(
+    Initializing,
+    max,
+    "zfs_vdev_initializing_max_active",
+    1,
+    "maximum of writes of initializations in flight on one device"
+);
+pub(super) const INITIALIZING_MIN_ACTIVE: Tunable = active!(
+    Initializing,
+    min,
+    "zfs_vdev_initializing_min_active",
+    1,
+    "writes of initializations in flight on one device beside other operations"
+);
+pub(super) const TRIM_MAX_ACTIVE: Tunable = active!(
+    Trim,
+    max,
+    "zfs_vdev_trim_max_active",
+    2,
+    "maximum of discards in flight on one device"
+);
+pub(super) const TRIM_MIN_ACTIVE: Tunable = active!(
+    Trim,
+    min,
+    "zfs_vdev_trim_min_active",
+    1,
+    "discards in flight on one device beside other operations"
+);
