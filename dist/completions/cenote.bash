@@ -5,7 +5,7 @@
 _cenote_commands() {
 	case $1 in
 	cenote) echo 'zpool zfs daemon zdb arc arcstat arc_summary zilstat trace kstat tune ls tree cat cp uberblocks map io bench sim completion mount.cenote help version' ;;
-	zpool) echo 'create destroy add advise clear attach detach replace split reopen offline online scrub resilver remove labelclear list map status iostat import export upgrade reguid events history get set sync wait version' ;;
+	zpool) echo 'create destroy add advise checkpoint clear attach detach replace split reopen offline online scrub resilver remove labelclear initialize list map status iostat import export upgrade reguid events history get set sync trim wait version' ;;
 	zfs) echo 'create destroy snapshot snap set inherit list get mount unmount umount rewrite version' ;;
 	esac
 }
@@ -17,6 +17,7 @@ _cenote_flags() {
 	'zpool destroy') echo '-f' ;;
 	'zpool add') echo '-f -g -L -n -o -P --allow-in-use --allow-replication-mismatch --allow-ashift-mismatch' ;;
 	'zpool advise') echo '-j --json -p' ;;
+	'zpool checkpoint') echo '-d --discard -w --wait' ;;
 	'zpool attach') echo '-f -o -w' ;;
 	'zpool replace') echo '-f -o -w' ;;
 	'zpool split') echo '-g -L -n -P -o -R' ;;
@@ -342,10 +343,10 @@ _cenote_value() {
 		--seed) echo 'any' ;;
 		--runs) echo 'any' ;;
 		--vdevs) echo 'one single stripe mirror raidz raidz2 classes' ;;
-		--workload) echo 'one mixed files zaps datasets churn full short posix logs' ;;
+		--workload) echo 'one mixed files zaps datasets churn full checkpoint trim short posix logs' ;;
 		--threads) echo 'any' ;;
 		--ops) echo 'any' ;;
-		--plant) echo 'one uberblock-before-flush label-order reuse-same-group reuse-before-commit no-defer lose-entry wrong-group' ;;
+		--plant) echo 'one uberblock-before-flush label-order reuse-same-group reuse-before-commit no-defer lose-entry wrong-group free-kept forget-range trim-deferred' ;;
 		--fault) echo 'one drop away write-errors flush-errors read-errors stale-reads misdirected lying-flushes' ;;
 		--every) echo 'any' ;;
 		--more) echo 'any' ;;

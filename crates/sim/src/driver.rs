@@ -14,8 +14,8 @@ use ondisk::ObjType;
 use ondisk::objset::ObjsetType;
 use ondisk::zap::ZapValue;
 use spa::engine::{
-    FreeSpaceTuning, JobKind, JobRecord, PoolChange, ScanLimits, ScanRequest, Taken, TaskCx, Writer,
-    objset_props,
+    FreeSpaceTuning, JobKind, JobRecord, PoolChange, ScanLimits, ScanRequest, Taken, TaskCx,
+    Writer, objset_props,
 };
 
 use crate::model::{Act, Dataset, DsId, Model, Snap};

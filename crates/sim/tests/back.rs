@@ -28,7 +28,7 @@ fn a_rewound_pool_never_meets_its_discarded_future() {
 /// one never comes back.
 #[test]
 fn a_pool_returns_to_its_checkpoint() {
-    let runs = if std::env::var_os("CENOTE_NIGHTLY").is_some() { 200 } else { 12 };
+    let runs = if std::env::var_os("CENOTE_NIGHTLY").is_some() { 200 } else { 8 };
     let layouts = [Layout::Mirror, Layout::Raidz, Layout::Single, Layout::Draid];
     let (mut images, mut back) = (0, 0);
     for seed in 1..=runs {

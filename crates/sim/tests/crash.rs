@@ -200,7 +200,7 @@ fn every_crash_point_where_all_blocks_are_gangs() {
 /// Runs of a workload on every kind of vdev.
 fn on_each_layout(workload: Workload) -> Totals {
     let layouts = [Layout::Single, Layout::Mirror, Layout::Raidz, Layout::Draid, Layout::Classes];
-    let rounds = if nightly() { 100 } else { 2 };
+    let rounds = if nightly() { 100 } else { 1 };
     let mut totals = Totals::default();
     for (layout, round) in (0..rounds).flat_map(|round| layouts.map(|layout| (layout, round))) {
         let mut campaign = Campaign::new(1000 + round, 1);

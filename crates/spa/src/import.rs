@@ -13,7 +13,7 @@ use dsl::write::features::Obstacle;
 use dsl::{DslDir, FeatureState, Mos};
 use ondisk::config::{PoolConfig, PoolState, VdevConfig};
 use ondisk::features::FEATURES;
-use ondisk::spacemap::{Entries, Params};
+use ondisk::spacemap::Params;
 use ondisk::uberblock::{ScratchState, Uberblock, VERSION_FEATURES};
 use vdev::{AllocClass, State, Tree, TxgRanges, VdevKind};
 use zio::{BlockCache, Zio};
@@ -402,53 +402,6 @@ impl Spa {
             Ok(())
         })?;
         Ok(ranges)
-    }
-
-    /// Calls `f` with every range of a space map object, in order.
-    ///
-    /// # Errors
-    /// Those of reading it, `Corrupt`, and those of `f`.
-    pub fn for_each_entry(
-        &self,
-        object: u64,
-        params: Params,
-        f: &mut dyn FnMut(ondisk::spacemap::Range) -> Result<()>,
-    ) -> Result<()> {
-        let handle = self.mos.object(object)?;
-        let header = self.space_map_header(object)?;
-        let mut left = header.length;
-        let mut blkid = 0;
-        while left > 0 {
-            let (block, endian) = handle.read_written(blkid, Io::WAIT)?;
-            let here = left.min(block.len() as u64);
-            let bytes = block.get(..here as usize).unwrap_or_default();
-            for range in Entries::new(bytes, endian, params).ranges() {
-                f(range.map_err(|e| e.in_object(handle.id()))?)?;
-            }
-            left -= here;
-            blkid += 1;
-        }
-        Ok(())
-    }
-
-    /// The header of a space map object.
-    ///
-    /// # Errors
-    /// `Corrupt` when it is none or claims more than its object holds.
-    pub fn space_map_header(&self, object: u64) -> Result<ondisk::spacemap::Header> {
-        let handle = self.mos.object(object)?;
-        let dnode = handle.dnode();
-        if dnode.object_type != ondisk::ObjType::SPACE_MAP {
-            return Err(Error::corrupt("object is not a space map").in_object(handle.id()));
-        }
-        let header = ondisk::spacemap::Header::parse(&dnode.bonus, dnode.endian)?;
-        let capacity = (dnode.max_blkid + 1).saturating_mul(handle.block_size());
-        if header.length > capacity {
-            return Err(
-                Error::corrupt("space map is longer than its object").in_object(handle.id())
-            );
-        }
-        Ok(header)
     }
 
     /// Why this pool can only be read although its devices are open for writing: structures

@@ -31,23 +31,13 @@ fn tune(w: &Writer) {
     w.set_free_space_tuning(all);
 }
 
-fn wait_for(what: &str, mut until: impl FnMut() -> bool) {
-    for _ in 0..60_000 {
-        if until() {
-            return;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(2));
-    }
-    unreachable!("no end of the wait for {what}");
-}
-
 fn run(w: &Writer, kind: JobKind) {
     for leaf in leaves(w) {
         w.start_job(leaf, kind, JobRecord::default(), None).unwrap();
     }
     for leaf in leaves(w) {
         let state = || w.job_status(leaf, kind).record.state;
-        wait_for("the end of a job", || state() != JobState::Active);
+        testkit::eventually("the end of a job", || state() != JobState::Active);
         assert_eq!(state(), JobState::Complete);
         let status = w.job_status(leaf, kind);
         assert!(status.done == status.total && status.record.action_time > 0, "{status:?}");
@@ -188,7 +178,7 @@ fn a_trim_of_deferred_space_is_found() {
     let leaf = leaves(&w)[0];
     w.start_job(leaf, JobKind::Trim, JobRecord::default(), None).unwrap();
     let status = || w.job_status(leaf, JobKind::Trim);
-    wait_for("the trim", || status().done == status().total);
+    testkit::eventually("the trim", || status().done == status().total);
     w.stop();
     drop(w);
     let newest = open_with(&d.dir, &ImportOptions { readonly: true, ..Default::default() });
@@ -219,11 +209,11 @@ fn rewrite(w: &Arc<Writer>, pool: &str, ids: &[ObjectId], versions: std::ops::Ra
 /// A job that is suspended, or active, is so after an export, at its place.
 #[test]
 fn places_and_states_survive_an_export() {
-    for kind in JobKind::ALL {
-        for (name, disks) in [("single", 1), ("mirror", 2), ("raidz1", 3), ("draid1", 6)] {
-            survives(kind, &PoolShape { name, disks, ashift: 12 });
-        }
-    }
+    let shapes = [("single", 1), ("mirror", 2), ("raidz1", 3), ("draid1", 6)];
+    let all: Vec<_> = JobKind::ALL.into_iter().flat_map(|k| shapes.map(|s| (k, s))).collect();
+    testkit::side_by_side(&all, |&(kind, (name, disks))| {
+        survives(kind, &PoolShape { name, disks, ashift: 12 });
+    });
 }
 
 fn survives(kind: JobKind, shape: &PoolShape) {
@@ -240,38 +230,37 @@ fn survives(kind: JobKind, shape: &PoolShape) {
         JobKind::Initialize => "there is no active initialization",
     };
     assert_eq!((none.kind(), none.message()), (ErrorKind::NotFound, words));
-    // With such a rate a trim has many steps; a pattern of small writes has, too.
-    let wanted = match kind {
-        JobKind::Trim => JobRecord { rate: 1 << 20, ..JobRecord::default() },
-        JobKind::Initialize => JobRecord::default(),
-    };
+    // With such a rate the job waits between its steps. That of an initialization is not stored.
+    let wanted = JobRecord { rate: 1 << 20, ..JobRecord::default() };
+    let stored_rate = if kind == JobKind::Trim { wanted.rate } else { 0 };
     w.start_job(leaf, kind, wanted, None).unwrap();
     let again = w.start_job(leaf, kind, wanted, None).unwrap_err();
     assert_eq!(again.kind(), ErrorKind::Busy);
-    wait_for("progress", || status(&w).record.offset > 0);
+    testkit::eventually("progress", || status(&w).record.offset > 0);
     w.suspend_job(leaf, kind, None).unwrap();
     let suspended = status(&w);
     assert_eq!(suspended.record.state, JobState::Suspended);
     assert_eq!(suspended.record.rate, wanted.rate);
     assert!(suspended.record.offset > 0 && suspended.done <= suspended.total, "{suspended:?}");
-    if kind == JobKind::Trim {
-        assert!(suspended.done < suspended.total);
-    }
+    assert!(suspended.done < suspended.total);
+    let suspended = JobRecord { rate: stored_rate, ..suspended.record };
     export(w);
     let readonly = ImportOptions { readonly: true, ..ImportOptions::default() };
     let stored = open_with(&d.dir, &readonly).unwrap().job_statuses().unwrap();
     let stored: Vec<_> = stored.into_iter().filter(|(l, k, _)| (*l, *k) == (leaf, kind)).collect();
     assert_eq!(stored.len(), 1);
-    assert_eq!(stored[0].2.record, suspended.record);
+    assert_eq!(stored[0].2.record, suspended);
     let w = write_with(&d.dir, &ImportOptions::default());
     tune(&w);
-    assert_eq!(status(&w).record, suspended.record);
-    w.start_job(leaf, kind, JobRecord { rate: wanted.rate, ..wanted }, None).unwrap();
+    assert_eq!(status(&w).record, suspended);
+    w.start_job(leaf, kind, wanted, None).unwrap();
     let resumed = status(&w).record;
-    assert!(resumed.offset >= suspended.record.offset, "{resumed:?}");
+    assert!(resumed.offset >= suspended.offset, "{resumed:?}");
     if resumed.state == JobState::Active {
-        let moved = || status(&w).record.offset > suspended.record.offset;
-        wait_for("more progress", || moved() || status(&w).record.state == JobState::Complete);
+        let moved = || status(&w).record.offset > suspended.offset;
+        testkit::eventually("more progress", || {
+            moved() || status(&w).record.state == JobState::Complete
+        });
     }
     let before = status(&w).record;
     export(w);
@@ -281,15 +270,17 @@ fn survives(kind: JobKind, shape: &PoolShape) {
     tune(&w);
     if before.state == JobState::Active && kind == JobKind::Trim {
         let moved = || status(&w).record.offset > before.offset;
-        wait_for("progress after the import", || moved() || status(&w).done == status(&w).total);
+        testkit::eventually("progress after the import", || {
+            moved() || status(&w).done == status(&w).total
+        });
         w.cancel_job(leaf, kind, None).unwrap();
         assert_eq!(status(&w).record.state, JobState::Canceled);
     } else {
-        wait_for("the end", || status(&w).record.state == JobState::Complete);
+        testkit::eventually("the end", || status(&w).record.state == JobState::Complete);
     }
     // From the start, without a limit.
     w.start_job(leaf, kind, JobRecord::default(), None).unwrap();
-    wait_for("the end", || status(&w).record.state == JobState::Complete);
+    testkit::eventually("the end", || status(&w).record.state == JobState::Complete);
     assert_eq!(status(&w).record.rate, 0);
     if kind == JobKind::Initialize {
         w.forget_job(leaf, kind, None).unwrap();
@@ -346,13 +337,13 @@ fn autotrim_discards_what_is_freed_and_not_what_a_checkpoint_keeps() {
         let kept = occupied(&d.dir);
         assert!(kept + (1 << 20) > full, "{kept} {full}: the checkpoint keeps it");
         w.discard_checkpoint(None).unwrap();
-        wait_for("the discard", || {
+        testkit::eventually("the discard", || {
             w.sync().unwrap();
             w.checkpoint_status().is_none()
         });
         let freed = 20 * LEN as u64 / 10 * 8;
         let mut more = 0;
-        wait_for("holes", || {
+        testkit::eventually("holes", || {
             more += 1;
             // A pool that is written goes on; an idle one waits.
             drop(files(&w, &pool, 91..92));

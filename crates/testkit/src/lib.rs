@@ -95,7 +95,7 @@ pub fn side_by_side<T: Sync>(items: &[T], f: impl Fn(&T) + Sync) {
 ///
 /// # Panics
 /// If it does not hold within two minutes.
-pub fn eventually(what: &str, f: impl Fn() -> bool) {
+pub fn eventually(what: &str, mut f: impl FnMut() -> bool) {
     let begin = base::rt::now();
     while !f() {
         assert!(begin.elapsed() < Duration::from_secs(120), "{what}: not within two minutes");

@@ -1,8 +1,10 @@
 //! Pools that OpenZFS left with a checkpoint, or in the middle of work on their free space.
 
-use cenote::{CheckpointState, JobAction, JobKind, JobStatus, PropData, VdevStatus};
+use cenote::inspect::spa::engine::ScanLimits;
+use cenote::{AttachMode, CheckpointState, JobAction, JobKind, JobStatus, PropData, VdevStatus};
 use testkit::{Golden, discover, engine, golden, verify};
 
+use super::topology::{Rig, SIZE, resilver, wait_settled};
 use super::*;
 
 fn unpacked(name: &str, what: &str) -> Option<(Golden, Scratch)> {
@@ -10,16 +12,6 @@ fn unpacked(name: &str, what: &str) -> Option<(Golden, Scratch)> {
     let scratch = Scratch::new(&format!("{name}-{what}"));
     golden.unpack(scratch.path());
     Some((golden, scratch))
-}
-
-fn wait_for(what: &str, mut until: impl FnMut() -> bool) {
-    for _ in 0..60_000 {
-        if until() {
-            return;
-        }
-        base::rt::sleep(std::time::Duration::from_millis(2));
-    }
-    panic!("no end of the wait for {what}");
 }
 
 fn same(pool: &Pool, manifests: &[(String, Vec<testkit::ManifestEntry>)]) {
@@ -85,7 +77,7 @@ fn a_golden_checkpoint_is_continued() {
     drop(pool);
     let pool = import_from(&engine, dir.path(), &writing()).unwrap();
     pool.discard_checkpoint(None).unwrap();
-    wait_for("the discard", || {
+    testkit::eventually("the discard", || {
         pool.sync().unwrap();
         pool.checkpoint_status().unwrap().is_none()
     });
@@ -171,11 +163,13 @@ fn golden_work_on_free_space_is_finished() {
         names
     };
     pool.on_free_space(JobKind::Initialize, start, &names[..1], None).unwrap();
-    wait_for("the initialization", || {
+    testkit::eventually("the initialization", || {
         job(&pool, 0, JobKind::Initialize).unwrap().record.state as u8 == 4
     });
     pool.on_free_space(JobKind::Trim, start, &names[1..], None).unwrap();
-    wait_for("the trim", || job(&pool, 1, JobKind::Trim).unwrap().record.state as u8 == 4);
+    testkit::eventually("the trim", || {
+        job(&pool, 1, JobKind::Trim).unwrap().record.state as u8 == 4
+    });
     same(&pool, &golden.manifests());
     pool.export().unwrap();
     drop(pool);
@@ -184,7 +178,7 @@ fn golden_work_on_free_space_is_finished() {
     assert_eq!(job(&pool, 0, JobKind::Initialize).unwrap().record.state as u8, 4);
     // All leaves of the pool, then one line for each that refuses.
     pool.on_free_space(JobKind::Trim, start, &[], None).unwrap();
-    wait_for("both trims", || {
+    testkit::eventually("both trims", || {
         (0..2).all(|disk| job(&pool, disk, JobKind::Trim).unwrap().record.state as u8 == 4)
     });
     let none = pool.on_free_space(JobKind::Trim, JobAction::Cancel, &[], None).unwrap_err();
@@ -202,4 +196,89 @@ fn golden_work_on_free_space_is_finished() {
     pool.export().unwrap();
     drop(pool);
     judge(&engine, dir.path());
+}
+
+/// Waits until no resilver runs.
+fn scanned(pool: &Pool) {
+    let writer = pool.writer().unwrap();
+    // A request is due after the open txg.
+    for _ in 0..3 {
+        writer.sync().unwrap();
+    }
+    testkit::eventually("the resilver ends", || {
+        writer.sync().unwrap();
+        writer.running_scan().is_none()
+    });
+}
+
+/// With a checkpoint no device joins or leaves, and nothing is written to one that was to join. A
+/// successor that is resilvered meanwhile lacks the blocks of the checkpoint, so its predecessor
+/// stays until the checkpoint is gone.
+#[test]
+fn a_checkpoint_keeps_the_devices() {
+    testkit::side_by_side(&[9, 12], |&ashift| {
+        let vdev = |d: &DiskFiles| d.group(NewKind::Mirror, 0..2);
+        let mut rig = Rig::new("checkpoint", 4, &vdev, ashift);
+        rig.fill(0..8);
+        let writer = Arc::clone(rig.pool.writer().unwrap());
+        // The resilver advances by one block in a txg.
+        let slow = ScanLimits { slice_blocks: 1, ..ScanLimits::default() };
+        writer.set_scan_limits(slow);
+        rig.attach(1, Some(2), AttachMode::Replace).unwrap();
+        rig.pool.take_checkpoint(None).unwrap();
+        assert_eq!(rig.leaves(), 3);
+        let then = rig.content.clone();
+        rig.fill(8..10);
+        let blank = std::fs::read(rig.name(3)).unwrap();
+        let refused = |done: cenote::Result<()>| {
+            let busy = (ErrorKind::Busy, "checkpoint exists".to_owned());
+            assert_eq!(kind(done.unwrap_err()), busy);
+        };
+        refused(rig.attach(0, Some(3), AttachMode::Attach));
+        refused(rig.attach(0, Some(3), AttachMode::Replace));
+        refused(rig.pool.detach_vdev(&rig.name(1), None));
+        assert!(std::fs::read(rig.name(3)).unwrap() == blank, "it was written");
+        writer.set_scan_limits(ScanLimits::default());
+        scanned(&rig.pool);
+        assert_eq!(rig.leaves(), 3, "nothing has left");
+        assert!(rig.behind(2), "blocks of the checkpoint were not copied");
+        // A rewind finds the replacement, and finishes it.
+        let copy = Scratch::new("checkpoint-rewound");
+        let Rig { disks, engine, pool, objects, content, what } = rig;
+        drop((objects, writer));
+        pool.export().unwrap();
+        drop(pool);
+        for entry in std::fs::read_dir(disks.path()).unwrap() {
+            let path = entry.unwrap().path();
+            testkit::copy_file(&path, &copy.path().join(path.file_name().unwrap()));
+        }
+        let back = ImportOptions { checkpoint: true, ..writing() };
+        let pool = import_from(&engine, copy.path(), &back).unwrap();
+        let objects = pool.root().unwrap().open_rw().unwrap();
+        for (&id, &seed) in &then {
+            let read = objects.read_vec(cenote::ObjectId(id), 0, SIZE).unwrap();
+            assert!(read == noise(seed, SIZE), "{what}: object {id} after the rewind");
+        }
+        drop(objects);
+        resilver(&pool);
+        wait_settled(&pool, &what);
+        pool.export().unwrap();
+        drop(pool);
+        judge(&engine, copy.path());
+        let pool = import_from(&engine, &disks.path(), &writing()).unwrap();
+        let objects = pool.root().unwrap().open_rw().unwrap();
+        let rig = Rig { disks, engine, pool, objects, content, what };
+        scanned(&rig.pool);
+        assert!(rig.leaves() == 3 && rig.behind(2));
+        rig.check("after the import");
+        rig.pool.discard_checkpoint(None).unwrap();
+        testkit::eventually("the discard", || {
+            rig.pool.sync().unwrap();
+            rig.pool.checkpoint_status().unwrap().is_none()
+        });
+        rig.settled();
+        assert_eq!(rig.leaves(), 2);
+        rig.check("after the discard");
+        drop(rig.export());
+    });
 }

@@ -41,7 +41,10 @@
 //! # Refusals
 //! With a checkpoint, or while one is discarded, vdevs are neither removed, attached nor
 //! detached, the pool is not split, and its guid stays ([`TaskCx::check_no_checkpoint`]): C's
-//! configuration must find its devices. Vdevs may be added; a rewind forgets them.
+//! configuration must find its devices. Vdevs may be added; a rewind forgets them. What
+//! a resilver repairs meanwhile counts as missing still (chapter 05 §8), because it did not see
+//! the blocks of C; the next resilver begins when the discard has ended, and then predecessors
+//! and spares leave.
 //!
 //! # Departures from OpenZFS
 //! * A rewind gives C a number beyond all known ones, not the next one (`rewind`).
@@ -126,6 +129,8 @@ pub(crate) struct Checkpoint {
     /// When it was taken.
     taken: AtomicU64,
     discarding: AtomicBool,
+    /// The discard ended, and what waited for that is not done yet.
+    ended: AtomicBool,
     /// Ranges that were freed in this pass, and are kept.
     kept: Mutex<BTreeMap<VdevId, RangeTree>>,
     maps: Mutex<BTreeMap<VdevId, CheckpointMap>>,
@@ -152,6 +157,7 @@ impl Default for Checkpoint {
             txg: AtomicU64::new(0),
             taken: AtomicU64::new(0),
             discarding: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
             kept: Mutex::default(),
             maps: Mutex::default(),
             deflated: AtomicU64::new(0),
@@ -195,7 +201,7 @@ impl Checkpoint {
         self.discarding.load(Relaxed)
     }
 
-    fn has(&self) -> bool {
+    pub(super) fn has(&self) -> bool {
         self.txg.load(Relaxed) != 0
     }
 
@@ -480,6 +486,7 @@ impl Writer {
             let Some((vdev, map)) = next else {
                 features::set_count(sync.cx, FEATURE, 0)?;
                 self.checkpoint.discarding.store(false, Relaxed);
+                self.checkpoint.ended.store(true, Relaxed);
                 return Ok(false);
             };
             if map.length == 0 {
@@ -540,6 +547,16 @@ impl Writer {
             self.sum_checkpoint();
         } else if self.checkpoint.deflated.swap(0, Relaxed) != 0 {
             self.ledger.set_checkpointed(0);
+        }
+    }
+}
+
+impl Writer {
+    /// After a txg: when a discard has ended, repairs what leaves miss since the checkpoint.
+    pub(super) fn after_discard(&self) {
+        if self.checkpoint.ended.swap(false, Relaxed) {
+            self.request_resilver_if_needed();
+            self.topology_settled();
         }
     }
 }

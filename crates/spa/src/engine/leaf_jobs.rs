@@ -132,7 +132,7 @@ struct JobCursor {
     from: u64,
 }
 
-enum Step {
+enum JobStep {
     /// There is more, after a pause.
     More(Duration),
     /// All is done.
@@ -422,41 +422,43 @@ impl Writer {
     }
 
     /// One step of a job.
-    fn job_step(&self, leaf: Guid, kind: JobKind, run: u64, cursor: &mut JobCursor) -> Step {
-        let Some((record, tuning)) = self.jobs.running(leaf, kind, run) else { return Step::Stop };
+    fn job_step(&self, leaf: Guid, kind: JobKind, run: u64, cursor: &mut JobCursor) -> JobStep {
+        let Some((record, tuning)) = self.jobs.running(leaf, kind, run) else {
+            return JobStep::Stop;
+        };
         let tree = self.zio.tree();
-        let Some(node) = tree.find(leaf) else { return Step::Stop };
+        let Some(node) = tree.find(leaf) else { return JobStep::Stop };
         if !node.readable() || node.device().is_none() {
-            return Step::More(ABSENT_PAUSE);
+            return JobStep::More(ABSENT_PAUSE);
         }
         let top = node.top();
         if cursor.next >= cursor.metaslabs.len() {
             let all = self.space.metaslabs(top).unwrap_or_default();
             if cursor.next >= all.len() {
-                return Step::Done;
+                return JobStep::Done;
             }
             cursor.metaslabs = all;
         }
-        let Some(ms) = cursor.metaslabs.get(cursor.next).copied() else { return Step::Done };
+        let Some(ms) = cursor.metaslabs.get(cursor.next).copied() else { return JobStep::Done };
         let skip = kind == JobKind::Trim && !ms.was_used && (record.partial || tuning.trim_skip);
         let behind = place_on(&tree, leaf, ms.seg.start, ms.seg.len);
         if skip || behind.is_some_and(|(_, end)| end <= record.offset) {
             (cursor.next, cursor.from) = (cursor.next + 1, 0);
-            return Step::More(Duration::ZERO);
+            return JobStep::More(Duration::ZERO);
         }
         match self.on_metaslab(leaf, kind, &tree, ms.key, cursor, (&record, &tuning)) {
-            Ok(None) => Step::Early,
+            Ok(None) => JobStep::Early,
             Ok(Some(bytes)) => {
                 let rate = record.rate;
                 let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(rate.max(1));
                 let pause = if rate == 0 { 0 } else { u64::try_from(nanos).unwrap_or(u64::MAX) };
-                Step::More(Duration::from_nanos(pause))
+                JobStep::More(Duration::from_nanos(pause))
             }
             // The leaf was closed meanwhile.
             Err(e) if e.kind() == ErrorKind::Io && self.check_leaf(leaf).is_err() => {
-                Step::More(ABSENT_PAUSE)
+                JobStep::More(ABSENT_PAUSE)
             }
-            Err(_) => Step::Fail,
+            Err(_) => JobStep::Fail,
         }
     }
 
@@ -603,15 +605,15 @@ fn work(weak: &Weak<Writer>, jobs: &Arc<LeafJobs>, leaf: Guid, kind: JobKind, ru
     loop {
         let Some(writer) = weak.upgrade() else { return };
         match writer.job_step(leaf, kind, run, &mut cursor) {
-            Step::Stop => return,
-            Step::Done => return writer.job_ended(leaf, kind, run, JobState::Complete),
-            Step::Fail => return writer.job_ended(leaf, kind, run, JobState::Canceled),
-            Step::Early if writer.write_uberblock(leaf, kind).is_ok() => {}
-            Step::Early => {
+            JobStep::Stop => return,
+            JobStep::Done => return writer.job_ended(leaf, kind, run, JobState::Complete),
+            JobStep::Fail => return writer.job_ended(leaf, kind, run, JobState::Canceled),
+            JobStep::Early if writer.write_uberblock(leaf, kind).is_ok() => {}
+            JobStep::Early => {
                 drop(writer);
                 jobs.pause(leaf, kind, run, ABSENT_PAUSE);
             }
-            Step::More(pause) => {
+            JobStep::More(pause) => {
                 drop(writer);
                 if !pause.is_zero() {
                     jobs.pause(leaf, kind, run, pause);

@@ -236,6 +236,7 @@ impl Writer {
                 self.ledger.synced(txg);
                 self.fault_failed_leaves();
                 self.after_scan();
+                self.after_discard();
                 if repaired {
                     self.topology_settled();
                 }

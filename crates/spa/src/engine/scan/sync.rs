@@ -33,7 +33,6 @@ use dsl::write::errlog::begin_scrub;
 type EndedRun = (Scan, Option<ScanLeaves>, Vec<ErrorEntry>);
 
 const LAST_SCRUBBED: &[u8] = b"last_scrubbed_txg";
-const CHECKPOINT: &str = "com.delphix:zpool_checkpoint";
 
 impl Writer {
     /// Takes up a scan that the pool was left with, if its state can be read.
@@ -287,7 +286,8 @@ impl Writer {
         scan.queue = scan::load(cx.read())?.and_then(|stored| stored.queue);
         let tree = self.zio.tree();
         let visited = |missing: (Txg, Txg)| scan.min_txg <= missing.0;
-        let kept = cx.read().directory(CHECKPOINT)?.is_some();
+        // The scan does not see the blocks of a checkpoint.
+        let kept = self.checkpoint.has();
         if let Some(leaves) = leaves
             && !kept
             && tree.resilver_range().is_none_or(visited)

@@ -230,6 +230,8 @@ impl Writer {
         let now = self.published().config;
         let above = self.unused_guid(&now.vdev_tree, new.vdev.guid)?;
         let kind = plan(&now.vdev_tree, old, &new, mode)?;
+        // Before anything is written to the new device.
+        self.checkpoint.refuse_any()?;
         if let Some(device) = new.device.as_ref().filter(|_| !new.vdev.leaf.is_spare) {
             let mut future = (*now).clone();
             edit::attach(&mut future.vdev_tree, old, kind, above, new.vdev.clone());
@@ -243,7 +245,7 @@ impl Writer {
         }
         let check = move |cx: &mut TaskCx<'_>| {
             let kind = plan(&cx.state.config.vdev_tree, old, &new, mode)?;
-            cx.refuse_checkpoint()?;
+            cx.check_no_checkpoint()?;
             Ok((AttachPlan { kind, above }, new))
         };
         let act = move |cx: &mut TaskCx<'_>, (plan, new): (AttachPlan, NewMember)| {

@@ -34,7 +34,7 @@ fn check(cx: &TaskCx<'_>, guid: Guid) -> Result<()> {
     if !leaf.kind.is_leaf() || !parent.kind.is_mirror_like() {
         return Err(Error::unsupported("only applicable to mirror and replacing vdevs"));
     }
-    cx.refuse_checkpoint()?;
+    cx.check_no_checkpoint()?;
     if parent.children.len() < 2 || required(&cx.writer.zio().tree(), guid) {
         return Err(no_replicas());
     }

@@ -74,7 +74,6 @@ use std::sync::Arc;
 
 use base::planted::BugSwitch;
 use base::{Error, Guid, Result, Txg, VdevId};
-use dsl::write::store::DIRECTORY;
 use ondisk::config::VdevConfig;
 use vdev::{Aux, LeafSpec, Node, Persistent, Spec, State, Tree, TxgRanges, VdevKind, Verdict};
 
@@ -89,9 +88,6 @@ pub(crate) use split::split_tree;
 pub use split::{SplitDevice, leaves_to_split};
 pub(super) use state::TopologyState;
 pub use state::{Offline, OfflineMode};
-
-/// The checkpoint's uberblock, in the MOS directory.
-const CHECKPOINT: &[u8] = b"com.delphix:zpool_checkpoint";
 
 /// Planted bugs ([`base::planted`]).
 #[derive(Debug, Default)]
@@ -125,14 +121,6 @@ fn for_each_spec(spec: &mut Spec, f: &mut impl FnMut(&mut Spec)) {
 }
 
 impl TaskCx<'_> {
-    /// Refuses a change that a pool with a checkpoint could not go back behind (chapter 08).
-    fn refuse_checkpoint(&self) -> Result<()> {
-        match self.read().zap_lookup(DIRECTORY, CHECKPOINT)? {
-            None => Ok(()),
-            Some(_) => Err(Error::busy("checkpoint exists")),
-        }
-    }
-
     /// The tree of the current configuration: with the devices that are open, and `devices`
     /// for new leaves. Each vdev keeps its class, which only its ZAP records.
     ///

@@ -105,7 +105,7 @@ fn check(cx: &TaskCx<'_>, leaves: &[Guid]) -> Result<()> {
     if leaves_to_split(root, leaves)? != leaves {
         return Err(Error::busy("pool is busy"));
     }
-    cx.refuse_checkpoint()?;
+    cx.check_no_checkpoint()?;
     if root.children.iter().any(|top| top.top.as_ref().is_some_and(|t| t.removing)) {
         return Err(Error::busy("device removal is in progress"));
     }
