@@ -174,7 +174,7 @@ fn shells_complete_commands_options_and_names() {
         ("cenote zpool status -v ", &["tank"]),
         ("zfs list tank/", &["tank/home"]),
         ("zpool list --j", &[]),
-        ("zpool import --", &["--rebuild-space"]),
+        ("zpool import --", &["--rebuild-space", "--rewind-to-checkpoint"]),
         ("zpool add --allow-in", &["--allow-in-use"]),
         ("zpool list -o alloc", &["allocated"]),
         ("zpool list -T ", &["u", "d"]),
