@@ -9,7 +9,7 @@
 # compares what OpenZFS wrote, writes once more, and `zdb -bcc` has the last word.
 #
 # CENOTE_JUDGE names the machine's directory (default: target/judge; built when absent).
-# Needs root, /dev/fuse, Debian's packages, and about 15 minutes.
+# Needs root, /dev/fuse, Debian's packages, and about 40 minutes.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 cenote=${CENOTE:-${CARGO_TARGET_DIR:-target}/release/cenote}
@@ -37,6 +37,14 @@ rewound      | rewound  | 1 | 300 | ashift=12 | @1
 rebuilt      | rebuilt  | 3 | 200 | ashift=12 | raidz1 @1 @2 @3
 renamed      | renamed  | 1 | 300 | ashift=12 | @1
 cached       | cached   | 2 | 1200 | ashift=12 | @1 cache @2
+scrubbing    | scrubbing    | 2 | 400 | ashift=12 | mirror @1 @2
+resilvering  | resilvering  | 4 | 300 | ashift=9  | raidz1 @1 @2 @3 @4
+outdated     | outdated     | 3 | 400 | ashift=12 | mirror @1 @2 @3
+replacing    | replacing    | 7 | 200 | ashift=12 | raidz2 @1 @2 @3 @4 @5 @6
+insteadof    | spared       | 3 | 400 | ashift=9  | mirror @1 @2 spare @3
+dspared      | dspared      | 6 | 200 | ashift=12 | draid1:3d:6c:1s @1 @2 @3 @4 @5 @6
+checkpointed | checkpointed | 3 | 300 | ashift=12 | raidz1 @1 @2 @3
+initializing | initializing | 2 | 400 | ashift=12 | mirror @1 @2
 C
 }
 
@@ -128,11 +136,15 @@ overwrite() {
 	done
 }
 
+# Data for work that an export is to interrupt.
+bulk() { head -c 120000000 /dev/urandom >"$1/bulk" && sync "$1/bulk"; }
+
 # Makes the pool of a case in $share/NAME and leaves it in its state.
 make_case() {
 	local name=$1 state=$2 disks=$3 mib=$4 props=$5 spec=$6 dir=$share/$1 mnt=$work/mnt n
 	mkdir -p "$dir/manifests"
 	for ((n = 1; n <= disks; n++)); do truncate -s "${mib}M" "$dir/disk$n"; done
+	if [ "$state" = initializing ]; then "$cenote" tune zfs_initialize_chunk_size=4096 >/dev/null; fi
 	# shellcheck disable=SC2086
 	zpool create -f -o $props -R "$mnt" -O atime=off "$name" ${spec//@/$dir/disk} || return 1
 	zfs create -o recordsize=8K "$name/small" && make_tree "$mnt/$name" && make_tree "$mnt/$name/small" || return 1
@@ -188,6 +200,26 @@ make_case() {
 		zpool export "$name" || return 1
 		zpool import -R "$mnt" -d "$dir" --rebuild-space "$name" || return 1
 		echo after >"$mnt/$name/after" ;;
+	scrubbing)
+		bulk "$mnt/$name" && zpool scrub "$name" && zpool scrub -p "$name" || return 1 ;;
+	resilvering)
+		zpool offline -t "$name" "$dir/disk2" && bulk "$mnt/$name" && zpool sync "$name" || return 1
+		zpool online "$name" "$dir/disk2" ;;
+	outdated)
+		zpool offline -t "$name" "$dir/disk2" && bulk "$mnt/$name" || return 1 ;;
+	replacing)
+		bulk "$mnt/$name" && zpool sync "$name" && zpool replace "$name" "$dir/disk3" "$dir/disk7" || return 1 ;;
+	spared)
+		bulk "$mnt/$name" && zpool replace "$name" "$dir/disk2" "$dir/disk3" || return 1 ;;
+	dspared)
+		bulk "$mnt/$name" && zpool offline -f "$name" "$dir/disk2" || return 1
+		zpool replace "$name" "$dir/disk2" draid1-0-0 2>/dev/null || zpool status "$name" | grep -q 'draid1-0-0.*INUSE' || return 1 ;;
+	checkpointed)
+		bulk "$mnt/$name" && zpool checkpoint "$name" || return 1
+		head -c 120000000 /dev/urandom >"$mnt/$name/bulk" && rm -r "$mnt/$name/source" && zpool sync "$name" || return 1 ;;
+	initializing)
+		zpool initialize "$name" "$dir/disk1" && zpool initialize -s "$name" "$dir/disk1" || return 1
+		zpool trim -r 1M "$name" "$dir/disk2" && zpool trim -s "$name" "$dir/disk2" || return 1 ;;
 	renamed)
 		zpool export "$name" && zpool import -t -R "$mnt" -d "$dir" "$name" temporary || return 1
 		echo after >"$mnt/temporary/after" 2>/dev/null || echo after >"$mnt/$name/after"
@@ -216,6 +248,24 @@ for dir in /host/*/; do
 	rm -f "$dir/verdicts"
 	if ! zpool import -f -d "$dir" -R /mnt "$name" >"$dir/import.txt" 2>&1; then say import no; continue; fi
 	say import yes
+	zpool status -v "$name" >"$dir/found.txt"
+	# What Cenote began is finished.
+	case $name in
+	resilvering|outdated|replacing|insteadof|dspared)
+		# A resilver begins some seconds after the import.
+		for n in $(seq 60); do zpool status "$name" | grep -q 'scan: resilver' && break; sleep 1; done
+		zpool wait -t resilver,replace "$name"
+		zpool status -v "$name" >"$dir/tended.txt"
+		grep -q 'resilvered .* with 0 errors' "$dir/tended.txt" && ! grep -q 'replacing-' "$dir/tended.txt" || say tended "not resilvered" ;;
+	checkpointed)
+		grep -q '^checkpoint:' "$dir/found.txt" || say tended "not found"
+		zpool checkpoint -d "$name" || say tended "not discarded"
+		zpool wait -t discard "$name"; zpool status "$name" | grep -q '^checkpoint:' && say tended "not discarded" ;;
+	initializing)
+		zpool status -i "$name" | grep -q 'initialized, suspended' && zpool status -t "$name" | grep -q 'trimmed, suspended' || say tended "not suspended"
+		zpool initialize -w "$name" "${dir%/}/disk1" && zpool trim -w "$name" "${dir%/}/disk2" || say tended "not continued" ;;
+	scrubbing) grep -q 'scrub paused since' "$dir/found.txt" || say tended "not paused" ;;
+	esac
 	zpool scrub -w "$name"; zpool status -v "$name" >"$dir/status.txt"
 	grep -q 'with 0 errors' "$dir/status.txt" && grep -q 'errors: No known' "$dir/status.txt" && say scrub clean || say scrub errors
 	before=$(l2 hits)
@@ -313,7 +363,7 @@ for name in "${chosen[@]}"; do
 		[[ " $good " == *" ${verdict:-none} "* || "$verdict" = "power cut" ]] || failed=1
 	done
 	echo
-	if grep -E '^(dmesg|again)\||^l2\|not' "$share/$name/verdicts"; then failed=1; fi
+	if grep -E '^(dmesg|again)\||^(l2|tended)\|not' "$share/$name/verdicts"; then failed=1; fi
 done
 if [ -n "${failed:-}" ]; then
 	KEEP=1
