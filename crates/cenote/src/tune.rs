@@ -211,6 +211,7 @@ macro_rules! active {
         )
     };
 }
+use active;
 
 /// A tunable of cache devices.
 macro_rules! l2arc {

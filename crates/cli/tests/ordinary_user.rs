@@ -440,3 +440,27 @@ fn cache_devices_of_an_ordinary_user() {
     u.does("sha256sum -c --quiet sum");
     u.judge();
 }
+
+/// What the user did: kept a state of a pool in files of their own, returned to it, and gave its
+/// free space back.
+#[test]
+fn a_checkpoint_and_a_trim_of_an_ordinary_user() {
+    if !can_try("an ordinary user's checkpoint") {
+        return;
+    }
+    let u = User::new("checkpoint");
+    let (disk, disks) = (u.s.text("disks/disk"), u.s.text("disks"));
+    u.ok(&["zpool", "create", "-m", "none", "tank", &disk]);
+    u.ok(&["zpool", "checkpoint", "tank"]);
+    u.ok(&["zfs", "create", "-o", "mountpoint=none", "tank/new"]);
+    u.ok(&["zpool", "initialize", "-w", "tank"]);
+    u.ok(&["zpool", "trim", "-w", "tank"]);
+    let status = u.ok(&["zpool", "status", "-i", "-t", "tank"]);
+    assert!(status.contains("(100% initialized, completed") && status.contains("(100% trimmed"));
+    u.ok(&["zpool", "export", "tank"]);
+    u.ok(&["zpool", "import", "-d", &disks, "--rewind-to-checkpoint", "tank"]);
+    assert_eq!(u.ok(&["zfs", "list", "-Ho", "name"]), "tank\n");
+    u.ok(&["zpool", "checkpoint", "tank"]);
+    u.ok(&["zpool", "checkpoint", "-d", "-w", "tank"]);
+    u.judge();
+}

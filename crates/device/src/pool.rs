@@ -2,9 +2,9 @@
 //!
 //! # Theory
 //! A thread is started when work waits and no thread is idle, up to the depth. The
-//! queue is bounded, except that for discards. A submitter waits while it is full, unless the submitter is one of
-//! the pool's threads (a completion that submits more operations), because that would
-//! deadlock.
+//! queue is bounded, except that for discards. A submitter waits while it is full, unless the
+//! submitter is one of the pool's threads (a completion that submits more operations), because
+//! that would deadlock.
 //!
 //! # Invariants
 //! * A queued job is always done, also while the engine shuts down: threads exit only

@@ -119,3 +119,15 @@ pub struct Totals {
     /// The first failure.
     pub failure: Option<Failure>,
 }
+
+impl Totals {
+    /// Adds the results of more runs; false once one has failed.
+    pub fn add(&mut self, more: Totals) -> bool {
+        self.runs += more.runs;
+        self.points += more.points;
+        self.images += more.images;
+        self.txgs += more.txgs;
+        self.failure = self.failure.take().or(more.failure);
+        self.failure.is_none()
+    }
+}

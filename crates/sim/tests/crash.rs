@@ -32,13 +32,7 @@ fn every_crash_point_of_seeded_runs() {
     let due = if nightly() { NIGHTLY_POINTS } else { POINTS };
     let (mut totals, mut seed) = (Totals::default(), 1);
     while totals.points < due {
-        let one = Campaign::new(seed, 1).go(&mut |_, _| ());
-        totals.runs += one.runs;
-        totals.points += one.points;
-        totals.images += one.images;
-        totals.txgs += one.txgs;
-        totals.failure = one.failure;
-        if totals.failure.is_some() {
+        if !totals.add(Campaign::new(seed, 1).go(&mut |_, _| ())) {
             break;
         }
         seed += 1;
@@ -187,12 +181,7 @@ fn every_crash_point_where_all_blocks_are_gangs() {
         let runs = if nightly() { 50 } else { 1 };
         let campaign =
             Campaign { layout: Some(layout), gangs: true, stride, ..Campaign::new(i as u64, runs) };
-        let one = campaign.go(&mut |_, _| ());
-        totals.runs += one.runs;
-        totals.points += one.points;
-        totals.images += one.images;
-        totals.txgs += one.txgs;
-        totals.failure = totals.failure.or(one.failure);
+        totals.add(campaign.go(&mut |_, _| ()));
     }
     fine("gangs", &totals, start);
 }
@@ -206,13 +195,7 @@ fn on_each_layout(workload: Workload) -> Totals {
         let mut campaign = Campaign::new(1000 + round, 1);
         (campaign.layout, campaign.workload) = (Some(layout), Some(workload));
         (campaign.ops, campaign.stride) = (Some(16), if nightly() { 1 } else { 2 });
-        let one = campaign.go(&mut |_, _| ());
-        totals.runs += one.runs;
-        totals.points += one.points;
-        totals.images += one.images;
-        totals.txgs += one.txgs;
-        totals.failure = one.failure;
-        if totals.failure.is_some() {
+        if !totals.add(campaign.go(&mut |_, _| ())) {
             break;
         }
     }

@@ -41,7 +41,7 @@ use ondisk::spacemap::parse_log_key;
 
 use crate::audit::bits::{Slab, SpaceBits, VdevBits};
 use crate::audit::{Owner, Owners, PROBLEMS_MAX, Problem, maps};
-use crate::engine::LOGS_DIRECTORY;
+use crate::engine::{LOGS_DIRECTORY, checkpoint};
 use crate::import::Spa;
 use crate::space::PoolSpace;
 use crate::specs;
@@ -158,11 +158,11 @@ impl Spa {
         let busy = |what: &str| {
             Err(Error::new(ErrorKind::Busy, format!("its space maps cannot be made anew: {what}")))
         };
-        if self.mos().directory()?.lookup(b"com.delphix:zpool_checkpoint")?.is_some() {
+        if self.mos().directory()?.lookup(checkpoint::KEY.as_bytes())?.is_some() {
             return busy("the pool has a checkpoint");
         }
         for config in &self.config().vdev_tree.children {
-            if maps::top_zap(self, config, "com.delphix:pool_checkpoint_sm")?.is_some() {
+            if maps::top_zap(self, config, checkpoint::MAP_KEY)?.is_some() {
                 return busy("a checkpoint is being discarded");
             }
             if config.top.as_ref().is_some_and(|t| t.removing) {

@@ -3,7 +3,7 @@
 use spa::engine::FreeSpaceTuning;
 use vdev::IoClass;
 
-use super::{OFF_ON, Tunable, Unit, small, writing};
+use super::{OFF_ON, Tunable, Unit, active, small, writing};
 
 macro_rules! free_space {
     ($name:expr, $what:expr, $unit:expr, $default:expr, $range:expr, $get:expr, $set:expr) => {
@@ -22,20 +22,6 @@ macro_rules! free_space {
                 e.set_free_space_tuning(|t| set(t, n));
                 Ok(())
             },
-        )
-    };
-}
-
-macro_rules! active {
-    ($class:ident, $which:ident, $name:expr, $default:expr, $what:expr) => {
-        writing(
-            $name,
-            $what,
-            Unit::Count,
-            $default,
-            || (1, 1000),
-            |e| e.queue_limits().classes[IoClass::$class as usize].$which.into(),
-            |e, n| e.set_queue_limits(|l| l.classes[IoClass::$class as usize].$which = small(n)),
         )
     };
 }

@@ -1,7 +1,7 @@
 //! `zpool wait` (chapter 09 §4.7).
 //!
 //! The pool's activities are queried once a second. Activities that Cenote does not have
-//! (replace) are never in progress.
+//! (remove, raidz_expand) are never in progress.
 
 use std::ffi::OsString;
 use std::time::Duration;

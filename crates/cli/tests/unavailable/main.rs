@@ -150,6 +150,19 @@ fn an_import_with_a_full_backing_store() {
     assert_eq!(said.code, 1, "{said:?}");
     assert!(said.err.contains("pool I/O is currently suspended"), "{said:?}");
     assert!(ok(&s, &["zpool", "status", "sick"]).contains("state: SUSPENDED"));
+    // A command that needs a txg says so at once.
+    for words in [
+        &["checkpoint"][..],
+        &["checkpoint", "-d"],
+        &["trim"],
+        &["trim", "-s"],
+        &["initialize"],
+        &["initialize", "-c"],
+    ] {
+        let said = say(&s, &[&["zpool"], words, &["sick"]].concat());
+        let told = said.err.ends_with("pool I/O is currently suspended\n");
+        assert!(said.code == 1 && told, "{words:?}: {said:?}");
+    }
     the_rest_lives(&s, "sick");
     // Given up: nothing was written, and it can be imported again, as often as one likes.
     ok(&s, &["zpool", "export", "-f", "sick"]);

@@ -10,8 +10,8 @@
 //! of their vdevs. Each txg it visits the metaslabs with one number modulo
 //! `zfs_trim_txg_batch`, so each metaslab is visited once in so many txgs, and its ranges have
 //! merged meanwhile. When no txg was written for [`QUIET`], it visits all that collected
-//! something, and then waits for a txg. Nothing of it is stored: after an import it begins anew. Ranges are dropped when
-//! they are too small, when the device refuses, or when the pool closes.
+//! something, and then waits for a txg. Nothing of it is stored: after an import it begins anew.
+//! Ranges are dropped when they are too small, when the device refuses, or when the pool closes.
 //!
 //! Both touch only allocatable ranges of a metaslab that is excluded from allocation; the
 //! heads of `leaf_jobs` and `exclusion` have the argument.
