@@ -100,7 +100,8 @@ fn writers_a_flush_and_rewrites_under_every_schedule() {
         // Two writes at once, and submitters wait behind three blocks: all paths are short.
         let class = ClassLimits { min: 2, max: 2 };
         let limits = QueueLimits { adaptive: false, in_flight_max: 1536, ..QueueLimits::default() };
-        tree.set_queue_limits(QueueLimits { classes: [class; 5], ..limits });
+        let classes = limits.classes.map(|_| class);
+        tree.set_queue_limits(QueueLimits { classes, ..limits });
         let reports = Arc::new(AtomicUsize::new(0));
         let writers: Vec<_> = (0..2u8)
             .map(|thread| {
