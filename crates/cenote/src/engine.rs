@@ -9,7 +9,7 @@ use base::rt::Mutex;
 use base::{Error, ErrorKind, Guid, Result};
 use device::{Device, EngineKind};
 use ondisk::config::PoolState;
-use spa::engine::FreeSpaceTuning;
+use spa::engine::{FreeSpaceTuning, ResilverTuning};
 use spa::status::{ImportReason, VdevState, VdevStatus};
 use spa::{ImportOptions, Search, Spa};
 
@@ -102,6 +102,7 @@ struct Writing {
     automatic: bool,
     queues: vdev::QueueLimits,
     free_space: FreeSpaceTuning,
+    resilver: ResilverTuning,
 }
 
 /// The result of a scan.
@@ -191,6 +192,7 @@ impl Engine {
                 automatic: true,
                 queues: vdev::QueueLimits::default(),
                 free_space: FreeSpaceTuning::default(),
+                resilver: ResilverTuning::default(),
             }),
             _monitor: Monitor::start(root.clone(), Arc::clone(&watched), hooks)?,
             watched,
@@ -261,6 +263,22 @@ impl Engine {
         };
         for writer in self.imported().iter().filter_map(|p| p.writer().ok()) {
             writer.set_free_space_tuning(tuning);
+        }
+    }
+
+    /// Tunables of resilvers.
+    pub(crate) fn resilver_tuning(&self) -> ResilverTuning {
+        self.writing.lock().resilver
+    }
+
+    pub(crate) fn set_resilver_tuning(&self, f: impl FnOnce(&mut ResilverTuning)) {
+        let tuning = {
+            let mut writing = self.writing.lock();
+            f(&mut writing.resilver);
+            writing.resilver
+        };
+        for writer in self.imported().iter().filter_map(|p| p.writer().ok()) {
+            writer.set_resilver_tuning(tuning);
         }
     }
 

@@ -546,7 +546,8 @@ impl Pool {
 /// Adds to each leaf what a scan does to it.
 fn add_remarks(vdev: &mut VdevStatus, writer: &Writer) {
     vdev.children.iter_mut().for_each(|child| add_remarks(child, writer));
-    if vdev.children.is_empty() && vdev.aux.is_none() {
+    let none = vdev.aux.as_deref().is_none_or(|aux| aux == spa::status::OUT_OF_DATE);
+    if vdev.children.is_empty() && none {
         vdev.aux = writer.scan_remark(vdev.guid).map(str::to_owned);
     }
 }

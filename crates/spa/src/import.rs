@@ -381,6 +381,7 @@ impl Spa {
             if let Some(dtl) = v.leaf.dtl.filter(|o| o.0 != 0) {
                 leaves.push((v.guid, dtl));
             }
+            tree.set_deferred(v.guid, v.leaf.resilver_deferred);
         });
         for (guid, object) in leaves {
             // A damaged DTL costs read preference, not data.

@@ -146,6 +146,9 @@ impl VdevStatus {
     }
 }
 
+/// The remark on a leaf that misses txgs, where no scan says more: the pool is read-only.
+pub const OUT_OF_DATE: &str = "out of date";
+
 /// Describes a whole tree.
 pub fn describe(tree: &Tree, pool: &str) -> VdevStatus {
     let root = tree.nodes().next().map(|(id, _)| id);
@@ -221,7 +224,7 @@ fn remark(tree: &Tree, node: &Node) -> Option<String> {
     });
     Some(
         match node.aux() {
-            Aux::None if node.is_behind() && !joins => "out of date",
+            Aux::None if node.is_behind() && !joins => OUT_OF_DATE,
             Aux::None | Aux::Persistent => return None,
             Aux::External => "external device fault",
             Aux::OpenFailed(_) => "cannot open",

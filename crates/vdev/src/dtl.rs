@@ -12,6 +12,10 @@
 //! because there was no leaf to write to. So each leaf counts its absences, and a leaf whose
 //! count has changed since the scan began ([`Tree::begin_scan`]) keeps what it misses.
 //!
+//! The resilver of a leaf may be *deferred* until the scan that runs has ended
+//! ([`Tree::set_deferred`]). That scan does not visit blocks for its sake, and writes nothing
+//! that it misses.
+//!
 //! # Invariants
 //! * A txg leaves *missing* only by [`Tree::excise`], [`Tree::set_dtl`] and
 //!   [`Tree::clear_missing`].
@@ -153,6 +157,8 @@ pub(crate) struct MissingTxgs {
     changed: AtomicBool,
     /// How often a snapshot was built in which the leaf cannot be used.
     absences: AtomicU64,
+    /// Its resilver waits for the end of the one that runs.
+    deferred: AtomicBool,
 }
 
 impl MissingTxgs {
@@ -235,7 +241,7 @@ impl ScanLeaves {
     }
 
     /// Whether a leaf has been there since the scan began.
-    fn had(&self, node: &Node) -> bool {
+    pub fn had(&self, node: &Node) -> bool {
         let absences = node.live.missing.absences.load(Ordering::Relaxed);
         self.0.get(&node.guid()) == Some(&absences)
     }
@@ -244,6 +250,13 @@ impl ScanLeaves {
 /// Whether a vdev has missing txgs of its own: leaves, and distributed spares.
 fn has_dtl(node: &Node) -> bool {
     node.kind().is_device() || matches!(node.kind(), VdevKind::DraidSpare { .. })
+}
+
+impl Node {
+    /// Whether the resilver of this leaf waits for the end of the one that runs.
+    pub fn is_deferred(&self) -> bool {
+        self.live.missing.deferred.load(Ordering::Relaxed)
+    }
 }
 
 impl Tree {
@@ -267,7 +280,8 @@ impl Tree {
         there.filter(|(_, n)| n.live.missing.excise(last)).map(|(_, n)| n.guid()).collect()
     }
 
-    /// The txgs that some leaf below a top-level vdev misses.
+    /// The txgs that some leaf below a top-level vdev misses and that its next scan brings: a
+    /// leaf whose resilver is deferred does not count.
     ///
     /// # Errors
     /// `Corrupt` if there is no such vdev.
@@ -279,7 +293,7 @@ impl Tree {
 
     fn add_partial(&self, id: NodeId, all: &mut TxgRanges) {
         let node = self.node(id);
-        if has_dtl(node) {
+        if has_dtl(node) && !node.is_deferred() {
             all.union(&node.dtl());
         }
         node.children().iter().for_each(|&child| self.add_partial(child, all));
@@ -303,6 +317,13 @@ impl Tree {
             node.live.missing.set(ranges);
         }
         node.is_some()
+    }
+
+    /// Defers the resilver of a leaf until the one that runs has ended, or ends this.
+    pub fn set_deferred(&self, guid: Guid, deferred: bool) {
+        if let Some(node) = self.find(guid) {
+            node.live.missing.deferred.store(deferred, Ordering::Relaxed);
+        }
     }
 
     /// Adds the txgs from `first` to `last` to what a vdev misses; false if there is no such

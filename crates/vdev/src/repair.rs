@@ -7,6 +7,8 @@
 //! from [`Tree::heal`] in two points: a leaf that missed the txg is written, because the scan
 //! will write all that it missed; and nothing is read back, because the next scan does that.
 //!
+//! A leaf whose resilver is deferred gets nothing of what it misses.
+//!
 //! The caller guarantees that the addresses still belong to the blocks.
 //!
 //! # Invariants
@@ -65,6 +67,9 @@ impl Tree {
         for (copy, birth) in bad {
             let node = self.find(copy.guid).filter(|n| n.kind().is_device());
             let Some(node) = node else { continue };
+            if copy.kind == BadKind::Stale && node.is_deferred() {
+                continue;
+            }
             if node.writable().is_none() || node.errors().write >= FAILING_WRITE_ERRORS {
                 self.unrepaired(node, *birth);
                 done.failed += 1;

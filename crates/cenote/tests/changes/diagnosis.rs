@@ -174,7 +174,7 @@ fn suffer(name: &str, kind: NewKind, width: usize, ashift: u64, failure: &Failin
     daemon.follow();
     assert!(daemon.classes.contains("vdev_clear"), "{what}");
     let cleared = state();
-    let missed = cleared.aux.as_deref() == Some("out of date");
+    let missed = cleared.aux.as_deref().is_some_and(|aux| aux.contains("resilver"));
     assert!(cleared.state() == VdevState::Online || missed, "{what}: {cleared:?}");
     read_all(&pool, &objects, &ids);
     pool.export().unwrap();

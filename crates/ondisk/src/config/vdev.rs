@@ -6,6 +6,8 @@ use nvlist::{NvList, NvStr};
 
 use super::Keys;
 
+const RESILVER_DEFERRED: &str = "com.datto:resilver_defer";
+
 /// Kinds of vdevs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum VdevType {
@@ -171,6 +173,9 @@ pub struct LeafState {
     pub resilver_txg: Txg,
     /// A sequential rebuild resumes from here.
     pub rebuild_txg: Txg,
+    /// Its resilver waits for the end of the one that runs (MOS only, feature
+    /// resilver_defer).
+    pub resilver_deferred: bool,
     /// Its ZAP (MOS only).
     pub zap: Option<ObjectId>,
 }
@@ -345,6 +350,7 @@ impl VdevConfig {
         keys.number("resilver_txg", leaf.resilver_txg.0);
         keys.number("rebuild_txg", leaf.rebuild_txg.0);
         keys.object("com.delphix:vdev_zap_leaf", leaf.zap);
+        keys.flag(RESILVER_DEFERRED, leaf.resilver_deferred);
     }
 
     fn layout_keys(&self, keys: &mut Keys<'_>) {
@@ -594,6 +600,7 @@ fn parse_leaf(list: &NvList) -> LeafState {
         unspare: truth(list, "unspare"),
         resilver_txg: txg("resilver_txg"),
         rebuild_txg: txg("rebuild_txg"),
+        resilver_deferred: list.contains(RESILVER_DEFERRED),
         zap: object(list, "com.delphix:vdev_zap_leaf"),
     }
 }

@@ -98,6 +98,7 @@ pub(crate) use maps::LOGS_DIRECTORY;
 pub(crate) use open::assemble;
 pub use open::{Parts, WriterOptions};
 pub use pools::{Devices, PoolChange, init_aux_labels};
+pub use resilver_request::ResilverTuning;
 pub use scan::{PAUSED as SCAN_PAUSED, ScanLimits, ScanPlants, ScanProgress, ScanRequest};
 pub use sync::Flags;
 pub use tasks::{Command, TaskCx};

@@ -389,6 +389,9 @@ impl Writer {
                 self.drop_old_maps(state, &sync, &old)?;
             }
             self.sync_vdevs(state, &sync)?;
+            if state.dirty {
+                self.sync_deferral(state, &sync)?;
+            }
             if pass == 1 {
                 self.store_jobs(state, &sync)?;
             }

@@ -129,11 +129,10 @@ fn for_label(vdev: &VdevConfig) -> VdevConfig {
 
 fn strip(vdev: &mut VdevConfig) {
     vdev.root_zap = None;
-    vdev.leaf.zap = None;
+    (vdev.leaf.zap, vdev.leaf.resilver_deferred) = (None, false);
     if let Some(top) = &mut vdev.top {
         top.zap = None;
     }
-    vdev.raw.remove("com.datto:resilver_defer");
     vdev.children.iter_mut().for_each(strip);
 }
 

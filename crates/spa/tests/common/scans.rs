@@ -6,7 +6,8 @@ use std::time::Duration;
 use base::{Guid, ObjectId};
 use dmu::Objset;
 use ondisk::scan::ScanState;
-use spa::engine::{ScanProgress, ScanRequest};
+use spa::engine::{AttachMode, NewMember, ScanProgress, ScanRequest};
+use spa::write::topology::build_member;
 
 use super::shapes::*;
 use super::*;
@@ -120,6 +121,24 @@ pub fn take_away(d: &FileDisks, leaf: usize) {
 
 pub fn bring_back(d: &FileDisks, leaf: usize) {
     std::fs::rename(away(d, leaf), &d.paths[leaf]).unwrap();
+}
+
+/// Attaches a new file to a leaf.
+pub fn attach_file(w: &Writer, d: &mut FileDisks, old: usize, mode: AttachMode) -> usize {
+    let path = d.dir.join(format!("d{}", d.paths.len()));
+    let size = std::fs::metadata(&d.paths[0]).unwrap().len();
+    std::fs::File::create(&path).unwrap().set_len(size).unwrap();
+    let options = OpenOptions { write: true, ..OpenOptions::default() };
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(&path, &options).unwrap());
+    let facts = |_: &Path| Ok(LeafFacts::of(&*device, false));
+    let taken: Vec<Guid> = w.published().config.vdev_tree.walk().map(|v| v.guid).collect();
+    let new = NewVdev::new(NewKind::File(path.clone()));
+    let (vdev, facts) = build_member(&new, w.txgs().open_txg(), taken, &facts).unwrap();
+    let new =
+        NewMember { vdev, device: Some(Arc::clone(&device)), facts: Some(facts), ashift: None };
+    w.attach(guid_of(w, d, old), new, mode, None).unwrap();
+    d.paths.push(path);
+    d.paths.len() - 1
 }
 
 fn away(d: &FileDisks, leaf: usize) -> PathBuf {

@@ -40,8 +40,8 @@ pub(super) enum ErrorScrubbing {
     /// There is none.
     #[default]
     None,
-    /// It may begin with the tree of this txg.
-    Wanted(Txg, u64),
+    /// It may begin with the tree of this txg; the time of the request, and its number.
+    Wanted(Txg, u64, u64),
     /// The thread reads.
     Running,
 }
@@ -78,16 +78,16 @@ impl Writer {
             paused: false,
         };
         stored::store_error_scrub(cx.cx, &scrub)?;
-        self.scans.queue.open();
-        *self.scans.error_scrub.lock() = ErrorScrubbing::Wanted(txg, start_time);
+        let serial = self.scans.queue.open();
+        *self.scans.error_scrub.lock() = ErrorScrubbing::Wanted(txg, start_time, serial);
         Ok(())
     }
 
     /// Performs the error scrub, if one is wanted; false if a later txg must be announced
     /// first.
     pub(super) fn scrub_errors(&self) -> bool {
-        let (first, start_time) = match *self.scans.error_scrub.lock() {
-            ErrorScrubbing::Wanted(first, start) => (first, start),
+        let (first, start_time, serial) = match *self.scans.error_scrub.lock() {
+            ErrorScrubbing::Wanted(first, start, serial) => (first, start, serial),
             _ => return true,
         };
         let Some(since) = self.zio.healing_since().filter(|&since| since >= first) else {
@@ -102,7 +102,7 @@ impl Writer {
             match self.pointers_of(block) {
                 Ok(found) => {
                     let entries = found.iter().flat_map(|bp| entries_of(bp, block));
-                    self.scans.queue.add(entries.collect::<Vec<_>>().into_iter());
+                    self.scans.queue.add(serial, entries.collect::<Vec<_>>().into_iter());
                 }
                 // It cannot be told whether the block is right.
                 Err(_) => {

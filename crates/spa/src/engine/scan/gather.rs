@@ -72,6 +72,8 @@ pub(super) struct Slice {
 /// Gathers the pointers of one slice.
 struct Gatherer<'a> {
     writer: &'a Writer,
+    /// The number of the scan.
+    serial: u64,
     since: Txg,
     max_txg: Txg,
     /// For a resilver: what is missing somewhere on each vdev.
@@ -121,7 +123,7 @@ impl Gatherer<'_> {
     }
 
     fn flush(&mut self) {
-        self.slice.skipped += self.writer.scans.queue.add(self.found.drain(..));
+        self.slice.skipped += self.writer.scans.queue.add(self.serial, self.found.drain(..));
     }
 }
 
@@ -217,6 +219,7 @@ impl Writer {
     /// Those of reading the MOS.
     pub(super) fn gather(
         &self,
+        serial: u64,
         scan: &Scan,
         from: &ScanPosition,
         since: Txg,
@@ -228,6 +231,7 @@ impl Writer {
         };
         let mut gatherer = Gatherer {
             writer: self,
+            serial,
             since,
             max_txg: scan.max_txg,
             partial: partial.as_deref(),

@@ -27,6 +27,8 @@
 //! * A leaf forgets what it missed only if it was readable from the beginning of the scan to
 //!   its end, also across imports: each txg that is written while a scan runs is added to what
 //!   an unreadable leaf misses, as a txg after the scan's last one.
+//! * What a step of an earlier scan found out is not added to the scan that runs: each scan has
+//!   a serial number.
 //! * The thread exists while a scan runs that is not paused. It has no reference to the pool
 //!   while it waits.
 //!
@@ -37,8 +39,6 @@
 //! # Departures from OpenZFS
 //! * A resilver of RAID-Z has the order of devices and verifies, too.
 //! * A checkpoint is made every [`CHECKPOINT`], not every two hours.
-//! * The resilver of a leaf that returned while another resilver runs waits for its end, with
-//!   or without feature `resilver_defer`.
 //!
 //! Lock order: `thread` → `run`; the queue's lock is a leaf.
 
@@ -53,7 +53,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use base::planted::BugSwitch;
+use base::planted::{BugSwitch, TestValue};
 use base::rt::{Condvar, Instant, JoinHandle, Mutex, raise_niceness, spawn};
 use base::{Error, ErrorKind, Guid, Result, Txg};
 use dmu::traverse::Bookmark;
@@ -65,6 +65,7 @@ use vdev::ScanLeaves;
 use zio::{ErrorEntry, Zio};
 
 use super::Writer;
+use super::resilver_request::{RESILVER_DEFER, ResilverWish};
 use super::tasks::{Command, TaskCx};
 use queue::ScanQueue;
 
@@ -74,7 +75,6 @@ const NICE: u8 = 15;
 const CHECKPOINT: Duration = Duration::from_secs(120);
 /// How long the thread waits for a change before it looks again.
 const WAIT: Duration = Duration::from_secs(1);
-const RESILVER_DEFER: &str = "com.datto:resilver_defer";
 /// Flag of a stored scan: paused.
 pub const PAUSED: u64 = 2;
 /// Txgs after which a dataset that does not exist is given up.
@@ -113,11 +113,18 @@ pub struct ScanPlants {
     pub store_unread: BugSwitch,
     /// Leaves that were away for a moment count as repaired.
     pub excise_all: BugSwitch,
+    /// A scan that has read this many bytes waits; 0: none does. Not a bug.
+    pub hold_after: TestValue,
 }
 
 impl ScanPlants {
     fn skips(&self, block: &Block) -> bool {
         self.skip_blocks.load(Relaxed) && (block.dva().offset >> 12).is_multiple_of(16)
+    }
+
+    fn holds(&self, run: &ScanRun) -> bool {
+        let after = self.hold_after.load(Relaxed);
+        after != 0 && run.issued >= after
     }
 
     fn one_too_far(&self, at: Bookmark) -> Bookmark {
@@ -166,6 +173,8 @@ pub struct ScanProgress {
 
 /// The scan that runs or is paused.
 pub(super) struct ScanRun {
+    /// The number of the scan, among those since the pool was opened.
+    serial: u64,
     /// As it is stored.
     scan: Scan,
     /// Where the walk is.
@@ -409,8 +418,9 @@ impl Writer {
         let run = run.as_ref().filter(|run| !run.is_over());
         let tree = self.zio.tree();
         let behind = tree.find(leaf).is_some_and(|node| node.is_behind());
+        let deferred = tree.find(leaf).is_some_and(|node| node.is_deferred());
         match run.map(|run| (run.scan.func, run.by_leaf.contains_key(&leaf))) {
-            Some((ScanFunc::Resilver, _)) if behind => Some("(resilvering)"),
+            Some((ScanFunc::Resilver, _)) if behind && !deferred => Some("(resilvering)"),
             Some((ScanFunc::Scrub, true)) => Some("(repairing)"),
             _ if behind => Some("(awaiting resilver)"),
             _ => None,
@@ -438,7 +448,7 @@ impl Writer {
                 false => Err(Error::unsupported("this action requires the resilver_defer feature")),
             };
             self.sync_task(check, log)?;
-            self.request_resilver();
+            self.wish_resilver(ResilverWish::Restart);
             return Ok(());
         }
         let writer = Arc::clone(self);
@@ -538,12 +548,15 @@ impl Writer {
                 thread.runs = false;
                 return ScanStep::End;
             };
+            if self.plants.scan.holds(run) {
+                return ScanStep::Wait;
+            }
             let due = run.gathered && run.checkpointed.elapsed() >= limits.checkpoint;
             // They are in the position, and what is read of the MOS from now on has them.
             run.events.clear();
-            (run.scan, run.position.clone(), run.first, due)
+            (run.serial, run.scan, run.position.clone(), run.first, due)
         };
-        let (scan, position, first, due) = state;
+        let (serial, scan, position, first, due) = state;
         if self.txgs.suspended().is_some() {
             return ScanStep::Wait;
         }
@@ -554,29 +567,29 @@ impl Writer {
         let peak = scans.queue.memory() as u64;
         scans.memory_peak.fetch_max(peak, Relaxed);
         if scans.queue.is_full() && !due {
-            self.note_issued(self.issue(false));
+            self.note_issued(serial, self.issue(false));
             return ScanStep::Again;
         }
         if position.is_end() || due {
-            self.note_issued(self.issue(true));
+            self.note_issued(serial, self.issue(true));
             if scans.is_interrupted() {
                 return ScanStep::Again;
             }
-            return self.note_checkpoint();
+            return self.note_checkpoint(serial);
         }
         scans.queue.begin_slice(since);
-        let slice = self.gather(&scan, &position, since, &limits);
+        let slice = self.gather(serial, &scan, &position, since, &limits);
         scans.queue.end_slice();
         match slice {
-            Ok(slice) => self.note_slice(slice, since),
+            Ok(slice) => self.note_slice(serial, slice, since),
             Err(_) => ScanStep::Wait,
         }
     }
 
     /// Adds the result of a slice that walked a tree of `since` or later.
-    fn note_slice(&self, slice: gather::Slice, since: Txg) -> ScanStep {
+    fn note_slice(&self, serial: u64, slice: gather::Slice, since: Txg) -> ScanStep {
         let mut run = self.scans.run.lock();
-        let Some(run) = run.as_mut() else { return ScanStep::Again };
+        let Some(run) = of_serial(&mut run, serial) else { return ScanStep::Again };
         if let Some(mut position) = slice.position {
             for event in std::mem::take(&mut run.events) {
                 position.apply(&event);
@@ -607,10 +620,10 @@ impl Writer {
         ScanStep::Announced(since)
     }
 
-    fn note_issued(&self, issued: issue::Issued) {
-        let dropped = self.scans.queue.take_dropped();
+    fn note_issued(&self, serial: u64, issued: issue::Issued) {
         let mut run = self.scans.run.lock();
-        let Some(run) = run.as_mut() else { return };
+        let Some(run) = of_serial(&mut run, serial) else { return };
+        let dropped = self.scans.queue.take_dropped();
         run.issued += issued.bytes;
         run.scan.skipped += dropped;
         run.scan.processed += issued.repaired;
@@ -624,10 +637,10 @@ impl Writer {
     }
 
     /// Everything that was gathered was read: the position can be stored.
-    fn note_checkpoint(&self) -> ScanStep {
+    fn note_checkpoint(&self, serial: u64) -> ScanStep {
         {
             let mut run = self.scans.run.lock();
-            let Some(run) = run.as_mut() else { return ScanStep::Again };
+            let Some(run) = of_serial(&mut run, serial) else { return ScanStep::Again };
             if !self.scans.queue.is_empty() {
                 return ScanStep::Again;
             }
@@ -641,6 +654,11 @@ impl Writer {
         self.txgs.kick(open);
         ScanStep::Again
     }
+}
+
+/// The scan that runs, if it is the one with this number.
+fn of_serial(run: &mut Option<ScanRun>, serial: u64) -> Option<&mut ScanRun> {
+    run.as_mut().filter(|run| run.serial == serial)
 }
 
 fn note_lost(run: &mut ScanRun, lost: Vec<ErrorEntry>) {

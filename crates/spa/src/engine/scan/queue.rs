@@ -12,6 +12,11 @@
 //!
 //! A block that is being read stays known until its repairs are written
 //! ([`ScanQueue::is_in_use`]): a block with wrong bytes that was freed meanwhile is no damage.
+//! The end of a scan forgets these blocks, because frees are not reported any more.
+//!
+//! The thread may still gather for a scan that was replaced by another one meanwhile. The frees
+//! of that time are not known, so what it adds is left out: each scan opens the queue under a
+//! number of its own.
 //!
 //! # Invariants
 //! * While a scan runs, each block in the queue was in use when the last announced txg ended
@@ -83,6 +88,8 @@ struct Waiting {
     /// [`ScanQueue::take_dropped`].
     dropped: u64,
     memory: usize,
+    /// The number of the scan that may add.
+    serial: u64,
 }
 
 /// The queue of a pool.
@@ -109,17 +116,19 @@ impl ScanQueue {
     }
 
     /// From now on frees are noted. What is added must come from trees of later txgs than the
-    /// one that is being written.
-    pub(super) fn open(&self) {
+    /// one that is being written. Returns the number with which the new scan adds.
+    pub(super) fn open(&self) -> u64 {
         self.active.store(true, Relaxed);
+        let mut waiting = self.waiting.lock();
+        waiting.serial += 1;
+        waiting.serial
     }
 
-    /// Forgets everything.
+    /// Forgets everything; nothing is added until the queue is opened again.
     pub(super) fn close(&self) {
         self.active.store(false, Relaxed);
         let mut waiting = self.waiting.lock();
-        let issuing = std::mem::take(&mut waiting.issuing);
-        *waiting = Waiting { issuing, ..Waiting::default() };
+        *waiting = Waiting { serial: waiting.serial + 1, ..Waiting::default() };
     }
 
     /// A block was freed in the txg that is being written.
@@ -159,11 +168,14 @@ impl ScanQueue {
         self.waiting.lock().walked = None;
     }
 
-    /// Adds addresses that the walk met, except those freed since the txg of its tree.
-    /// Returns the bytes on the devices that were not added because they are freed, or wait
+    /// Adds addresses that the walk of a scan met, except those freed since the txg of its tree;
+    /// nothing if that scan is over. Returns the bytes on the devices that were not added because they are freed, or wait
     /// already.
-    pub(super) fn add(&self, found: impl Iterator<Item = QueuedAddress>) -> u64 {
+    pub(super) fn add(&self, serial: u64, found: impl Iterator<Item = QueuedAddress>) -> u64 {
         let mut waiting = self.waiting.lock();
+        if waiting.serial != serial {
+            return 0;
+        }
         let mut left_out = 0;
         for entry in found {
             let place = place_of(entry.dva);

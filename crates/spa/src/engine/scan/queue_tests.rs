@@ -20,9 +20,12 @@ fn entries(dvas: &[Dva]) -> Vec<QueuedAddress> {
     dvas.iter().enumerate().map(entry).collect()
 }
 
+/// The number of the only scan.
+const SERIAL: u64 = 1;
+
 fn queue() -> ScanQueue {
     let queue = ScanQueue::new(1 << 20);
-    queue.open();
+    assert_eq!(queue.open(), SERIAL);
     queue.begin_slice(Txg(20));
     queue
 }
@@ -31,24 +34,24 @@ fn queue() -> ScanQueue {
 fn a_freed_block_leaves_the_queue_at_all_its_addresses() {
     let queue = queue();
     let both = [dva(0, 4096), dva(1, 8192)];
-    queue.add(entries(&both).into_iter());
+    queue.add(SERIAL, entries(&both).into_iter());
     assert_eq!(queue.runs(true).len(), 2);
     queue.freed(Txg(21), &block(&both));
     assert!(queue.is_empty() && queue.memory() == 0);
     assert_eq!(queue.take_dropped(), 8192);
     // The walk of the old tree meets it again.
-    assert_eq!(queue.add(entries(&both).into_iter()), 8192);
+    assert_eq!(queue.add(SERIAL, entries(&both).into_iter()), 8192);
     queue.announced(Txg(21));
-    assert_eq!(queue.add(entries(&both).into_iter()), 8192, "the old tree is still walked");
+    assert_eq!(queue.add(SERIAL, entries(&both).into_iter()), 8192, "the old tree is still walked");
     queue.end_slice();
     queue.announced(Txg(22));
-    assert_eq!(queue.add(entries(&both).into_iter()), 0, "another block is there by now");
+    assert_eq!(queue.add(SERIAL, entries(&both).into_iter()), 0, "another block is there by now");
 }
 
 #[test]
 fn a_block_freed_while_it_is_read_is_not_in_use() {
     let queue = queue();
-    queue.add(entries(&[dva(0, 0)]).into_iter());
+    queue.add(SERIAL, entries(&[dva(0, 0)]).into_iter());
     let mut run = queue.runs(true)[0];
     let taken = queue.take(&mut run, 10, 1 << 20);
     assert!(queue.is_in_use(dva(0, 0)) && !queue.has(&run));
@@ -65,7 +68,7 @@ fn the_largest_runs_are_read_first() {
     let mut wanted = vec![dva(0, 0), dva(0, 2 * far), dva(1, 0)];
     wanted.extend((0..5).map(|i| dva(0, far + i * 4096)));
     for place in &wanted {
-        queue.add(entries(&[*place]).into_iter());
+        queue.add(SERIAL, entries(&[*place]).into_iter());
     }
     assert_eq!(queue.runs(true).len(), 4, "in device order");
     queue.set_limit(queue.memory());
@@ -77,4 +80,21 @@ fn the_largest_runs_are_read_first() {
     assert_eq!(queue.take(&mut run, 10, 4097).len(), 2, "by bytes");
     assert_eq!(queue.take(&mut run, 10, 1).len(), 1);
     assert!(!queue.has(&run) && !queue.is_full());
+}
+
+/// A scan was replaced by another one while the thread gathered for the former.
+#[test]
+fn a_scan_that_is_over_adds_nothing() {
+    let queue = queue();
+    queue.add(SERIAL, entries(&[dva(0, 0)]).into_iter());
+    let mut run = queue.runs(true)[0];
+    queue.take(&mut run, 10, 1 << 20);
+    queue.close();
+    assert!(!queue.is_in_use(dva(0, 0)), "its frees are not reported any more");
+    queue.add(SERIAL, entries(&[dva(0, 4096)]).into_iter());
+    let next = queue.open();
+    queue.add(SERIAL, entries(&[dva(0, 8192)]).into_iter());
+    assert!(queue.is_empty() && queue.memory() == 0);
+    queue.add(next, entries(&[dva(0, 8192)]).into_iter());
+    assert!(!queue.is_empty());
 }

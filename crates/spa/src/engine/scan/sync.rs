@@ -11,7 +11,7 @@
 //! All repairs are written before the thread reports a checkpoint or the end, and the commit of
 //! the txg that stores it flushes all vdevs before its first uberblock.
 
-use base::{Result, Txg};
+use base::{Guid, Result, Txg};
 use dsl::write::scan::{self, ScanPosition};
 use dsl::write::store::DIRECTORY;
 use dsl::write::{MosRead, SyncCx};
@@ -20,9 +20,10 @@ use ondisk::scan::{Scan, ScanFunc, ScanState};
 use ondisk::zap::ZapValue;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
-use vdev::ScanLeaves;
+use vdev::{ScanLeaves, Tree};
 use zio::ErrorEntry;
 
+use super::super::resilver_request::ResilverWish;
 use super::super::tasks::TaskCx;
 use super::super::{Writer, errlog};
 use super::{PAUSED, ScanRequest, ScanRun};
@@ -51,19 +52,23 @@ impl Writer {
         // A leaf that was away for a part of the scan misses a later txg than the scan visits.
         let tree = self.zio.tree();
         let last = |guid| tree.find(guid).and_then(|node| node.dtl().last());
-        run.leaves.retain(|guid| last(guid).is_none_or(|last| last <= scan.max_txg));
+        run.leaves.retain(|guid| {
+            let deferred = tree.find(guid).is_some_and(|node| node.is_deferred());
+            !deferred && last(guid).is_none_or(|last| last <= scan.max_txg)
+        });
         // What the part before found is not known.
         run.incomplete = scan.errors > 0;
         if run.is_paused() {
             run.paused = now;
         }
-        self.scans.queue.open();
         *self.scans.run.lock() = Some(run);
     }
 
+    /// A scan that is about to run; the queue is opened for it.
     fn new_run(&self, scan: Scan, position: ScanPosition, first: Txg, now: u64) -> ScanRun {
         let issued = scan.examined.saturating_sub(scan.skipped);
         ScanRun {
+            serial: self.scans.queue.open(),
             scan,
             stored: position.clone(),
             position,
@@ -157,7 +162,6 @@ impl Writer {
             flags: 0,
         };
         let position = ScanPosition::start();
-        self.scans.queue.open();
         let run = self.new_run(scan, position.clone(), cx.txg, cx.now.0);
         scan::store(cx, &mut scan, &position)?;
         if func == ScanFunc::Scrub {
@@ -207,8 +211,8 @@ impl Writer {
         if let Some(run) = &mut *self.scans.run.lock() {
             events.into_iter().for_each(|event| run.apply(event));
         }
-        if self.take_resilver_request() {
-            self.begin_resilver(cx)?;
+        if let Some(wish) = self.take_resilver_request() {
+            self.begin_resilver(cx, wish)?;
         }
         self.store_errors(cx.cx)?;
         self.mark_absent_leaves(txg);
@@ -258,19 +262,40 @@ impl Writer {
         }
     }
 
-    fn begin_resilver(&self, cx: &mut TaskCx<'_>) -> Result<()> {
-        if let Some(run) = &mut *self.scans.run.lock()
-            && run.scan.func == ScanFunc::Resilver
-            && !run.is_over()
-        {
-            run.again = true;
-            return Ok(());
+    /// Has the running resilver, or the next one, repair late leaves; false if one must begin
+    /// now.
+    fn join_resilver(&self, cx: &mut TaskCx<'_>) -> Result<bool> {
+        let (late, percent) = {
+            let mut run = self.scans.run.lock();
+            let is_resilver = |run: &&mut ScanRun| run.scan.func == ScanFunc::Resilver;
+            let running = run.as_mut().filter(|run| !run.is_over());
+            let Some(run) = running.filter(is_resilver) else { return Ok(false) };
+            let done = run.issued.saturating_mul(100);
+            (late_leaves(run, &self.zio.tree()), done.checked_div(run.scan.to_examine))
+        };
+        if late.is_empty() {
+            return Ok(true);
         }
+        if !self.defers_resilvers(cx, percent.unwrap_or(100))? {
+            return Ok(false);
+        }
+        cx.defer_resilver(&late);
+        if let Some(run) = &mut *self.scans.run.lock() {
+            run.leaves.retain(|guid| !late.contains(&guid));
+        }
+        Ok(true)
+    }
+
+    fn begin_resilver(&self, cx: &mut TaskCx<'_>, wish: ResilverWish) -> Result<()> {
         if self.is_error_scrubbing() {
             // It ends soon.
-            self.request_resilver();
+            self.wish_resilver(wish);
             return Ok(());
         }
+        if wish == ResilverWish::Repair && self.join_resilver(cx)? {
+            return Ok(());
+        }
+        cx.end_deferral();
         let Some((min, max)) = self.zio.tree().resilver_range() else { return Ok(()) };
         self.cancel_scan(cx.cx)?;
         let max = max.min(cx.cx.txg);
@@ -285,17 +310,17 @@ impl Writer {
         errlog::add(cx.cx, errlog::log_of(scan.func), &lost)?;
         scan.queue = scan::load(cx.read())?.and_then(|stored| stored.queue);
         let tree = self.zio.tree();
-        let visited = |missing: (Txg, Txg)| scan.min_txg <= missing.0;
         // The scan does not see the blocks of a checkpoint.
         let kept = self.checkpoint.has();
         if let Some(leaves) = leaves
             && !kept
-            && tree.resilver_range().is_none_or(visited)
         {
-            let leaves = match self.plants.scan.excise_all.load(Relaxed) {
+            let mut leaves = match self.plants.scan.excise_all.load(Relaxed) {
                 true => tree.begin_scan(),
                 false => leaves,
             };
+            let first = |guid| tree.find(guid).and_then(|node| node.dtl().first());
+            leaves.retain(|guid| first(guid).is_none_or(|first| scan.min_txg < first));
             tree.excise(&leaves, scan.max_txg);
         }
         scan::store(cx.cx, &mut scan, &ScanPosition::at_end())?;
@@ -304,7 +329,7 @@ impl Writer {
             cx.cx.mos.zap_update(DIRECTORY, LAST_SCRUBBED, &max)?;
             self.rotate_errors(cx.cx)?;
         }
-        if again {
+        if again || self.has_deferred(cx) {
             self.request_resilver();
         }
         self.scan_event(scan.func, "finish");
@@ -319,6 +344,22 @@ impl Writer {
         let due = |run: &ScanRun| !run.is_over() && (run.checkpoint.is_some() || run.ready);
         requested || run.as_ref().is_some_and(due)
     }
+}
+
+/// The leaves that a running resilver does not complete. One that it completes for now, and
+/// that misses later txgs as well, needs another resilver.
+fn late_leaves(run: &mut ScanRun, tree: &Tree) -> Vec<Guid> {
+    let mut late = Vec::new();
+    for (_, node) in tree.nodes().filter(|(_, node)| node.is_behind() && !node.is_deferred()) {
+        let dtl = node.dtl();
+        let begins_later = dtl.first().is_some_and(|first| run.scan.min_txg < first);
+        if !run.leaves.had(node) || !begins_later {
+            late.push(node.guid());
+        } else if dtl.last().is_some_and(|last| last > run.scan.max_txg) {
+            run.again = true;
+        }
+    }
+    late
 }
 
 fn setup_text(func: u32, min: u64, max: u64) -> String {

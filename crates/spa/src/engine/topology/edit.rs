@@ -130,6 +130,7 @@ pub(crate) fn reduce_top(top: &mut VdevConfig, gone: &[Guid]) -> Option<()> {
     let leaf = &mut child.leaf;
     (leaf.offline, leaf.faulted, leaf.degraded, leaf.removed) = (false, false, false, false);
     (leaf.not_present, leaf.unspare, leaf.is_spare) = (false, false, false);
+    leaf.resilver_deferred = false;
     leaf.aux_state = None;
     *top = child;
     Some(())

@@ -84,6 +84,7 @@ use super::tasks::TaskCx;
 use crate::specs::{self, Extra};
 
 pub use attach::{AttachMode, NewMember};
+pub(super) use edit::find_mut;
 pub(crate) use split::split_tree;
 pub use split::{SplitDevice, leaves_to_split};
 pub(super) use state::TopologyState;
@@ -202,6 +203,7 @@ impl TaskCx<'_> {
             && let Some(was) = old.find(from)
         {
             tree.set_dtl(to, TxgRanges::clone(&was.dtl()));
+            tree.set_deferred(to, was.is_deferred());
         }
         let states = |(_, node): (_, &Node)| {
             let was = kept(node.guid()).filter(|was| was.state() != State::Online)?;
