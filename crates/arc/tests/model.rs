@@ -194,3 +194,38 @@ fn eviction_beside_hits_fronts_prefetch_and_tuning() {
     };
     shuttle::check_random(model, RUNS);
 }
+
+/// A thread claims several blocks at once, fills some and drops the others, while readers read
+/// all of them and one is freed: every reader gets every block, and nobody waits for ever.
+#[test]
+fn blocks_claimed_together_beside_readers() {
+    let model = || {
+        let cache = Arc::new(Cache::<u64>::of(1 << 20).unwrap());
+        let c = Arc::clone(&cache);
+        threads(3, move |i| {
+            let ahead = LookupRequest {
+                access: Access::Prefetch,
+                ..LookupRequest::demand(CacheKind::Data)
+            };
+            if i == 2 {
+                return c.remove(&1);
+            }
+            if i == 0 {
+                let claims: Vec<_> =
+                    (0..3).filter_map(|key| Some((key, c.claim(key, ahead)?))).collect();
+                for (key, claim) in claims {
+                    if key != 2 {
+                        claim.complete(Block::plain(block(512, key as u8)));
+                    }
+                }
+                return;
+            }
+            for key in (0..3).rev() {
+                let got = c.get(key, CacheKind::Data, || Ok(block(512, key as u8)));
+                assert_eq!(got.unwrap()[0], key as u8);
+            }
+        });
+        settled(&cache);
+    };
+    shuttle::check_random(model, RUNS);
+}

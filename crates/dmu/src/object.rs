@@ -6,11 +6,15 @@ use std::sync::Arc;
 use base::limits::BUF_SIZE_MAX;
 use base::{Buf, Error, ErrorKind, ObjectId, Result};
 use ondisk::{BlkPtr, Dnode, ObjType};
-use zio::{Access, Caching, ErrorEntry, Io, Mode, Origin};
+use zio::{Access, BATCH_BYTES, BATCHED_MAX, Caching, ErrorEntry, Io, Mode, Origin};
 
 use crate::live::handle::Dirty;
 use crate::live::to_little;
 use crate::objset::Objset;
+
+/// Read-ahead reads blocks together in batches of at most this part of the bytes that it may
+/// have in flight.
+const BATCHES_MIN: u64 = 4;
 
 /// An open object: a dnode as it was when it was opened.
 #[derive(Clone, Debug)]
@@ -357,33 +361,49 @@ impl Object {
         }
         let first = offset / self.block_size();
         let last = (offset.saturating_add(len - 1) / self.block_size()).min(self.dnode.max_blkid);
-        for blkid in first..=last {
-            if !self.read_ahead(0, blkid, io) {
-                return;
-            }
-        }
+        self.read_ahead(0, first..=last, io);
     }
 
-    /// Starts a background read of a block into the cache. Returns false if no worker is
-    /// free, or if too many bytes are in flight already and the block is not certain to be
-    /// needed.
-    pub(crate) fn read_ahead(&self, level: u8, blkid: u64, io: Io) -> bool {
+    /// Starts background reads of blocks of one level into the cache. Small blocks are read
+    /// several at a time, by one worker (`zio`'s read-ahead). Returns how many blocks were
+    /// started, and the first one that was not: no worker was free, or too many bytes were in
+    /// flight already and the blocks are not certain to be needed.
+    pub(crate) fn read_ahead(
+        &self,
+        level: u8,
+        blkids: impl Iterator<Item = u64>,
+        io: Io,
+    ) -> (u64, Option<u64>) {
         let zio = self.os.zio();
-        let permit = if io.access == Access::Prescient {
-            None
-        } else {
-            let bytes = self.dnode.block_size(level);
-            match zio.prefetch().permit(bytes, zio.read_ahead_limit()) {
-                None => return false,
-                permit => permit,
-            }
+        let limit = zio.read_ahead_limit();
+        let bytes = self.dnode.block_size(level);
+        let each = match bytes <= BATCHED_MAX {
+            true => (BATCH_BYTES.min(limit / BATCHES_MIN) / bytes.max(1)).max(1),
+            false => 1,
         };
-        let object = self.clone();
-        zio.background().try_submit(move || {
-            let _permit = permit;
-            // The later reader of the block gets the error.
-            let _ = object.read_at_level(level, blkid, io);
-        })
+        let (mut started, mut blkids) = (0, blkids.peekable());
+        while let Some(&first) = blkids.peek() {
+            let batch: Vec<u64> = blkids.by_ref().take(each as usize).collect();
+            let (blocks, bytes) = (batch.len() as u64, bytes.saturating_mul(batch.len() as u64));
+            let permit = match io.access {
+                Access::Prescient => None,
+                _ => match zio.prefetch().permit(bytes, limit) {
+                    None => return (started, Some(first)),
+                    permit => permit,
+                },
+            };
+            let object = self.clone();
+            let job = move || {
+                let _permit = permit;
+                // The later reader of the block gets the error.
+                let _ = object.read_batch(level, &batch, io);
+            };
+            if !zio.background().try_submit(job) {
+                return (started, Some(first));
+            }
+            started += blocks;
+        }
+        (started, None)
     }
 
     /// Whether the block is in memory, or is a hole.
@@ -391,11 +411,50 @@ impl Object {
         !self.read_block(blkid, io.from_memory()).is_err_and(|e| e.kind() == ErrorKind::WouldBlock)
     }
 
-    fn read_at_level(&self, level: u8, blkid: u64, io: Io) -> Result<()> {
+    /// Reads blocks into the cache.
+    fn read_batch(&self, level: u8, blkids: &[u64], io: Io) -> Result<()> {
         let (dn, io) = self.rooted(io)?;
-        let bp = self.disk_pointer(&dn, level, blkid, io)?;
-        if !bp.is_hole() {
-            self.os.zio().read(&bp, io).map_err(|e| self.at_position(e, level, blkid))?;
+        let mut bps = Vec::with_capacity(blkids.len());
+        let read = self.disk_pointers(&dn, level, blkids, io, |bp| bps.push(bp));
+        match bps[..] {
+            [ref one] => drop(self.os.zio().read(one, io)?),
+            _ => self.os.zio().read_ahead(&bps, io),
+        }
+        read
+    }
+
+    /// Passes the pointers of blocks of one level, without holes. The indirect block of
+    /// neighbours is read once.
+    fn disk_pointers(
+        &self,
+        dn: &Dnode,
+        level: u8,
+        blkids: &[u64],
+        io: Io,
+        mut sink: impl FnMut(BlkPtr),
+    ) -> Result<()> {
+        let mut parent: Option<(u64, Buf, ondisk::Endian)> = None;
+        for &blkid in blkids {
+            let above = blkid >> dn.epb_shift();
+            let bp = match &parent {
+                Some((of, bytes, endian)) if *of == above => {
+                    let index = blkid & ((1 << dn.epb_shift()) - 1);
+                    BlkPtr::parse_nth(bytes, index as usize, *endian)?
+                }
+                _ if blkids.len() > 1 && level + 1 < dn.levels => {
+                    let bp = self.disk_pointer(dn, level + 1, above, io)?;
+                    if bp.is_hole() {
+                        continue;
+                    }
+                    parent = Some((above, self.os.zio().read(&bp, io)?, bp.endian()));
+                    self.disk_pointer(dn, level, blkid, io)?
+                }
+                _ => self.disk_pointer(dn, level, blkid, io)?,
+            };
+            check_pointer(&bp, dn, level).map_err(|e| self.at_position(e, level, blkid))?;
+            if !bp.is_hole() {
+                sink(bp);
+            }
         }
         Ok(())
     }

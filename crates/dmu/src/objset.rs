@@ -380,11 +380,8 @@ impl Objset {
         blocks.sort_unstable();
         blocks.dedup();
         blocks.truncate(DNODE_BLOCKS);
-        for blkid in blocks {
-            if !meta.in_memory(blkid, Io::PREFETCH) && !meta.read_ahead(0, blkid, Io::PREFETCH) {
-                return;
-            }
-        }
+        let absent = blocks.into_iter().filter(|blkid| !meta.in_memory(*blkid, Io::PREFETCH));
+        meta.read_ahead(0, absent, Io::PREFETCH);
     }
 
     /// Forgets parsed dnodes (tests and tools that measure cold reads).

@@ -313,6 +313,15 @@ impl CachePool {
         }
     }
 
+    /// Whether the block is on a device, or waits to be written to one.
+    pub fn contains(&self, id: &BlockId) -> bool {
+        let waits = {
+            let queue = self.queue.lock();
+            queue.blocks.contains_key(id) || queue.writing.contains_key(id)
+        };
+        waits || self.devices.read().iter().any(|device| device.contains(id))
+    }
+
     /// The block's bytes as stored, if they are here and `verify` accepts them. Everything
     /// else is a miss.
     pub fn read(&self, id: &BlockId, psize: u64, verify: &dyn Fn(&[u8]) -> bool) -> Option<Buf> {

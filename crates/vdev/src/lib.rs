@@ -7,7 +7,8 @@
 //! operations (raidz and dRAID maps, mirrors, indirection), executed in one batch, and
 //! checked by the caller's `verify`. If that fails, everything that could help is read,
 //! and every tolerated combination is tried. Bytes that `verify` refused are never
-//! returned, whatever the damage.
+//! returned, whatever the damage. Read-ahead reads several small blocks in few operations
+//! ([`Tree::read_together`]).
 //!
 //! A write ([`Tree::write`]) is laid out by the same maps (`write_plan`), and the caller's
 //! thread computes its parity. Each leaf's part is added to that leaf's queue, which
@@ -40,6 +41,7 @@ mod repair;
 mod report;
 mod solve;
 mod spec;
+mod together;
 mod tree;
 mod write;
 mod write_plan;

@@ -13,6 +13,7 @@
 
 use base::limits::INDIRECT_HOPS_MAX;
 use base::{Error, Result, Txg, VdevId};
+use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::limits::{CELLS_MAX, PLAN_STEPS_MAX, SPARE_HOPS_MAX};
@@ -88,6 +89,10 @@ enum Trust {
     Good,
 }
 
+/// How a mirror's child compares with the others; the greatest is read: its trust, whether it was
+/// chosen before, and its queue.
+type ChildRank = (Trust, bool, std::cmp::Reverse<u32>);
+
 /// A range of a vdev, with what is known about the path to it.
 #[derive(Clone, Copy)]
 struct ReadRange {
@@ -109,11 +114,14 @@ pub(crate) struct Planner<'a> {
     pub(crate) cells: Vec<LeafRange>,
     /// Cells that missed the block's txg, by their index: a scan writes them unread.
     pub(crate) stale: Vec<usize>,
+    /// The child of each mirror that was read before and is read again, as long as no other
+    /// one is more trusted.
+    pub(crate) chosen: Option<HashMap<NodeId, NodeId>>,
 }
 
 impl<'a> Planner<'a> {
     pub(crate) fn new(tree: &'a Tree, mode: PlanMode) -> Planner<'a> {
-        Planner { tree, mode, steps: 0, cells: Vec::new(), stale: Vec::new() }
+        Planner { tree, mode, steps: 0, cells: Vec::new(), stale: Vec::new(), chosen: None }
     }
 
     /// The plan for `len` bytes (whole sectors) of a top-level vdev.
@@ -261,20 +269,28 @@ impl<'a> Planner<'a> {
             let kids = node.children().iter().map(|&c| self.node(c, at));
             return Ok(PlanShape::Mirror(kids.collect::<Result<_>>()?));
         }
-        // The most trusted child first; then the shortest queue; then round robin.
+        let before = self.chosen.as_ref().and_then(|chosen| chosen.get(&id)).copied();
+        // The most trusted child first; then the one chosen before; then the shortest queue;
+        // then round robin.
         let n = node.children().len();
         let rotation = node.live.rotor.fetch_add(1, Relaxed) as usize;
-        let mut best: Option<(Trust, std::cmp::Reverse<u32>, NodeId)> = None;
+        let mut best: Option<(ChildRank, NodeId)> = None;
         for i in 0..n {
             let child = node.children()[(rotation + i) % n];
             let trust = self.trust(child, at)?;
             let queued = std::cmp::Reverse(tree.node(child).live.in_flight.load(Relaxed));
-            if best.is_none_or(|(t, q, _)| (trust, queued) > (t, q)) {
-                best = Some((trust, queued, child));
+            let rank = (trust, before == Some(child), queued);
+            if best.is_none_or(|(best, _)| rank > best) {
+                best = Some((rank, child));
             }
         }
         match best {
-            Some((trust, _, child)) if trust > Trust::Dead => self.node(child, at),
+            Some(((trust, ..), child)) if trust > Trust::Dead => {
+                if let Some(chosen) = &mut self.chosen {
+                    chosen.insert(id, child);
+                }
+                self.node(child, at)
+            }
             _ => Ok(PlanShape::Dead),
         }
     }

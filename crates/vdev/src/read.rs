@@ -356,16 +356,29 @@ impl Tree {
         why: Priority,
         report: &mut ReadReport,
     ) -> Vec<Option<Buf>> {
-        let mut out = vec![None; cells.len()];
+        let results = cells.iter().zip(self.make_reads(cells, why));
+        let counted = results.map(|(&(cell, _), result)| {
+            let node = self.node(cell.leaf);
+            report.ios += usize::from(node.device.is_some() && node.queue.is_some());
+            let at = (cell.offset, cell.len);
+            result.map_err(|e| self.count_error(node, ReportKind::Read, at, e.kind())).ok()
+        });
+        counted.collect()
+    }
+
+    /// One batch of leaf reads, each for one cell or for neighbours.
+    pub(crate) fn make_reads(
+        &self,
+        cells: &[(LeafRange, bool)],
+        why: Priority,
+    ) -> Vec<Result<Buf>> {
+        let mut out: Vec<Option<Result<Buf>>> = cells.iter().map(|_| None).collect();
         let (mut own, mut waiting) = (Vec::new(), Vec::new());
         for (index, (cell, merged)) in cells.iter().enumerate() {
             let node = self.node(cell.leaf);
             let Some((device, queue)) = node.device.as_ref().zip(node.queue.as_ref()) else {
-                let at = (cell.offset, cell.len);
-                self.count_error(node, ReportKind::Read, at, ErrorKind::DevicesMissing);
                 continue;
             };
-            report.ios += 1;
             match queue.request_read(IoClass::from(why), cell.offset, cell.len) {
                 ReadAdmission::Go(permit) => own.push((index, device, permit, *merged)),
                 ReadAdmission::Wait(slot) => waiting.push((index, slot)),
@@ -386,24 +399,20 @@ impl Tree {
             }
         }
         batches.into_iter().for_each(|(device, ops)| device.submit(ops));
-        let mut took = |index: usize, result: Result<Buf>| match result {
-            Ok(buf) => out[index] = Some(buf),
-            Err(e) => {
-                let cell = cells[index].0;
-                let at = (cell.offset, cell.len);
-                self.count_error(self.node(cell.leaf), ReportKind::Read, at, e.kind());
-            }
-        };
         if let Some((index, device, permit, merged)) = last {
             let cell = &cells[index].0;
             let result = device.run(Io::read(cell.offset, cell.len as usize)).into_read();
             permit.end(result.is_ok(), merged);
-            took(index, result.map(BufMut::freeze));
+            out[index] = Some(result.map(BufMut::freeze));
         }
-        sent.into_iter()
-            .for_each(|(index, slot)| took(index, slot.wait().flatten().map(BufMut::freeze)));
-        waiting.into_iter().for_each(|(index, slot)| took(index, slot.wait()));
-        out
+        for (index, slot) in sent {
+            out[index] = Some(slot.wait().flatten().map(BufMut::freeze));
+        }
+        for (index, slot) in waiting {
+            out[index] = Some(slot.wait());
+        }
+        let absent = || Err(Error::new(ErrorKind::DevicesMissing, "the device is absent"));
+        out.into_iter().map(|result| result.unwrap_or_else(absent)).collect()
     }
 
     /// The block was accepted: counts and lists the leaves whose bytes were wrong.

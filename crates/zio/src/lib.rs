@@ -8,6 +8,8 @@
 //! consumers parse it with the pointer's [`ondisk::Endian`]. [`Hints`] lead from an
 //! object's block directly to the cache's slot.
 //!
+//! Read-ahead reads small blocks of a run together (`read_ahead`).
+//!
 //! If a read finds wrong bytes on a leaf, the right ones are written there (`heal`).
 //!
 //! A write takes three steps: [`Zio::prepare`] (zero test, compression, checksum) →
@@ -37,6 +39,7 @@ mod hints;
 mod outage;
 pub mod prefetch;
 mod read;
+mod read_ahead;
 mod scrub;
 mod second;
 mod ticket_lock;
@@ -58,6 +61,7 @@ pub use hints::{Hints, ObjectBlock};
 pub use outage::{Outage, OutagePolicy, enter_sync_context};
 pub use prefetch::Prefetch;
 pub use read::BlockFault;
+pub use read_ahead::{BATCH_BYTES, BATCHED_MAX};
 pub use scrub::{CopyCheck, GangPiece};
 pub use second::{CacheTiers, CacheUse};
 pub use ticket_lock::{Ticket, TicketLock, chunks_in_order};

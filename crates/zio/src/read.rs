@@ -163,7 +163,7 @@ impl Zio {
     }
 
     /// Reads the block for its fill ticket.
-    fn fill(
+    pub(crate) fn fill(
         &self,
         ticket: Fill<'_, BlockKey>,
         block: &Block,
@@ -177,14 +177,28 @@ impl Zio {
         if !keep && !is_metadata(block) && io.access == Access::Demand && range.end == whole.len() {
             return Ok((whole.slice(range), None));
         }
-        let at = ticket.complete(arc::Block {
+        let remember = io.caching == Caching::Remember && all;
+        let at = self.insert_read(ticket, block, (stored, whole.clone()), remember, io);
+        Ok((whole.slice(range), at.filter(|_| keep)))
+    }
+
+    /// Inserts a block that was read; `remember` if a layer above will hold all of it.
+    pub(crate) fn insert_read(
+        &self,
+        ticket: Fill<'_, BlockKey>,
+        block: &Block,
+        (stored, whole): (Option<Buf>, Buf),
+        remember: bool,
+        io: Io,
+    ) -> Option<SlotRef> {
+        let keep = io.tiers.first.keeps(kind_of(block));
+        ticket.complete(arc::Block {
             stored,
             tag: block.compression,
-            whole: whole.clone(),
-            remember: keep && io.caching == Caching::Remember && all && !is_metadata(block),
+            whole,
+            remember: keep && remember && !is_metadata(block),
             usage: self.tier_use(io.tiers, block),
-        });
-        Ok((whole.slice(range), at.filter(|_| keep)))
+        })
     }
 
     /// Bytes of the block in slot `at`, if the cache still has it there.
@@ -243,10 +257,7 @@ impl Zio {
                 .read_copies(block, why, io.origin)
                 .map_err(|faults| summarize(block, faults))?,
         };
-        let stored = (block.compression != COMPRESS_OFF).then(|| raw.clone());
-        let whole = expand(block.compression, raw, block.head.lsize.0 as usize)
-            .map_err(|e| e.at_dva(block.dva()))?;
-        Ok((stored, whole))
+        expand_block(block, raw)
     }
 
     /// A block of dnodes, for a caller that only walks block pointers. For an encrypted
@@ -388,6 +399,14 @@ impl<'a> Verifier<'a> {
         }
         words[..2] == self.expected[..2]
     }
+}
+
+/// The block as stored, if it is compressed, and its logical content.
+pub(crate) fn expand_block(block: &Block, raw: Buf) -> Result<(Option<Buf>, Buf)> {
+    let stored = (block.compression != COMPRESS_OFF).then(|| raw.clone());
+    let whole = expand(block.compression, raw, block.head.lsize.0 as usize)
+        .map_err(|e| e.at_dva(block.dva()))?;
+    Ok((stored, whole))
 }
 
 /// Decompresses `raw` to exactly `lsize` bytes.

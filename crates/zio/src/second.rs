@@ -178,6 +178,11 @@ impl Zio {
         Arc::clone(second.get_or_insert_with(new))
     }
 
+    /// Whether a cache device has the block, or will have it.
+    pub(crate) fn on_cache_device(&self, block: &Block) -> bool {
+        self.cache_devices().is_some_and(|pool| pool.contains(&self.key(block).id()))
+    }
+
     /// The block as stored, from a cache device, verified.
     pub(crate) fn read_second(&self, block: &Block, io: Io) -> Option<Buf> {
         if io.caching == crate::Caching::Bypass {

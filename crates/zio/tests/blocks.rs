@@ -7,7 +7,7 @@ use std::sync::Arc;
 use base::{Asize, Dva, ErrorKind, Guid, Psize, Txg, VdevId};
 use codec::checksum::embedded::compute_embedded;
 use codec::checksum::{Checksum, SaltTemplate, compute};
-use device::MemDevice;
+use device::{Device, MemDevice};
 use ondisk::blkptr::{BLKPTR_SIZE, BlkPtr, Block};
 use ondisk::{Endian, ObjType};
 use vdev::{LABEL_START, Spec, Tree, VdevKind};
@@ -164,4 +164,98 @@ fn ditto_copies_stand_in_for_each_other() {
     let error = pool.zio.read(&BlkPtr::Block(b), Io::SCAN).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Checksum);
     assert!(error.to_string().contains("none of the block's 3 copies"), "{error}");
+}
+
+/// A file's blocks: small ones one behind the other, a gang, a block with a damaged first copy,
+/// a lost block, a large one and a hole.
+fn file(pool: &mut GangFixture) -> Vec<(BlkPtr, Vec<u8>)> {
+    let mut all: Vec<(BlkPtr, Vec<u8>)> = Vec::new();
+    for i in 0..40 {
+        let data = data(8192, 100 + i);
+        let block = match i {
+            11 => {
+                let (a, b) = data.split_at(4096);
+                let members = [pool.plain(a, 1), pool.plain(b, 1)];
+                pool.gang(&data, &members)
+            }
+            17 | 18 => pool.plain(&data, 2),
+            _ => pool.plain(&data, 1),
+        };
+        match i {
+            17 => pool.write(block.dva(), &[0xff; 512]),
+            23 => pool.write(block.dva(), &[0xee; 512]),
+            _ => {}
+        }
+        all.push((BlkPtr::Block(block), data));
+    }
+    let large = data(128 << 10, 7);
+    all.push((BlkPtr::Block(pool.plain(&large, 1)), large));
+    all.push((BlkPtr::default(), Vec::new()));
+    all
+}
+
+#[test]
+fn blocks_read_ahead_together_are_those_read_alone() {
+    let mut pool = GangFixture::new();
+    let blocks = file(&mut pool);
+    let bps: Vec<BlkPtr> = blocks.iter().map(|b| b.0).collect();
+    let leaf_errors = |pool: &GangFixture| {
+        let errors = pool.zio.tree().find(Guid(2)).unwrap().errors();
+        let top = pool.zio.tree().top(VdevId(0)).unwrap().errors();
+        (errors.read, errors.cksum, top.cksum)
+    };
+    // What single reads count.
+    let mut alone = GangFixture::new();
+    file(&mut alone);
+    bps.iter().for_each(|bp| drop(alone.zio.read(bp, Io::PREFETCH)));
+    let single = alone.disk.stats().snapshot().reads;
+
+    pool.zio.read_ahead(&bps, Io::PREFETCH);
+    assert_eq!(leaf_errors(&pool), leaf_errors(&alone), "each error is counted once");
+    assert_ne!(leaf_errors(&pool).1, 0);
+    let together = pool.disk.stats().snapshot().reads;
+    assert!(together * 3 < single, "{together} of {single} requests");
+    for (i, (bp, data)) in blocks.iter().enumerate() {
+        if i == 23 {
+            // Lost: nothing of it is kept, and its reader gets the error.
+            assert_eq!(pool.zio.read(bp, Io::MEMORY).unwrap_err().kind(), ErrorKind::WouldBlock);
+            assert_eq!(pool.zio.read(bp, Io::WAIT).unwrap_err().kind(), ErrorKind::Checksum);
+        } else if !data.is_empty() {
+            assert_eq!(*pool.zio.read(bp, Io::MEMORY).unwrap(), **data, "block {i}");
+        }
+    }
+    // All are in memory now, except the lost one.
+    let before = pool.disk.stats().snapshot().reads;
+    let present: Vec<BlkPtr> = (0..bps.len()).filter(|i| *i != 23).map(|i| bps[i]).collect();
+    pool.zio.read_ahead(&present, Io::PREFETCH);
+    assert_eq!(pool.disk.stats().snapshot().reads, before);
+}
+
+/// Two threads read the same blocks ahead, and others read them: each block is read once.
+#[test]
+fn batches_of_the_same_blocks_do_not_read_twice() {
+    let mut pool = GangFixture::new();
+    let blocks: Vec<(BlkPtr, Vec<u8>)> = (0..128)
+        .map(|i| data(8192, 500 + i))
+        .map(|data| (BlkPtr::Block(pool.plain(&data, 1)), data))
+        .collect();
+    let bps: Vec<BlkPtr> = blocks.iter().map(|b| b.0).collect();
+    base::rt::fan_out(4, |n| match n {
+        0 => pool.zio.read_ahead(&bps, Io::PREFETCH),
+        1 => bps.chunks(10).rev().for_each(|some| pool.zio.read_ahead(some, Io::PRESCIENT)),
+        _ => {
+            for (bp, data) in &blocks {
+                assert_eq!(*pool.zio.read(bp, Io::WAIT).unwrap(), **data);
+            }
+        }
+    });
+    let read = pool.disk.stats().snapshot().bytes_read;
+    assert_eq!(read, 128 * 8192, "no gap, and nothing twice");
+    // Without a cache nothing is read ahead; from memory alone neither.
+    let mut other = GangFixture::new();
+    let bp = BlkPtr::Block(other.plain(&data(8192, 1), 1));
+    other.zio.read_ahead(&[bp, bp], Io::MEMORY);
+    assert_eq!(other.disk.stats().snapshot().reads, 0);
+    other.zio.read_ahead(&[bp, bp], Io::PREFETCH);
+    assert_eq!(other.disk.stats().snapshot().reads, 1);
 }

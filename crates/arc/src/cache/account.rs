@@ -4,6 +4,7 @@ use std::hash::Hash;
 
 use base::rt::atomic::Ordering::Relaxed;
 
+use super::core::CacheCore;
 use super::stripe::StripeCounts;
 use super::{Cache, Partition};
 use crate::policy::{CacheKind, PolicyState};
@@ -12,7 +13,22 @@ use crate::stats::{Accesses, ArcStats, StateBytes};
 /// Blocks of a stripe that are sampled to estimate how many bytes are held.
 const HELD_SAMPLE: usize = 4096;
 
+impl<K> Partition<K> {
+    /// Publishes the core's values for callers without its lock.
+    pub(super) fn publish(&self, core: &CacheCore) {
+        self.size.store(core.size::<K>(), Relaxed);
+        self.front_room.store(core.front_has_room::<K>(), Relaxed);
+        self.unread_room.store(core.unread_room(), Relaxed);
+    }
+}
+
 impl<K: Copy + Eq + Hash> Cache<K> {
+    /// Bytes of prefetched blocks that may wait for their reader; beyond, the oldest are
+    /// dropped. It grows with useful prefetches and shrinks with wasted ones.
+    pub fn unread_room(&self) -> u64 {
+        self.partitions.iter().map(|p| p.unread_room.load(Relaxed)).sum()
+    }
+
     /// Counters and sizes. The memory figures are filled in by the memory monitor.
     pub fn arc_stats(&self) -> ArcStats {
         let mut out = ArcStats { c: self.target(), ..ArcStats::default() };

@@ -46,6 +46,11 @@ const fn entry_bytes<K>() -> u64 {
     (size_of::<CacheSlot<K>>() + size_of::<BlockPosition>() + 8) as u64
 }
 
+/// Bytes that unread prefetches may use at first, of a partition's target.
+pub(super) fn unread_room_at_first(c: u64) -> u64 {
+    c >> FRESH_START_SHIFT
+}
+
 /// Counters of a core.
 #[derive(Clone, Copy, Default)]
 pub(super) struct CoreCounts {
@@ -98,7 +103,7 @@ impl CacheCore {
         CacheCore {
             lines: [KindBlocks::new(kind, c), KindBlocks::new(kind, c)],
             fresh: TicketQueue::default(),
-            fresh_share: c >> FRESH_START_SHIFT,
+            fresh_share: unread_room_at_first(c),
             stuck: 0,
             front: TicketQueue::default(),
             front_target: c >> FRONT_START_SHIFT,
@@ -171,6 +176,11 @@ impl CacheCore {
     /// Bytes that were prefetched and not yet read.
     pub(super) fn unread(&self) -> u64 {
         self.fresh.bytes
+    }
+
+    /// Bytes that unread prefetches may use; beyond, the oldest are dropped.
+    pub(super) fn unread_room(&self) -> u64 {
+        self.fresh_share
     }
 
     /// Whether another decompressed form fits without displacing anything.

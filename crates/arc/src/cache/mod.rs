@@ -192,6 +192,7 @@ struct Partition<K> {
     /// As the core last published it.
     size: AtomicU64,
     front_room: AtomicBool,
+    unread_room: AtomicU64,
 }
 
 /// A cache of immutable blocks.
@@ -243,6 +244,7 @@ impl<K: Copy + Eq + Hash> Cache<K> {
                 .collect(),
             size: AtomicU64::new(0),
             front_room: AtomicBool::new(true),
+            unread_room: AtomicU64::new(core::unread_room_at_first(c / partitions)),
         };
         let cache = Cache {
             partitions: (0..partitions).map(make).collect(),
@@ -650,8 +652,7 @@ impl<K: Copy + Eq + Hash> Cache<K> {
     /// Evicts to fit the target, and publishes the core's values.
     fn settle_in(&self, partition: &Partition<K>, core: &mut CacheCore) {
         core.make_room_unless_stuck(&self.context(partition));
-        partition.size.store(core.size::<K>(), Relaxed);
-        partition.front_room.store(core.front_has_room::<K>(), Relaxed);
+        partition.publish(core);
         let warm = base::buf::stats().free_warm as u64;
         if warm > 2 * self.warm_max() {
             base::buf::trim(self.warm_max() as usize);
@@ -723,7 +724,7 @@ impl<K: Copy + Eq + Hash> Cache<K> {
                 core.drain(&mut stripe.lock());
             }
             make_room(&mut core, &self.context(partition));
-            partition.size.store(core.size::<K>(), Relaxed);
+            partition.publish(&core);
         }
     }
 
@@ -777,8 +778,7 @@ impl<K: Copy + Eq + Hash> Cache<K> {
                 stripe.lock().clear();
             }
             core.reset(policy, self.partition_target());
-            partition.size.store(core.size::<K>(), Relaxed);
-            partition.front_room.store(true, Relaxed);
+            partition.publish(&core);
         }
         base::buf::trim(0);
     }

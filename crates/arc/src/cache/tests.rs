@@ -440,6 +440,109 @@ fn threads_beside_each_other_keep_the_books() {
     assert_eq!(all.hits + all.misses, 80_000, "every lookup was one or the other");
 }
 
+fn ahead(kind: CacheKind) -> LookupRequest {
+    LookupRequest { access: Access::Prefetch, ..LookupRequest::demand(kind) }
+}
+
+#[test]
+fn only_a_block_that_is_absent_and_unread_can_be_claimed() {
+    let cache = cache(4 * MIB);
+    data(&cache, 1);
+    assert!(cache.claim(1, ahead(CacheKind::Data)).is_none(), "resident");
+    let claims: Vec<_> = (1..9).filter_map(|k| cache.claim(k, ahead(CacheKind::Data))).collect();
+    assert_eq!(claims.len(), 7);
+    assert!((2..9).all(|key| cache.claim(key, ahead(CacheKind::Data)).is_none()), "being read");
+    assert!(cache.peek(&2, LookupRequest::demand(CacheKind::Data)).is_none());
+    for (key, claim) in (2..).zip(claims) {
+        match key {
+            4 => drop(claim),
+            5 => {
+                cache.remove(&5);
+                let kept = claim.complete(Block::plain(block(8192, byte_of(5))));
+                assert!(kept.is_none(), "freed while it was read");
+            }
+            _ => drop(claim.complete(Block::plain(block(8192, byte_of(key))))),
+        }
+    }
+    let there: Vec<bool> = (1..9).map(|key| data(&cache, key)).collect();
+    assert_eq!(there, [true, true, true, false, false, true, true, true]);
+    let stats = cache.arc_stats();
+    assert_eq!((stats.prefetch_data.misses, stats.prefetch_data.iohits), (7, 7));
+    fits(&cache);
+}
+
+#[test]
+fn the_room_for_unread_prefetches_follows_their_use() {
+    let cache = cache(64 * MIB);
+    let first = cache.unread_room();
+    assert_eq!(first, 2 * MIB);
+    let ahead = |keys: std::ops::Range<u64>| {
+        for key in keys {
+            read(&cache, key, CacheKind::Data, Access::Prefetch, 8192);
+        }
+    };
+    // A reader that is 1 MiB behind.
+    for at in (0..4096).step_by(128) {
+        ahead(at..at + 128);
+        assert!((at..at + 128).all(|key| data(&cache, key)), "nothing was dropped");
+    }
+    assert_eq!(cache.unread_room(), 8 * MIB, "useful");
+    ahead(10_000..20_000);
+    assert_eq!(cache.unread_room(), MIB, "wasted");
+    cache.clear();
+    assert_eq!(cache.unread_room(), first);
+}
+
+/// One thread claims many blocks and fills all but one; readers wait for each, and read the
+/// one that was dropped.
+#[test]
+fn readers_wait_for_claimed_blocks() {
+    let run = base::rt::sim::run(1, claimed_blocks);
+    assert_eq!(run.outcome, base::rt::sim::Outcome::Done(()));
+}
+
+fn claimed_blocks() {
+    let cache = cache(4 * MIB);
+    let (claimed, read) = (AtomicBool::new(false), AtomicU32::new(0));
+    base::rt::fan_out(4, |n| {
+        if n == 0 {
+            let claim = |key| cache.claim(key, ahead(CacheKind::Data));
+            let claims: Vec<_> = (0..16).filter_map(claim).collect();
+            assert_eq!(claims.len(), 16);
+            claimed.store(true, Relaxed);
+            base::rt::sleep(Duration::from_millis(20));
+            for (key, claim) in (0u64..).zip(claims) {
+                if key != 9 {
+                    claim.complete(Block::plain(block(8192, byte_of(key))));
+                }
+                base::rt::sleep(Duration::from_millis(1));
+            }
+            return;
+        }
+        while !claimed.load(Relaxed) {
+            base::rt::sleep(Duration::from_millis(1));
+        }
+        for key in 0..16 {
+            read.fetch_add(u32::from(!data(&cache, key)), Relaxed);
+        }
+    });
+    assert_eq!(read.load(Relaxed), 1, "the block that was dropped, once");
+    fits(&cache);
+}
+
+/// Claims for more than fits: blocks that come are kept as far as there is room.
+#[test]
+fn claims_do_not_take_room() {
+    let cache = cache(MIB);
+    let claims: Vec<_> =
+        (0..1000).filter_map(|key| cache.claim(key, ahead(CacheKind::Data))).collect();
+    assert_eq!(claims.len(), 1000);
+    for (key, claim) in (0u64..).zip(claims) {
+        claim.complete(Block::plain(block(8192, byte_of(key))));
+        fits(&cache);
+    }
+}
+
 #[derive(Clone, Debug)]
 enum CacheOp {
     Read(u64, bool, u8),

@@ -132,6 +132,18 @@ fn every_kind_of_vdev_heals() {
     });
 }
 
+/// Read-ahead reads small records together. Damage among them is found, counted and healed as
+/// by single reads.
+#[test]
+fn small_records_heal() {
+    // raidz1 of 5, raidz2 of 5, draid1, mirror. A record of 8 KiB does not reach every disk of
+    // a dRAID.
+    let cases = [(2, 12, 1), (9, 9, 1), (20, 12, 3), (22, 9, 1)];
+    testkit::side_by_side(&cases, |&(which, ashift, disk)| {
+        three_passes(which, ashift, disk, false, &[("recordsize", 8192)]);
+    });
+}
+
 /// Of two addresses on different vdevs one is lost completely.
 #[test]
 fn another_address_heals() {

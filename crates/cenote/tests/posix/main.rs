@@ -15,6 +15,7 @@ mod log;
 mod names;
 mod quotas;
 mod random;
+mod read_ahead;
 mod records;
 mod removal;
 mod rewrite;

@@ -17,6 +17,7 @@
 //! # Invariants
 //! * Nothing here waits for a device, or reads more than the predictor planned.
 //! * A prefetch that could not be started is requested again.
+//! * One stream alone has at most half of the cache's room for unread prefetches.
 //!
 //! Lock order: a set's lock of [`ZfetchFiles`] is released before a file's is taken; a
 //! file's lock is a leaf.
@@ -40,6 +41,10 @@ pub use walk::Walks;
 
 /// A file's statistics are added to the shared counters after this many accesses.
 const STATS_BATCH: u64 = 64;
+
+/// Of so many parts of the cache's room for unread prefetches, a stream uses two for data and
+/// one for indirect blocks.
+const UNREAD_PARTS: u64 = 4;
 
 /// The kinds of blocks that are prefetched for a dataset's readers: its property
 /// `prefetch`.
@@ -99,8 +104,12 @@ fn shift_or_divide(n: u64, by: u64) -> u64 {
 fn params(shared: &Prefetch, object: &Object) -> Params {
     let dnode = object.dnode();
     let zio = object.objset().zio();
-    // No stream has more prefetches in flight than all may have together.
-    let most = zio.read_ahead_limit();
+    // No stream has more prefetches in flight than all may have together, nor more waiting
+    // than the cache keeps: it would drop every block just before its reader comes.
+    let room = zio.cache().unread_room();
+    let most = zio.read_ahead_limit().min(room / UNREAD_PARTS * 2).max(object.block_size());
+    let l1_span = object.block_size().checked_shl(dnode.epb_shift()).unwrap_or(u64::MAX);
+    let l1_blocks = (room / UNREAD_PARTS / dnode.block_size(1).max(1)).max(1);
     let seconds = |t| Duration::from_secs(shared.get(t));
     Params {
         block_size: object.block_size(),
@@ -109,7 +118,7 @@ fn params(shared: &Prefetch, object: &Object) -> Params {
         max_streams: shared.get(Tunable::MaxStreams) as usize,
         min_distance: shared.get(Tunable::MinDistance).min(most),
         max_distance: shared.get(Tunable::MaxDistance).min(most),
-        max_idistance: shared.get(Tunable::MaxIdistance),
+        max_idistance: shared.get(Tunable::MaxIdistance).min(l1_span.saturating_mul(l1_blocks)),
         reorder: shared.get(Tunable::MaxReorder),
         min_reap: seconds(Tunable::MinSecReap),
         max_reap: seconds(Tunable::MaxSecReap),
@@ -193,21 +202,13 @@ impl Zfetch {
     }
 
     fn carry_out(&self, object: &Object, plan: &Plan, drop: bool) {
-        let (mut issued, mut refused) = (0, None);
-        for blkid in plan.indirect.clone().into_iter().flatten() {
-            if !object.read_ahead(1, blkid, Io::PREFETCH) {
-                break;
-            }
-            issued += 1;
-        }
+        let indirect = plan.indirect.clone().into_iter().flatten();
+        let (mut issued, _) = object.read_ahead(1, indirect, Io::PREFETCH);
+        let mut refused = None;
         if self.mode == PrefetchMode::All {
-            for blkid in plan.data.into_iter().flat_map(|runs| runs.each()) {
-                if !object.read_ahead(0, blkid, Io::PREFETCH) {
-                    refused = Some(blkid);
-                    break;
-                }
-                issued += 1;
-            }
+            let data = plan.data.into_iter().flat_map(|runs| runs.each());
+            let (started, left) = object.read_ahead(0, data, Io::PREFETCH);
+            (issued, refused) = (issued + started, left);
         }
         if issued > 0 || refused.is_some() {
             let mut state = self.state.lock();
@@ -247,11 +248,8 @@ pub fn prefetch_leaves(walks: &Walks, zap: &Zap, hash: u64) {
     let half = leaves[leaves.len() / 2].1;
     walks.requested(now, dir, half, to);
     leaves.sort_unstable();
-    for (blkid, _) in leaves {
-        if !object.in_memory(blkid, Io::PREFETCH) && !object.read_ahead(0, blkid, Io::PREFETCH) {
-            return;
-        }
-    }
+    let absent = leaves.into_iter().filter(|l| !object.in_memory(l.0, Io::PREFETCH));
+    object.read_ahead(0, absent.map(|l| l.0), Io::PREFETCH);
 }
 
 /// Sets of [`ZfetchFiles`], and files per set.
