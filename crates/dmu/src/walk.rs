@@ -13,9 +13,14 @@
 //! that the walk needs next, whatever level they are on.
 //!
 //! The position is the bookmark of the first element. To continue, the walk leaves out every
-//! subtree that lies before it. Blocks above the position are visited again.
+//! subtree that lies before it. Blocks above the position are visited again; they are not
+//! progress. A walk that continues stops at the earliest behind the first block that was not
+//! visited before: otherwise a visitor that stops after a few blocks, or after a time in which a
+//! slow device reads no more than these, would never get further.
 //!
 //! # Invariants
+//! * A walk that is not interrupted ends, or stops at a later position than the one at which it
+//!   began.
 //! * If no ancestor is unreadable, each pointer whose birth is above the limit is visited
 //!   exactly once between the start and the end of a walk that is not interrupted, and at
 //!   least once in a walk that is.
@@ -54,8 +59,14 @@ pub trait WalkVisitor {
     /// A block could not be read or parsed.
     fn unreadable(&mut self, error: Error, at: Bookmark) -> OnError;
 
-    /// Asked before each visit: whether to stop here.
+    /// Asked before each visit, once the walk has got further than where it began: whether to
+    /// stop here.
     fn stop(&mut self) -> bool;
+
+    /// Asked before each visit: whether to stop here, though the walk may have got no further.
+    fn interrupted(&mut self) -> bool {
+        false
+    }
 }
 
 /// Reads a block; the flag is set for blocks of dnodes, which may be in stored form.
@@ -213,7 +224,7 @@ impl Walker<'_, '_> {
     fn run<V: WalkVisitor>(&mut self, visitor: &mut V) -> Option<Bookmark> {
         let what = self.what;
         let root_at = Bookmark { objset: what.objset, object: 0, level: ROOT_LEVEL, blkid: 0 };
-        if visitor.stop() {
+        if visitor.interrupted() {
             return Some(what.from);
         }
         if self.is_old(what.root) || what.root.is_hole() {
@@ -241,14 +252,16 @@ impl Walker<'_, '_> {
             }
         }
         self.put_first(found);
+        let mut further = false;
         while let Some(first) = self.list.pop_front() {
-            if visitor.stop() {
-                return Some(first.at());
+            if visitor.interrupted() || (further && visitor.stop()) {
+                return Some(if further { first.at() } else { what.from });
             }
             match first {
                 WalkStep::Node { bp, at, dnode, read } => {
+                    further |= self.is_new(at, &dnode);
                     if !self.node(visitor, &bp, at, &dnode, read) {
-                        return Some(at);
+                        return Some(if further { at } else { what.from });
                     }
                 }
                 WalkStep::Leaves { block, endian, at, first, count } => {
@@ -256,8 +269,11 @@ impl Walker<'_, '_> {
                         let at = Bookmark { blkid: at.blkid + (i - first) as u64, ..at };
                         match BlkPtr::parse_nth(&block, i, endian) {
                             Ok(bp) if self.is_old(&bp) || bp.is_hole() => continue,
-                            Ok(_) if visitor.stop() => return Some(at),
-                            Ok(bp) => visitor.visit(&bp, at),
+                            Ok(_) if further && visitor.stop() => return Some(at),
+                            Ok(bp) => {
+                                visitor.visit(&bp, at);
+                                further = true;
+                            }
                             Err(e) => {
                                 if visitor.unreadable(e, at) == OnError::Stop {
                                     return Some(at);
@@ -273,6 +289,28 @@ impl Walker<'_, '_> {
 
     fn is_old(&self, bp: &BlkPtr) -> bool {
         bp.birth() == Txg::ZERO || bp.allocation_birth() <= self.what.min_txg
+    }
+
+    /// Whether a block is at the position at which the walk begins, or comes later.
+    fn is_new(&self, at: Bookmark, dnode: &Dnode) -> bool {
+        let from = self.what.from;
+        if from.level == ROOT_LEVEL || from.level == -2 {
+            return true;
+        }
+        let (start, _) = span(dnode, at.level.into(), at.blkid);
+        if at.object == from.object {
+            let (first, _) = span(dnode, from.level.into(), from.blkid);
+            // In preorder a block comes after those above it, which begin at the same place.
+            let same = start == first && at.level <= from.level;
+            return from.level < 0 || start > first || same;
+        }
+        match (at.object, from.object) {
+            // The accounting is visited from its beginning, in descending order of the ids.
+            (SPECIAL.., SPECIAL..) => at.object < from.object,
+            // In the meta-dnode: whether it leads to the object.
+            (0, object) => start > object / DNODES_PER_BLOCK,
+            _ => true,
+        }
     }
 
     /// Whether a subtree lies before the position at which the walk begins.

@@ -5,35 +5,28 @@
 //! and replaces them, and resilvers what they miss. Then the power fails after every event. Each
 //! time the pool must have the content of all txgs up to its uberblock's, and the tree of before
 //! or after the change that was under way; a change that was acknowledged stays. Some crashed
-//! pools are then opened for writing and resilvered, as their DTLs say and no further; after that
-//! every copy and column of every block must be right. So a txg that a DTL lacks is found.
+//! pools are then opened for writing, and the resilver, which begins or continues by itself, must
+//! end; after that every copy and column of every block must be right. So a txg that a DTL lacks
+//! is found, and a block that the resilver skipped.
 //!
 //! # Invariants
-//! * The resilver here writes only blocks whose births are in some leaf's DTL: it stands for that
-//!   of OpenZFS, or for a later one of Cenote's, which trust the DTLs as well.
 //! * Only this module changes the tree during a run.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use base::rt::Mutex;
 use base::rt::sim::{Options, Outcome, Rng, run_with};
 use base::{Error, ErrorKind, Guid, Result, Txg};
-use codec::checksum::{Checksum, SaltTemplate, compute};
 use device::sim::{Image, SimDisks};
-use dmu::traverse::{self, Bookmark, Flow, Visitor};
-use dmu::{Io, OutagePolicy};
-use ondisk::blkptr::Block;
 use ondisk::config::{PoolConfig, VdevConfig, VdevType};
-use ondisk::dnode::Dnode;
-use ondisk::dslphys::DslDatasetPhys;
-use ondisk::{BlkPtr, ObjType};
-use spa::engine::{AttachMode, NewMember, Offline, OfflineMode, TaskCx, Writer};
+use ondisk::scan::ScanState;
+use spa::engine::{AttachMode, NewMember, Offline, OfflineMode, ScanLimits, Writer};
 use spa::write::topology::{LeafFacts, NewKind, NewVdev, build_member};
 use spa::{ImportOptions, Leaves, Purpose, Spa};
-use vdev::ReadReq;
 use zio::BlockCache;
 
 use crate::check::{Expect, audit, judge};
@@ -50,11 +43,12 @@ use crate::setup::{Layout, Setup};
 const FREE_DISKS: usize = 2;
 /// Changes of a run.
 const CHANGES: usize = 8;
-/// Resilvers after which nothing may be missing any more: one for what was missing, one for
-/// txgs that were open at the last attachment, and one more.
-const RESILVERS_MAX: usize = 6;
-/// One crashed pool in so many is opened for writing.
-const REOPENED: u64 = 16;
+/// Time after which a resilver must have ended: it may be one of many.
+const RECOVERY_MAX: Duration = Duration::from_secs(600);
+/// One crashed pool in so many is opened for writing, if a resilver was under way.
+const REOPENED_RESILVER: u64 = 4;
+/// One crashed pool in so many is opened for writing, if none was.
+const REOPENED: u64 = 32;
 
 /// A bug to plant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +59,12 @@ pub enum TreeBug {
     LostDtl,
     /// A leaf that is offline forgets the first txg that it misses.
     ForgottenRange,
+    /// The resilver leaves out some blocks.
+    SkippedBlocks,
+    /// A walk of the resilver that was interrupted continues one block too far.
+    OneTooFar,
+    /// A leaf that was away during the resilver counts as repaired.
+    ExcisedLeaf,
 }
 
 /// The leaves of a pool's tree: kind of the parent, disk, and whether it is offline.
@@ -109,78 +109,16 @@ pub struct TreeRun {
     pub failed: Option<String>,
 }
 
-/// Collects all blocks with addresses, and the roots of the datasets.
-#[derive(Default)]
-struct AllBlocks {
-    blocks: Mutex<Vec<Block>>,
-    roots: Mutex<Vec<(u64, BlkPtr)>>,
-}
-
-impl Visitor for AllBlocks {
-    fn visit(&self, bp: &BlkPtr, _at: Bookmark) -> Result<Flow> {
-        if let Some(block) = bp.as_block() {
-            if block.is_gang() {
-                return Err(Error::bug("these runs write no gang blocks"));
-            }
-            self.blocks.lock().push(*block);
-        }
-        Ok(Flow::Descend)
+/// The scan's limits of a run. Slices are small, so that many crashes find a resilver at a stored
+/// position. The time between checkpoints differs: what was gathered is read at once, after a
+/// few txgs, or at the end.
+fn scan_limits(seed: u64) -> ScanLimits {
+    ScanLimits {
+        memory: 1 << 20,
+        slice_blocks: 4 + usize::try_from(seed % 5).unwrap_or(0) * 8,
+        checkpoint: Duration::from_millis(*[0, 20, 2000].get(seed as usize % 3).unwrap_or(&0)),
+        ..ScanLimits::default()
     }
-
-    fn dnode(&self, objset: u64, object: u64, dnode: &Dnode) -> Result<()> {
-        if objset == 0 && dnode.bonus_type == ObjType::DSL_DATASET {
-            let phys = DslDatasetPhys::parse(&dnode.bonus, dnode.endian)?;
-            self.roots.lock().push((object, phys.bp));
-        }
-        Ok(())
-    }
-}
-
-/// Writes what leaves miss according to their DTLs, of all txgs before the one of the task.
-fn resilver_in(cx: &TaskCx<'_>) -> Result<()> {
-    let (zio, tree) = (cx.writer.zio(), cx.writer.zio().tree());
-    let leaves = tree.begin_scan();
-    if tree.resilver_range().is_none() {
-        return Ok(());
-    }
-    let last = cx.writer.published().uberblock;
-    let found = AllBlocks::default();
-    let io = Io::SCAN.with_outage(OutagePolicy::WaitAlways);
-    let options = traverse::Options { io, threads: 2, ..traverse::Options::default() };
-    traverse::traverse(zio, 0, &last.root_bp, &found, options)?;
-    let roots = std::mem::take(&mut *found.roots.lock());
-    for (object, bp) in roots {
-        traverse::traverse(zio, object, &bp, &found, options)?;
-    }
-    let salt = SaltTemplate::new(&[0; 32]);
-    for block in found.blocks.into_inner() {
-        let birth = block.effective_physical_birth();
-        let checksum = Checksum::from_id(block.checksum)
-            .ok_or_else(|| Error::corrupt("an unknown checksum"))?;
-        for dva in block.dvas() {
-            if !tree.partial(dva.vdev)?.contains(birth) {
-                continue;
-            }
-            let req = ReadReq::new(dva.vdev, dva.offset, block.psize, birth);
-            let right =
-                |_: usize, bytes: &[u8]| compute(checksum, bytes, &salt, false) == block.words;
-            let Some(outcome) = tree.scan(&[req], &right).pop() else { continue };
-            outcome.data?;
-            let bad: Vec<_> = outcome.report.bad.into_iter().map(|bad| (bad, birth)).collect();
-            if tree.repair(&bad).failed > 0 {
-                return Err(Error::new(ErrorKind::Io, "a repair failed"));
-            }
-        }
-    }
-    tree.excise(&leaves, last.txg);
-    Ok(())
-}
-
-/// One resilver; true if nothing is missing any more on leaves that are there.
-fn resilver(writer: &Arc<Writer>) -> Result<bool> {
-    writer.sync_task(|_| Ok(()), |cx, ()| resilver_in(cx))?;
-    writer.sync()?;
-    Ok(writer.zio().tree().resilver_range().is_none())
 }
 
 fn is_settled(config: &PoolConfig) -> bool {
@@ -237,35 +175,44 @@ impl TreeHand {
         self.writer.attach(old, new, mode, None)
     }
 
-    /// Takes everything back that is away, and resilvers until nothing is missing.
+    /// Whether no leaf misses anything, and each replacement has ended.
+    fn is_repaired(&self) -> bool {
+        self.writer.zio().tree().resilver_range().is_none()
+            && self.writer.running_scan().is_none()
+            && is_settled(&self.config())
+    }
+
+    /// Takes a leaf back, unless a replacement that ended meanwhile removed it.
+    fn back(&self, leaf: Guid) -> Result<()> {
+        match self.writer.online(leaf, &self.leaves, None) {
+            Err(e) if e.kind() != ErrorKind::NotFound => Err(e),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes everything back that is away, and waits until the resilver has ended.
     fn recover(&mut self) -> Result<()> {
         let away = |v: &&VdevConfig| v.leaf.offline || v.leaf.faulted;
         let config = self.config();
         for leaf in config.vdev_tree.leaves().filter(away) {
-            match self.writer.online(leaf.guid, &self.leaves, None) {
-                Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
-                _ => {}
-            }
+            self.back(leaf.guid)?;
         }
         // A leaf that is away only in memory.
         for (guid, _) in self.members() {
             let tree = self.writer.zio().tree();
             if tree.find(guid).is_some_and(|node| !node.readable()) {
-                self.writer.online(guid, &self.leaves, None)?;
+                self.back(guid)?;
             }
         }
-        for _ in 0..RESILVERS_MAX {
-            if resilver(&self.writer)? {
-                break;
-            }
-        }
-        self.writer.topology_settled();
         let began = base::rt::now();
-        while !is_settled(&self.config()) {
-            if began.elapsed().as_secs() > 600 {
-                return Err(Error::bug("a replacement does not end"));
+        while !self.is_repaired() {
+            if began.elapsed() > RECOVERY_MAX {
+                let behind = self.writer.zio().tree().resilver_range();
+                let scan = self.writer.scan_progress();
+                let text = format!("the resilver does not end: {behind:?}, {scan:?}");
+                return Err(Error::bug(text));
             }
-            base::rt::sleep(std::time::Duration::from_millis(20));
+            base::rt::sleep(Duration::from_millis(20));
         }
         Ok(())
     }
@@ -322,6 +269,20 @@ fn is_refusal(e: &Error) -> bool {
     kinds.contains(&e.kind())
 }
 
+fn plant(writer: &Writer, bug: Option<TreeBug>) {
+    let (tree, scan) = (&writer.plants.topology, &writer.plants.scan);
+    let switch = match bug {
+        None => return,
+        Some(TreeBug::ShortDtl) => &tree.short_dtl,
+        Some(TreeBug::LostDtl) => &tree.lost_dtl,
+        Some(TreeBug::ForgottenRange) => &tree.forgotten_range,
+        Some(TreeBug::SkippedBlocks) => &scan.skip_blocks,
+        Some(TreeBug::OneTooFar) => &scan.one_too_far,
+        Some(TreeBug::ExcisedLeaf) => &scan.excise_all,
+    };
+    switch.store(true, Relaxed);
+}
+
 type BodyResult = (Vec<Step>, BTreeSet<&'static str>);
 
 fn body(
@@ -332,13 +293,8 @@ fn body(
 ) -> Result<BodyResult, String> {
     let fail = |what: &str, e: &dyn std::fmt::Display| format!("{what}: {e}");
     let writer = make(setup, disks).map_err(|e| fail("making the pool", &e))?;
-    let plants = &writer.plants.topology;
-    match bug {
-        None => {}
-        Some(TreeBug::ShortDtl) => plants.short_dtl.store(true, Relaxed),
-        Some(TreeBug::LostDtl) => plants.lost_dtl.store(true, Relaxed),
-        Some(TreeBug::ForgottenRange) => plants.forgotten_range.store(true, Relaxed),
-    }
+    writer.set_scan_limits(scan_limits(setup.seed));
+    plant(&writer, bug);
     let driver = Driver::new(Arc::clone(&writer), disks, Arc::clone(model))
         .map_err(|e| fail("start", &e))?;
     driver.add_root().map_err(|e| fail("root dataset", &e))?;
@@ -438,6 +394,7 @@ fn repaired(setup: &Setup, images: &[Image]) -> Result<Vec<Image>, String> {
         let spa = Spa::open_in(&found, &options, &Arc::new(cache), &leaves)
             .map_err(|failure| format!("import for writing: {}", failure.error))?;
         let writer = spa.start_writer(s.writer()).map_err(|e| format!("writing: {e}"))?;
+        writer.set_scan_limits(scan_limits(s.seed));
         let mut hand = TreeHand {
             writer: Arc::clone(&writer),
             disks: d.clone(),
@@ -447,10 +404,6 @@ fn repaired(setup: &Setup, images: &[Image]) -> Result<Vec<Image>, String> {
             done: BTreeSet::new(),
         };
         hand.recover().map_err(|e| format!("resilver after a crash: {e}"))?;
-        let behind = writer.zio().tree().resilver_range();
-        if let Some(behind) = behind {
-            return Err(format!("the resilver does not end: {behind:?}"));
-        }
         writer.stop();
         Ok(())
     };
@@ -480,22 +433,28 @@ impl TreeRun {
         if txg.is_none() {
             return Ok(None);
         }
-        self.judge_tree(event, &images, cache)?;
+        let every = match self.judge_tree(event, &images, cache)? {
+            true => REOPENED_RESILVER,
+            false => REOPENED,
+        };
         // A way to crash of its own for each event, so that all of them occur.
-        if event.wrapping_add(seed).is_multiple_of(REOPENED) {
+        if event.wrapping_add(seed).is_multiple_of(every) {
             let images = repaired(&self.setup, &images)?;
             self.judge_copies(&images, cache)?;
         }
         Ok(txg)
     }
 
+    /// Checks the tree; whether a resilver is under way.
     fn judge_tree(
         &self,
         event: u64,
         images: &[Image],
         cache: &Arc<BlockCache>,
-    ) -> Result<(), String> {
+    ) -> Result<bool, String> {
         let spa = open(images, cache)?;
+        let scan = dsl::write::scan::load(spa.mos()).map_err(|e| format!("the scan: {e}"))?;
+        let resilvers = scan.is_some_and(|s| s.state == ScanState::Scanning);
         let (found, allowed) = (shape(spa.config()), self.allowed(event));
         // "recover" consists of several changes.
         let several = allowed.iter().any(|s| s.what == "recover" && event < s.ended);
@@ -503,7 +462,7 @@ impl TreeRun {
             || allowed.is_empty()
             || allowed.iter().any(|step| is_or_becomes(&found, &step.after))
         {
-            return Ok(());
+            return Ok(resilvers);
         }
         Err(format!("the tree is {found:?}, should be one of {allowed:?}"))
     }

@@ -16,7 +16,7 @@ fn setup(seed: u64) -> Setup {
 
 #[test]
 fn trees_change_under_load() {
-    let runs = if std::env::var_os("CENOTE_NIGHTLY").is_some() { 200 } else { 9 };
+    let runs = if std::env::var_os("CENOTE_NIGHTLY").is_some() { 200 } else { 16 };
     let (mut points, mut images, mut done) = (0, 0, BTreeSet::new());
     for seed in 1..=runs {
         let run = record(&setup(seed), None);
@@ -33,12 +33,26 @@ fn trees_change_under_load() {
 
 #[test]
 fn planted_bugs_of_changing_trees_are_found() {
-    for bug in [TreeBug::ShortDtl, TreeBug::LostDtl, TreeBug::ForgottenRange] {
-        let find = |seed: u64| {
-            let run = record(&setup(seed), Some(bug));
+    let bugs = [
+        TreeBug::ExcisedLeaf,
+        TreeBug::OneTooFar,
+        TreeBug::SkippedBlocks,
+        TreeBug::ForgottenRange,
+        TreeBug::LostDtl,
+        TreeBug::ShortDtl,
+    ];
+    for bug in bugs {
+        // A failure without the bug is none of its symptoms.
+        let fails = |seed: u64, bug: Option<TreeBug>| {
+            let run = record(&setup(seed), bug);
             run.crash_everywhere(20, base::rt::parallelism()).err()
         };
-        let Some(found) = (1..=40).find_map(find) else { panic!("{bug:?} was not found") };
-        println!("PLANTED {bug:?}: {}", found.chars().take(200).collect::<String>());
+        let find = |seed: u64| {
+            let found = fails(seed, Some(bug))?;
+            assert_eq!(fails(seed, None), None, "without {bug:?}");
+            Some((seed, found))
+        };
+        let Some((seed, found)) = (1..=40).find_map(find) else { panic!("no {bug:?}") };
+        println!("PLANTED {bug:?}, seed {seed}: {}", found.chars().take(200).collect::<String>());
     }
 }

@@ -151,6 +151,10 @@ impl WalkVisitor for Gatherer<'_> {
         OnError::Skip
     }
 
+    fn interrupted(&mut self) -> bool {
+        self.writer.scans.is_interrupted()
+    }
+
     fn stop(&mut self) -> bool {
         let queue = &self.writer.scans.queue;
         self.left == 0

@@ -109,8 +109,6 @@ pub struct ScanPlants {
     pub skip_blocks: BugSwitch,
     /// A walk that stopped continues behind the block at which it stopped.
     pub one_too_far: BugSwitch,
-    /// The stored position is that of the walk, though not all of it was read.
-    pub store_unread: BugSwitch,
     /// Leaves that were away for a moment count as repaired.
     pub excise_all: BugSwitch,
     /// A scan that has read this many bytes waits; 0: none does. Not a bug.

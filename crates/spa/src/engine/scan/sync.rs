@@ -219,8 +219,7 @@ impl Writer {
         let taken = {
             let mut run = self.scans.run.lock();
             let Some(run) = run.as_mut().filter(|run| !run.is_over()) else { return Ok(()) };
-            let unread = self.plants.scan.store_unread.load(Relaxed).then(|| run.position.clone());
-            let checkpoint = run.checkpoint.take().or(unread);
+            let checkpoint = run.checkpoint.take();
             // The graph may have changed since the thread had read everything.
             run.ready &= run.position.is_end();
             let finished = run.ready && checkpoint.is_some();
