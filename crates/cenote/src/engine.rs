@@ -9,7 +9,7 @@ use base::rt::Mutex;
 use base::{Error, ErrorKind, Guid, Result};
 use device::{Device, EngineKind};
 use ondisk::config::PoolState;
-use spa::engine::FreeSpaceTuning;
+use spa::engine::{FreeSpaceTuning, RebuildTuning};
 use spa::status::{ImportReason, VdevState, VdevStatus};
 use spa::{ImportOptions, Search, Spa};
 
@@ -102,6 +102,7 @@ struct Writing {
     automatic: bool,
     queues: vdev::QueueLimits,
     free_space: FreeSpaceTuning,
+    rebuild: RebuildTuning,
 }
 
 /// The result of a scan.
@@ -191,6 +192,7 @@ impl Engine {
                 automatic: true,
                 queues: vdev::QueueLimits::default(),
                 free_space: FreeSpaceTuning::default(),
+                rebuild: RebuildTuning::default(),
             }),
             _monitor: Monitor::start(root.clone(), Arc::clone(&watched), hooks)?,
             watched,
@@ -251,6 +253,22 @@ impl Engine {
     /// Tunables of the work on free space.
     pub(crate) fn free_space_tuning(&self) -> FreeSpaceTuning {
         self.writing.lock().free_space
+    }
+
+    /// Tunables of sequential rebuilds.
+    pub(crate) fn rebuild_tuning(&self) -> RebuildTuning {
+        self.writing.lock().rebuild
+    }
+
+    pub(crate) fn set_rebuild_tuning(&self, f: impl FnOnce(&mut RebuildTuning)) {
+        let tuning = {
+            let mut writing = self.writing.lock();
+            f(&mut writing.rebuild);
+            writing.rebuild
+        };
+        for writer in self.imported().iter().filter_map(|p| p.writer().ok()) {
+            writer.set_rebuild_tuning(tuning);
+        }
     }
 
     pub(crate) fn set_free_space_tuning(&self, f: impl FnOnce(&mut FreeSpaceTuning)) {

@@ -307,6 +307,7 @@ impl Engine {
         let writer = beginning.as_ref().map(|b| Arc::clone(b.writer()));
         if let Some(writer) = &writer {
             writer.set_free_space_tuning(self.free_space_tuning());
+            writer.set_rebuild_tuning(self.rebuild_tuning());
         }
         let kstats = Some(Arc::clone(self.kstats()));
         let opened = Arc::new(Pool::with_writer(spa, kstats, writer, because, leaves));

@@ -16,6 +16,7 @@
 //! Lock order: `Engine::automatic` → the engine's configuration.
 
 mod names;
+mod scans;
 mod space;
 mod text;
 
@@ -239,7 +240,7 @@ macro_rules! l2arc {
 }
 
 /// Every tunable, by name.
-pub static TUNABLES: [Tunable; 75] = [
+pub static TUNABLES: [Tunable; 80] = [
     l2arc!(
         "l2arc_exclude_special",
         "do not write blocks of special vdevs to cache devices",
@@ -559,6 +560,9 @@ pub static TUNABLES: [Tunable; 75] = [
     space::INITIALIZE_CHUNK_SIZE,
     space::INITIALIZE_VALUE,
     zfetch!(Disable, Unit::Choice(OFF_ON)),
+    scans::REBUILD_MAX_SEGMENT,
+    scans::REBUILD_SCRUB_ENABLED,
+    scans::REBUILD_VDEV_LIMIT,
     writing(
         "zfs_slow_io_events_per_second",
         "events of slow operations in a second, for each pool; 0: no limit",
@@ -694,20 +698,10 @@ pub static TUNABLES: [Tunable; 75] = [
         |e| e.queue_limits().read_gap_limit,
         |e, n| e.set_queue_limits(|l| l.read_gap_limit = n),
     ),
-    active!(
-        Scrub,
-        max,
-        "zfs_vdev_scrub_max_active",
-        3,
-        "maximum of scrub reads in flight on one device"
-    ),
-    active!(
-        Scrub,
-        min,
-        "zfs_vdev_scrub_min_active",
-        1,
-        "scrub reads in flight on one device beside other operations"
-    ),
+    scans::REBUILD_MAX_ACTIVE,
+    scans::REBUILD_MIN_ACTIVE,
+    scans::SCRUB_MAX_ACTIVE,
+    scans::SCRUB_MIN_ACTIVE,
     active!(
         SyncRead,
         max,

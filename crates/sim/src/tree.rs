@@ -2,7 +2,7 @@
 //!
 //! # Theory
 //! Threads write to a pool while another one takes disks offline and back, attaches, detaches
-//! and replaces them, and resilvers what they miss. Then the power fails after every event. Each
+//! and replaces them, also sequentially, and resilvers what they miss. Then the power fails after every event. Each
 //! time the pool must have the content of all txgs up to its uberblock's, and the tree of before
 //! or after the change that was under way; a change that was acknowledged stays. Some crashed
 //! pools are then opened for writing and resilvered, as their DTLs say and no further; after that
@@ -11,6 +11,7 @@
 //! # Invariants
 //! * The resilver here writes only blocks whose births are in some leaf's DTL: it stands for that
 //!   of OpenZFS, or for a later one of Cenote's, which trust the DTLs as well.
+//! * No scrub follows a sequential rebuild here: its copies are judged as they are.
 //! * Only this module changes the tree during a run.
 
 use std::collections::BTreeSet;
@@ -30,7 +31,7 @@ use ondisk::config::{PoolConfig, VdevConfig, VdevType};
 use ondisk::dnode::Dnode;
 use ondisk::dslphys::DslDatasetPhys;
 use ondisk::{BlkPtr, ObjType};
-use spa::engine::{AttachMode, NewMember, Offline, OfflineMode, TaskCx, Writer};
+use spa::engine::{AttachMode, NewMember, Offline, OfflineMode, RebuildTuning, TaskCx, Writer};
 use spa::write::topology::{LeafFacts, NewKind, NewVdev, build_member};
 use spa::{ImportOptions, Leaves, Purpose, Spa};
 use vdev::ReadReq;
@@ -53,6 +54,8 @@ const CHANGES: usize = 8;
 /// Resilvers after which nothing may be missing any more: one for what was missing, one for
 /// txgs that were open at the last attachment, and one more.
 const RESILVERS_MAX: usize = 6;
+/// Rebuilds take many steps, and no scrub repairs what they leave out.
+const REBUILDS: RebuildTuning = RebuildTuning { segment: 64 << 10, limit: 64 << 10, scrub: false };
 /// One crashed pool in so many is opened for writing.
 const REOPENED: u64 = 16;
 
@@ -65,6 +68,8 @@ pub enum TreeBug {
     LostDtl,
     /// A leaf that is offline forgets the first txg that it misses.
     ForgottenRange,
+    /// A rebuild leaves a metaslab out.
+    SkippedMetaslab,
 }
 
 /// The leaves of a pool's tree: kind of the parent, disk, and whether it is offline.
@@ -223,7 +228,7 @@ impl TreeHand {
         members.get(at).map_or(Guid(0), |m| m.0)
     }
 
-    fn attach(&mut self, old: Guid, mode: AttachMode) -> Result<()> {
+    fn attach(&mut self, old: Guid, mode: AttachMode, sequential: bool) -> Result<()> {
         let Some(disk) = self.free_disk() else {
             return Err(Error::busy("no disk is free"));
         };
@@ -233,7 +238,8 @@ impl TreeHand {
         let taken: Vec<Guid> = self.config().vdev_tree.walk().map(|v| v.guid).collect();
         let new = NewVdev::new(NewKind::File(path));
         let (vdev, facts) = build_member(&new, self.writer.txgs().open_txg(), taken, &facts)?;
-        let new = NewMember { vdev, device: Some(opened), facts: Some(facts), ashift: None };
+        let new =
+            NewMember { vdev, device: Some(opened), facts: Some(facts), ashift: None, sequential };
         self.writer.attach(old, new, mode, None)
     }
 
@@ -251,8 +257,20 @@ impl TreeHand {
         for (guid, _) in self.members() {
             let tree = self.writer.zio().tree();
             if tree.find(guid).is_some_and(|node| !node.readable()) {
-                self.writer.online(guid, &self.leaves, None)?;
+                match self.writer.online(guid, &self.leaves, None) {
+                    // The end of a rebuild may have detached it.
+                    Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
+                    _ => {}
+                }
             }
+        }
+        // Its own copies are to be judged, not those of a resilver.
+        let began = base::rt::now();
+        while self.writer.is_rebuilding() {
+            if began.elapsed().as_secs() > 600 {
+                return Err(Error::bug("a rebuild does not end"));
+            }
+            base::rt::sleep(std::time::Duration::from_millis(20));
         }
         for _ in 0..RESILVERS_MAX {
             if resilver(&self.writer)? {
@@ -274,7 +292,8 @@ impl TreeHand {
     fn change(&mut self) -> Result<()> {
         let (began, before) = (self.disks.events(), shape(&self.config()));
         let leaf = self.leaf();
-        let (what, done) = match self.rng.below(12) {
+        let (replace, attach) = (AttachMode::Replace, AttachMode::Attach);
+        let (what, done) = match self.rng.below(16) {
             0 | 1 => ("offline", self.writer.offline(leaf, Offline::default(), None)),
             2 => {
                 let how = Offline { temporary: true, ..Offline::default() };
@@ -285,9 +304,11 @@ impl TreeHand {
                 ("offline -f", self.writer.offline(leaf, how, None))
             }
             4 => ("online", self.writer.online(leaf, &self.leaves, None)),
-            5 | 6 => ("replace", self.attach(leaf, AttachMode::Replace)),
-            7 | 8 => ("attach", self.attach(leaf, AttachMode::Attach)),
-            9 => ("detach", self.writer.detach(leaf, None)),
+            5 | 6 => ("replace", self.attach(leaf, replace, false)),
+            7 | 8 => ("attach", self.attach(leaf, attach, false)),
+            12 => ("replace -s", self.attach(leaf, replace, true)),
+            13 => ("attach -s", self.attach(leaf, attach, true)),
+            9 | 14 | 15 => ("detach", self.writer.detach(leaf, None)),
             _ => ("recover", self.recover()),
         };
         let after = shape(&self.config());
@@ -338,7 +359,11 @@ fn body(
         Some(TreeBug::ShortDtl) => plants.short_dtl.store(true, Relaxed),
         Some(TreeBug::LostDtl) => plants.lost_dtl.store(true, Relaxed),
         Some(TreeBug::ForgottenRange) => plants.forgotten_range.store(true, Relaxed),
+        Some(TreeBug::SkippedMetaslab) => {
+            writer.plants.rebuild.skip_some.store(true, Relaxed);
+        }
     }
+    writer.set_rebuild_tuning(REBUILDS);
     let driver = Driver::new(Arc::clone(&writer), disks, Arc::clone(model))
         .map_err(|e| fail("start", &e))?;
     driver.add_root().map_err(|e| fail("root dataset", &e))?;
@@ -438,6 +463,7 @@ fn repaired(setup: &Setup, images: &[Image]) -> Result<Vec<Image>, String> {
         let spa = Spa::open_in(&found, &options, &Arc::new(cache), &leaves)
             .map_err(|failure| format!("import for writing: {}", failure.error))?;
         let writer = spa.start_writer(s.writer()).map_err(|e| format!("writing: {e}"))?;
+        writer.set_rebuild_tuning(REBUILDS);
         let mut hand = TreeHand {
             writer: Arc::clone(&writer),
             disks: d.clone(),

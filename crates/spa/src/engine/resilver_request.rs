@@ -7,6 +7,9 @@
 //! of these sees every block that the leaf misses. So a request is due in the txg after the
 //! one that is open when it is made, and the sync thread goes from txg to txg until then.
 //!
+//! While a vdev is rebuilt sequentially, requests wait for its end: the rebuild may make them
+//! unnecessary, and a resilver would count as complete what the rebuild still copies.
+//!
 //! # Invariants
 //! * A request is not lost while the pool is open: it stays until it is taken. The next import
 //!   makes it again, because the DTL is on disk.
@@ -15,6 +18,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
 use base::Txg;
+use ondisk::scan::ScanFunc;
 
 use super::Writer;
 
@@ -38,6 +42,11 @@ impl Writer {
         }
     }
 
+    /// Whether a resilver runs, or was requested.
+    pub(super) fn is_resilver_due(&self) -> bool {
+        self.resilver_waits(Txg::ZERO) || self.running_scan() == Some(ScanFunc::Resilver)
+    }
+
     /// Whether a resilver was requested and cannot begin before the txg after this one.
     pub(super) fn resilver_waits(&self, txg: Txg) -> bool {
         self.resilver_request.0.load(Acquire) > txg.0
@@ -48,7 +57,7 @@ impl Writer {
     pub fn take_resilver_request(&self) -> bool {
         let syncing = self.txgs.synced_txg().next().0;
         let wanted = self.resilver_request.0.load(Acquire);
-        let due = wanted != 0 && wanted <= syncing;
+        let due = wanted != 0 && wanted <= syncing && !self.is_rebuilding();
         // A request that was made meanwhile stays.
         due && self.resilver_request.0.compare_exchange(wanted, 0, AcqRel, Acquire).is_ok()
     }
