@@ -18,8 +18,8 @@ _cenote_flags() {
 	'zpool add') echo '-f -g -L -n -o -P --allow-in-use --allow-replication-mismatch --allow-ashift-mismatch' ;;
 	'zpool advise') echo '-j --json -p' ;;
 	'zpool checkpoint') echo '-d --discard -w --wait' ;;
-	'zpool attach') echo '-f -o -w' ;;
-	'zpool replace') echo '-f -o -w' ;;
+	'zpool attach') echo '-f -o -s -w' ;;
+	'zpool replace') echo '-f -o -s -w' ;;
 	'zpool split') echo '-g -L -n -P -o -R' ;;
 	'zpool offline') echo '-f -t' ;;
 	'zpool online') echo '-e' ;;

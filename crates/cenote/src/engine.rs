@@ -9,7 +9,7 @@ use base::rt::Mutex;
 use base::{Error, ErrorKind, Guid, Result};
 use device::{Device, EngineKind};
 use ondisk::config::PoolState;
-use spa::engine::{FreeSpaceTuning, ResilverTuning};
+use spa::engine::{FreeSpaceTuning, RebuildTuning, ResilverTuning};
 use spa::status::{ImportReason, VdevState, VdevStatus};
 use spa::{ImportOptions, Search, Spa};
 
@@ -103,6 +103,7 @@ struct Writing {
     queues: vdev::QueueLimits,
     free_space: FreeSpaceTuning,
     resilver: ResilverTuning,
+    rebuild: RebuildTuning,
 }
 
 /// The result of a scan.
@@ -193,6 +194,7 @@ impl Engine {
                 queues: vdev::QueueLimits::default(),
                 free_space: FreeSpaceTuning::default(),
                 resilver: ResilverTuning::default(),
+                rebuild: RebuildTuning::default(),
             }),
             _monitor: Monitor::start(root.clone(), Arc::clone(&watched), hooks)?,
             watched,
@@ -253,6 +255,22 @@ impl Engine {
     /// Tunables of the work on free space.
     pub(crate) fn free_space_tuning(&self) -> FreeSpaceTuning {
         self.writing.lock().free_space
+    }
+
+    /// Tunables of sequential rebuilds.
+    pub(crate) fn rebuild_tuning(&self) -> RebuildTuning {
+        self.writing.lock().rebuild
+    }
+
+    pub(crate) fn set_rebuild_tuning(&self, f: impl FnOnce(&mut RebuildTuning)) {
+        let tuning = {
+            let mut writing = self.writing.lock();
+            f(&mut writing.rebuild);
+            writing.rebuild
+        };
+        for writer in self.imported().iter().filter_map(|p| p.writer().ok()) {
+            writer.set_rebuild_tuning(tuning);
+        }
     }
 
     pub(crate) fn set_free_space_tuning(&self, f: impl FnOnce(&mut FreeSpaceTuning)) {

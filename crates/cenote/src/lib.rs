@@ -66,6 +66,7 @@ pub use dsl::props;
 pub use dsl::props::{PropData, PropValue, Source};
 pub use ondisk::config::PoolState;
 pub use spa::engine::{CheckpointState, CheckpointStatus, JobKind, JobStatus};
+pub use spa::engine::{RebuildProgress, RebuildRecord, RebuildState};
 pub use spa::status::{ClassDetail, ImportReason, IoDetail, VdevClass, VdevState, VdevStatus};
 pub use spa::{ImportOptions, Rebuilt, Search};
 pub use zpl::{File, FileSystem};

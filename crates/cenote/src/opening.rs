@@ -308,6 +308,7 @@ impl Engine {
         if let Some(writer) = &writer {
             writer.set_free_space_tuning(self.free_space_tuning());
             writer.set_resilver_tuning(self.resilver_tuning());
+            writer.set_rebuild_tuning(self.rebuild_tuning());
         }
         let kstats = Some(Arc::clone(self.kstats()));
         let opened = Arc::new(Pool::with_writer(spa, kstats, writer, because, leaves));

@@ -8,7 +8,7 @@ use base::rt::{Mutex, RwLock};
 use base::{Error, Guid, Result};
 use dsl::FeatureState;
 use ondisk::config::PoolConfig;
-use spa::engine::{CheckpointStatus, Writer};
+use spa::engine::{CheckpointStatus, RebuildProgress, Writer};
 use spa::space::PoolSpace;
 use spa::status::{ImportReason, VdevClass, VdevState, VdevStatus};
 use spa::{ImportOptions, Spa};
@@ -242,6 +242,8 @@ pub struct PoolStatus {
     pub aux: Vec<VdevStatus>,
     /// Last scrub or resilver, if there ever was one.
     pub scan: Option<ScanStatus>,
+    /// The last or current sequential rebuild of each top-level vdev, with the vdev's name.
+    pub rebuilds: Vec<(String, RebuildProgress)>,
     /// The checkpoint, if there is one or one is being discarded.
     pub checkpoint: Option<CheckpointStatus>,
     /// Known damaged files and metadata.
@@ -406,6 +408,7 @@ impl Pool {
             reason,
             aux: self.core.aux_devices(),
             scan: self.scan_status().or_else(|e| known(e).map(|()| None))?,
+            rebuilds: self.rebuild_status(&root).or_else(|e| known(e).map(|()| Vec::new()))?,
             checkpoint: self.checkpoint_status().or_else(|e| known(e).map(|()| None))?,
             error_count: self.error_count().or_else(|e| known(e).map(|()| 0))?,
             suspended,
@@ -427,6 +430,7 @@ impl Pool {
             reason: reason_of_status(&root),
             aux: Vec::new(),
             scan: None,
+            rebuilds: Vec::new(),
             checkpoint: self.core.writer.as_ref().and_then(|w| w.checkpoint_status()),
             error_count: 0,
             suspended: self.is_suspended(),
@@ -504,6 +508,27 @@ impl Pool {
             pass_examined: pass.map_or(0, |p| p.pass_examined),
             pass_issued: pass.map_or(0, |p| p.pass_issued),
         }))
+    }
+
+    fn rebuild_status(&self, root: &VdevStatus) -> Result<Vec<(String, RebuildProgress)>> {
+        let known = match &self.core.writer {
+            Some(writer) => writer.rebuilds(),
+            None => {
+                let progress = |record| RebuildProgress {
+                    record,
+                    pass_ms: 0,
+                    pass_scanned: 0,
+                    pass_issued: 0,
+                };
+                let records = self.core.spa.rebuild_records()?;
+                records.into_iter().map(|(vdev, record)| (vdev, progress(record))).collect()
+            }
+        };
+        let named = |(vdev, progress): (base::VdevId, RebuildProgress)| {
+            let top = root.children.iter().find(|top| top.id == u64::from(vdev.0))?;
+            Some((top.name.clone(), progress))
+        };
+        Ok(known.into_iter().filter_map(named).collect())
     }
 
     /// Begins, pauses, continues or stops a scrub, or begins a resilver.

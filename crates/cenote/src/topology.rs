@@ -51,6 +51,8 @@ pub struct AttachRequest {
     pub new: Option<NewDevice>,
     /// What the new one becomes.
     pub mode: AttachMode,
+    /// It is rebuilt sequentially, not resilvered.
+    pub sequential: bool,
     /// Even if the new device seems to be in use.
     pub force: bool,
     /// log2 of the sectors of the new device.
@@ -139,7 +141,8 @@ impl Engine {
                 let line = inuse::InUse::Spare(pool.name().to_owned());
                 return Err(Error::invalid(line.line(Path::new(path_of(&spare)))));
             }
-            return self.attach_spare(pool, old, spare, request.command.as_deref());
+            let line = request.command.as_deref();
+            return self.attach_spare(pool, old, spare, request.sequential, line);
         }
         let kind = match &request.new {
             Some(NewDevice::Path(kind)) => kind.clone(),
@@ -158,8 +161,8 @@ impl Engine {
         let facts = |path: &Path| opened.facts(path);
         let (member, facts) = build_member(&vdev, writer.txgs().open_txg(), taken, &facts)?;
         let device = opened.device(Path::new(path_of(&member)));
-        let (facts, ashift) = (Some(facts), request.ashift);
-        let new = NewMember { vdev: member, device, facts, ashift };
+        let (facts, ashift, sequential) = (Some(facts), request.ashift, request.sequential);
+        let new = NewMember { vdev: member, device, facts, ashift, sequential };
         let guid = new.vdev.guid;
         writer.attach(old, new, request.mode, command(request.command.as_deref()))?;
         pool.vdev_event("vdev_attach", guid);
@@ -172,6 +175,7 @@ impl Engine {
         pool: &Pool,
         old: Guid,
         spare: VdevConfig,
+        sequential: bool,
         line: Option<&str>,
     ) -> Result<()> {
         let writer = pool.writer()?;
@@ -183,7 +187,7 @@ impl Engine {
             }
         };
         let (device, facts) = opened.map(|o| (o.device, o.facts)).unzip();
-        let new = NewMember { vdev: spare, device, facts, ashift: None };
+        let new = NewMember { vdev: spare, device, facts, ashift: None, sequential };
         let guid = new.vdev.guid;
         writer.attach(old, new, AttachMode::Replace, command(line))?;
         pool.vdev_event("vdev_spare", guid);
@@ -286,6 +290,7 @@ impl Engine {
                             old: guid.0.to_string(),
                             new: None,
                             mode: AttachMode::Replace,
+                            sequential: false,
                             force: false,
                             ashift: None,
                             command: None,
@@ -358,14 +363,23 @@ impl Engine {
             if pool.core.spares_tried.lock().contains(&tried) {
                 return None;
             }
-            match self.attach_spare(pool, leaf, spare, None) {
+            // As OpenZFS's agent does; beside a rebuild nothing else is possible.
+            let sequential = spare.kind == VdevType::DraidSpare || writer.is_rebuilding();
+            let attach =
+                |sequential| self.attach_spare(pool, leaf, spare.clone(), sequential, None);
+            // Without the feature, or while a resilver runs, a resilver does it.
+            let attached = match attach(sequential) {
+                Err(e) if sequential && e.kind() != ErrorKind::Io => attach(false),
+                other => other,
+            };
+            match attached {
                 Ok(()) => {
                     let old = config.vdev_tree.find(leaf).map_or("", path_of);
                     Some(format!("pool '{}': spare {name} replaces {old}", pool.name()))
                 }
                 Err(e) => {
                     // A spare that does not fit is not tried again for this device.
-                    if e.kind() != ErrorKind::Io {
+                    if e.kind() != ErrorKind::Io && !writer.is_rebuilding() {
                         pool.core.spares_tried.lock().insert(tried);
                     }
                     None

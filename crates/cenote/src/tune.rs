@@ -240,7 +240,7 @@ macro_rules! l2arc {
 }
 
 /// Every tunable, by name.
-pub static TUNABLES: [Tunable; 77] = [
+pub static TUNABLES: [Tunable; 82] = [
     l2arc!(
         "l2arc_exclude_special",
         "do not write blocks of special vdevs to cache devices",
@@ -560,6 +560,9 @@ pub static TUNABLES: [Tunable; 77] = [
     space::INITIALIZE_CHUNK_SIZE,
     space::INITIALIZE_VALUE,
     zfetch!(Disable, Unit::Choice(OFF_ON)),
+    scans::REBUILD_MAX_SEGMENT,
+    scans::REBUILD_SCRUB_ENABLED,
+    scans::REBUILD_VDEV_LIMIT,
     scans::RESILVER_DEFER_PERCENT,
     scans::RESILVER_DISABLE_DEFER,
     writing(
@@ -697,6 +700,8 @@ pub static TUNABLES: [Tunable; 77] = [
         |e| e.queue_limits().read_gap_limit,
         |e, n| e.set_queue_limits(|l| l.read_gap_limit = n),
     ),
+    scans::REBUILD_MAX_ACTIVE,
+    scans::REBUILD_MIN_ACTIVE,
     scans::SCRUB_MAX_ACTIVE,
     scans::SCRUB_MIN_ACTIVE,
     active!(

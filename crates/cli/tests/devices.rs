@@ -124,6 +124,46 @@ fn devices_are_attached_and_replaced() {
     s.ok(&["daemon", "stop"]);
 }
 
+/// Sequential resilvers from the command line: progress, the scrub that follows, refusals.
+#[test]
+fn devices_are_attached_sequentially() {
+    let s = Sandbox::new("devices-sequential");
+    let d = files(&s, "disks", 7);
+    s.ok(&["zpool", "create", "-m", "none", "tank", &d[0]]);
+    s.ok(&["zpool", "attach", "-s", "-w", "tank", &d[0], &d[1]]);
+    s.ok(&["zpool", "wait", "-t", "resilver,scrub", "tank"]);
+    let shown = s.ok(&["zpool", "status", "tank"]);
+    let scrub = shown.find("  scan: scrub repaired 0B in ").unwrap();
+    let resilver = shown.find("  scan: resilvered (mirror-0) ").unwrap();
+    assert!(scrub < resilver && !shown.contains("status:"), "{shown}");
+    s.ok(&["zpool", "replace", "-sw", "tank", &d[1], &d[2]]);
+    let shown = s.ok(&["zpool", "status", "tank"]);
+    assert!(shown.contains("with 0 errors on") && !shown.contains("d1"), "{shown}");
+    let history = s.ok(&["zpool", "history", "-i", "tank"]);
+    for what in ["started", "complete"] {
+        let line = |l: &str| l.contains(" rebuild vdev_id=0 vdev_guid=") && l.ends_with(what);
+        assert_eq!(history.lines().filter(|l| line(l)).count(), 2, "{history}");
+    }
+    assert!(history.contains("zpool attach -s -w tank"), "{history}");
+    let seen = s.ok(&["zpool", "events", "-Hv", "tank"]);
+    assert!(seen.contains("resilver_finish") && seen.contains("\"sequential\""), "{seen}");
+    let feature = ["zpool", "get", "-H", "-o", "value", "feature@device_rebuild", "tank"];
+    assert_eq!(s.ok(&feature), "enabled\n");
+    s.ok(&["zpool", "create", "-m", "none", "raid", "raidz", &d[3], &d[4], &d[5]]);
+    let refused = s.fail(1, &["zpool", "replace", "-s", "raid", &d[3], &d[6]]);
+    let words = "only mirror and dRAID vdevs support sequential reconstruction";
+    assert_eq!(refused, format!("cannot replace {} with {}: {words}\n", d[3], d[6]));
+    s.ok(&["zpool", "destroy", "raid"]);
+    s.ok(&["zpool", "create", "-o", "feature@device_rebuild=disabled", "raid", &d[3]]);
+    let refused = s.fail(1, &["zpool", "attach", "-s", "raid", &d[3], &d[6]]);
+    let words = "device_rebuild feature must be enabled in order to use sequential reconstruction";
+    assert_eq!(refused, format!("cannot attach {} to {}: {words}\n", d[6], d[3]));
+    s.ok(&["zpool", "destroy", "raid"]);
+    s.ok(&["zpool", "export", "tank"]);
+    judge_disks(&s);
+    s.ok(&["daemon", "stop"]);
+}
+
 /// The lines about the devices of a status, with the last parts of paths, and without widths.
 fn devices_of(status: &str) -> Vec<String> {
     let lines = status.lines().skip_while(|l| *l != "config:").skip(2);
@@ -150,6 +190,12 @@ fn the_devices_of_pools_that_openzfs_left_half_done() {
         s.ok(&["zpool", "import", "-N", "-f", "-o", "readonly=on", "-d", &disks, name]);
         let (found, wanted) = (s.ok(&["zpool", "status", name]), pool.text("status.txt").unwrap());
         assert_eq!(devices_of(&found), devices_of(&wanted), "{name}");
+        if name == "dspared" && ui::time::strftime("%Z", 0) == "UTC" {
+            let scans = |text: &str| -> Vec<String> {
+                text.lines().filter(|l| l.contains("scan:")).map(str::to_owned).collect()
+            };
+            assert_eq!(scans(&found), scans(&wanted));
+        }
         s.ok(&["daemon", "stop"]);
     }
 }

@@ -104,10 +104,11 @@ pub(super) const COMMANDS: &[Command] = &[
     Command {
         name: "attach",
         about: "mirror a device by another one",
-        synopsis: "attach [-fw] [-o property=value] <pool> <device> <new-device>",
+        synopsis: "attach [-fsw] [-o property=value] <pool> <device> <new-device>",
         flags: &[
             flag('f', "even if the new device seems to be in use"),
             arg('o', "property=value", Word::Any, "ashift, for the new device"),
+            flag('s', "copy sequentially, and verify by a scrub afterwards"),
             flag('w', "wait until it has all data"),
         ],
         words: &[Word::Pool, Word::PoolOrVdev, Word::File],
@@ -123,10 +124,11 @@ pub(super) const COMMANDS: &[Command] = &[
     Command {
         name: "replace",
         about: "replace a device by another one",
-        synopsis: "replace [-fw] [-o property=value] <pool> <device> [new-device]",
+        synopsis: "replace [-fsw] [-o property=value] <pool> <device> [new-device]",
         flags: &[
             flag('f', "even if the new device seems to be in use"),
             arg('o', "property=value", Word::Any, "ashift, for the new device"),
+            flag('s', "copy sequentially, and verify by a scrub afterwards"),
             flag('w', "wait until it has all data"),
         ],
         words: &[Word::Pool, Word::PoolOrVdev, Word::File],

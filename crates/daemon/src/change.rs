@@ -354,6 +354,7 @@ fn attach(
         old: args.old.clone(),
         new,
         mode: if args.replace { AttachMode::Replace } else { AttachMode::Attach },
+        sequential: args.sequential,
         force: args.force,
         ashift: args.ashift,
         command: command.map(str::to_owned),

@@ -2,10 +2,11 @@
 
 use cenote::{
     CheckpointState, ClassDetail, DataError, DatasetKind, FoundPool, ImportReason, JobStatus,
-    PoolState, PoolStatus, ScanState, VdevStatus,
+    PoolState, PoolStatus, RebuildProgress, ScanState, VdevStatus,
 };
 use proto::{
-    Checkpoint, ClassIo, DatasetType, ImportCandidate, LeafJob, Pool, Scan, Vdev, VdevIoCounts,
+    Checkpoint, ClassIo, DatasetType, ImportCandidate, LeafJob, Pool, RebuildScan, Scan, Vdev,
+    VdevIoCounts,
 };
 
 pub(crate) fn kind(kind: DatasetKind) -> DatasetType {
@@ -106,6 +107,25 @@ pub(crate) fn data_error(e: &DataError, mountpoint: Option<&str>) -> String {
     }
 }
 
+fn rebuild((name, progress): &(String, RebuildProgress)) -> RebuildScan {
+    let record = &progress.record;
+    RebuildScan {
+        name: name.clone(),
+        state: record.state as u8,
+        start: record.start_time,
+        end: record.end_time,
+        time_ms: record.scan_time_ms,
+        estimated: record.estimated,
+        scanned: record.scanned,
+        issued: record.issued,
+        rebuilt: record.rebuilt,
+        errors: record.errors,
+        pass_ms: progress.pass_ms,
+        pass_scanned: progress.pass_scanned,
+        pass_issued: progress.pass_issued,
+    }
+}
+
 /// A pool's state.
 pub(crate) fn pool(s: &PoolStatus) -> Pool {
     Pool {
@@ -137,6 +157,7 @@ pub(crate) fn pool(s: &PoolStatus) -> Pool {
             pass_examined: s.pass_examined,
             pass_issued: s.pass_issued,
         }),
+        rebuilds: s.rebuilds.iter().map(rebuild).collect(),
         removal: None,
         expand: None,
         checkpoint: s.checkpoint.map(|c| Checkpoint {
@@ -162,6 +183,7 @@ pub(crate) fn pool_without_tree(name: &str, guid: u64, doing: Option<String>) ->
         error_count: 0,
         errors: Vec::new(),
         scan: None,
+        rebuilds: Vec::new(),
         removal: None,
         expand: None,
         checkpoint: None,

@@ -73,6 +73,7 @@ pub mod space;
 pub mod stats;
 pub mod sync;
 pub mod trim;
+mod used;
 mod uses;
 
 pub use flush::{FlushLimits, LogFact};
@@ -82,6 +83,7 @@ pub use space::{LoadPlan, Space};
 pub use stats::{Fragmentation, Totals, slop};
 pub use sync::{Batch, MapFacts, MapWrite};
 pub use trim::{FreeSpace, MetaslabFree};
+pub use used::UsedSpace;
 
 /// The allocation class of a top-level vdev's space (§12.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -76,6 +76,8 @@ pub struct Metaslab {
     pub(crate) held: RangeTree,
     /// Ranges that became allocatable recently, if they are collected.
     pub(crate) recent: Option<RangeTree>,
+    /// Ranges that were allocated recently, if they are noted.
+    pub(crate) noted: Option<RangeTree>,
     /// Number of pins, which keep ranges from becoming allocatable.
     pub(crate) pins: u32,
     /// The last txg after which ranges may have become allocatable.
@@ -127,6 +129,7 @@ impl Metaslab {
             defer: Default::default(),
             held: RangeTree::new(),
             recent: None,
+            noted: None,
             pins: 0,
             released: Txg::ZERO,
             pending: None,
@@ -214,6 +217,7 @@ impl Metaslab {
         set.add(at, size)?;
         self.used_in = self.used_in.max(txg);
         self.uncollect(at, size);
+        self.note_allocated(at, size);
         Ok(first)
     }
 

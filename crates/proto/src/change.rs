@@ -191,6 +191,8 @@ pub struct AttachArgs {
     pub new: Option<AttachDevice>,
     /// It replaces the old one.
     pub replace: bool,
+    /// It is rebuilt sequentially, not resilvered.
+    pub sequential: bool,
     /// Even if the new one seems to be in use.
     pub force: bool,
     /// log2 of the sectors of the new one.

@@ -44,14 +44,14 @@ pub use dataset::{
 };
 pub use events::{EVENTS_PAGE, EventInfo, EventsPage};
 pub use pool::{
-    Checkpoint, ClassIo, Expand, ImportCandidate, LeafJob, Pool, Removal, Scan, Vdev, VdevHealth,
-    VdevIoCounts, VdevRole,
+    Checkpoint, ClassIo, Expand, ImportCandidate, LeafJob, Pool, RebuildScan, Removal, Scan, Vdev,
+    VdevHealth, VdevIoCounts, VdevRole,
 };
 pub use space_map::{MetaslabSpace, SpaceMap, VdevSpaceMap};
 pub use stats::{BATCH_MAX, Stat, TunableInfo, WhatIf};
 
 /// Version of the protocol.
-pub const VERSION: u32 = 10;
+pub const VERSION: u32 = 11;
 /// Largest frame in bytes.
 const FRAME_MAX: usize = 32 << 20;
 /// Largest request in bytes: names of [`TARGETS_MAX`] datasets, up to the length of a command

@@ -266,6 +266,37 @@ pub struct Scan {
     pub pass_issued: u64,
 }
 
+/// The sequential rebuild of a top-level vdev.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RebuildScan {
+    /// The name of the vdev.
+    pub name: String,
+    /// 1 running, 2 canceled, 3 complete.
+    pub state: u8,
+    /// Seconds since 1970.
+    pub start: u64,
+    /// Seconds since 1970.
+    pub end: u64,
+    /// Milliseconds for which it has run.
+    pub time_ms: u64,
+    /// Bytes in all.
+    pub estimated: u64,
+    /// Bytes looked at.
+    pub scanned: u64,
+    /// Bytes copied.
+    pub issued: u64,
+    /// Bytes written to leaves.
+    pub rebuilt: u64,
+    /// Pieces that could not be copied.
+    pub errors: u64,
+    /// Milliseconds for which it has run since the import; 0 if it does not run.
+    pub pass_ms: u64,
+    /// Bytes looked at in that time.
+    pub pass_scanned: u64,
+    /// Bytes copied in that time.
+    pub pass_issued: u64,
+}
+
 /// The removal of a top-level vdev.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Removal {
@@ -327,6 +358,8 @@ pub struct Pool {
     pub errors: Vec<String>,
     /// Last scrub or resilver.
     pub scan: Option<Scan>,
+    /// Last sequential rebuild of each top-level vdev.
+    pub rebuilds: Vec<RebuildScan>,
     /// Last removal.
     pub removal: Option<Removal>,
     /// Last expansion.

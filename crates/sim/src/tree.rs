@@ -2,14 +2,15 @@
 //!
 //! # Theory
 //! Threads write to a pool while another one takes disks offline and back, attaches, detaches
-//! and replaces them, and resilvers what they miss. Then the power fails after every event. Each
-//! time the pool must have the content of all txgs up to its uberblock's, and the tree of before
-//! or after the change that was under way; a change that was acknowledged stays. Some crashed
-//! pools are then opened for writing, and the resilver, which begins or continues by itself, must
-//! end; after that every copy and column of every block must be right. So a txg that a DTL lacks
-//! is found, and a block that the resilver skipped.
+//! and replaces them, also sequentially, and the writer resilvers what they miss. Then the power
+//! fails after every event. Each time the pool must have the content of all txgs up to its
+//! uberblock's, and the tree of before or after the change that was under way; a change that was
+//! acknowledged stays. Some crashed pools are then opened for writing, and the resilver, which
+//! begins or continues by itself, must end; after that every copy and column of every block must
+//! be right. So a txg that a DTL lacks is found, and a block that the resilver skipped.
 //!
 //! # Invariants
+//! * No scrub follows a sequential rebuild here: its copies are judged as they are.
 //! * Only this module changes the tree during a run.
 
 use std::collections::BTreeSet;
@@ -24,7 +25,7 @@ use base::{Error, ErrorKind, Guid, Result, Txg};
 use device::sim::{Image, SimDisks};
 use ondisk::config::{PoolConfig, VdevConfig, VdevType};
 use ondisk::scan::ScanState;
-use spa::engine::{AttachMode, NewMember, Offline, OfflineMode, ScanLimits, Writer};
+use spa::engine::{AttachMode, NewMember, Offline, OfflineMode, RebuildTuning, ScanLimits, Writer};
 use spa::write::topology::{LeafFacts, NewKind, NewVdev, build_member};
 use spa::{ImportOptions, Leaves, Purpose, Spa};
 use zio::BlockCache;
@@ -45,6 +46,8 @@ const FREE_DISKS: usize = 2;
 const CHANGES: usize = 8;
 /// Time after which a resilver must have ended: it may be one of many.
 const RECOVERY_MAX: Duration = Duration::from_secs(600);
+/// Rebuilds take many steps, and no scrub repairs what they leave out.
+const REBUILDS: RebuildTuning = RebuildTuning { segment: 64 << 10, limit: 64 << 10, scrub: false };
 /// One crashed pool in so many is opened for writing, if a resilver was under way.
 const REOPENED_RESILVER: u64 = 4;
 /// One crashed pool in so many is opened for writing, if none was.
@@ -65,6 +68,8 @@ pub enum TreeBug {
     OneTooFar,
     /// A leaf that was away during the resilver counts as repaired.
     ExcisedLeaf,
+    /// A rebuild leaves a metaslab out.
+    SkippedMetaslab,
 }
 
 /// The leaves of a pool's tree: kind of the parent, disk, and whether it is offline.
@@ -161,7 +166,7 @@ impl TreeHand {
         members.get(at).map_or(Guid(0), |m| m.0)
     }
 
-    fn attach(&mut self, old: Guid, mode: AttachMode) -> Result<()> {
+    fn attach(&mut self, old: Guid, mode: AttachMode, sequential: bool) -> Result<()> {
         let Some(disk) = self.free_disk() else {
             return Err(Error::busy("no disk is free"));
         };
@@ -171,7 +176,8 @@ impl TreeHand {
         let taken: Vec<Guid> = self.config().vdev_tree.walk().map(|v| v.guid).collect();
         let new = NewVdev::new(NewKind::File(path));
         let (vdev, facts) = build_member(&new, self.writer.txgs().open_txg(), taken, &facts)?;
-        let new = NewMember { vdev, device: Some(opened), facts: Some(facts), ashift: None };
+        let new =
+            NewMember { vdev, device: Some(opened), facts: Some(facts), ashift: None, sequential };
         self.writer.attach(old, new, mode, None)
     }
 
@@ -179,6 +185,7 @@ impl TreeHand {
     fn is_repaired(&self) -> bool {
         self.writer.zio().tree().resilver_range().is_none()
             && self.writer.running_scan().is_none()
+            && !self.writer.is_rebuilding()
             && is_settled(&self.config())
     }
 
@@ -221,7 +228,8 @@ impl TreeHand {
     fn change(&mut self) -> Result<()> {
         let (began, before) = (self.disks.events(), shape(&self.config()));
         let leaf = self.leaf();
-        let (what, done) = match self.rng.below(12) {
+        let (replace, attach) = (AttachMode::Replace, AttachMode::Attach);
+        let (what, done) = match self.rng.below(16) {
             0 | 1 => ("offline", self.writer.offline(leaf, Offline::default(), None)),
             2 => {
                 let how = Offline { temporary: true, ..Offline::default() };
@@ -232,9 +240,11 @@ impl TreeHand {
                 ("offline -f", self.writer.offline(leaf, how, None))
             }
             4 => ("online", self.writer.online(leaf, &self.leaves, None)),
-            5 | 6 => ("replace", self.attach(leaf, AttachMode::Replace)),
-            7 | 8 => ("attach", self.attach(leaf, AttachMode::Attach)),
-            9 => ("detach", self.writer.detach(leaf, None)),
+            5 | 6 => ("replace", self.attach(leaf, replace, false)),
+            7 | 8 => ("attach", self.attach(leaf, attach, false)),
+            12 => ("replace -s", self.attach(leaf, replace, true)),
+            13 => ("attach -s", self.attach(leaf, attach, true)),
+            9 | 14 | 15 => ("detach", self.writer.detach(leaf, None)),
             _ => ("recover", self.recover()),
         };
         let after = shape(&self.config());
@@ -279,6 +289,7 @@ fn plant(writer: &Writer, bug: Option<TreeBug>) {
         Some(TreeBug::SkippedBlocks) => &scan.skip_blocks,
         Some(TreeBug::OneTooFar) => &scan.one_too_far,
         Some(TreeBug::ExcisedLeaf) => &scan.excise_all,
+        Some(TreeBug::SkippedMetaslab) => &writer.plants.rebuild.skip_some,
     };
     switch.store(true, Relaxed);
 }
@@ -295,6 +306,7 @@ fn body(
     let writer = make(setup, disks).map_err(|e| fail("making the pool", &e))?;
     writer.set_scan_limits(scan_limits(setup.seed));
     plant(&writer, bug);
+    writer.set_rebuild_tuning(REBUILDS);
     let driver = Driver::new(Arc::clone(&writer), disks, Arc::clone(model))
         .map_err(|e| fail("start", &e))?;
     driver.add_root().map_err(|e| fail("root dataset", &e))?;
@@ -395,6 +407,7 @@ fn repaired(setup: &Setup, images: &[Image]) -> Result<Vec<Image>, String> {
             .map_err(|failure| format!("import for writing: {}", failure.error))?;
         let writer = spa.start_writer(s.writer()).map_err(|e| format!("writing: {e}"))?;
         writer.set_scan_limits(scan_limits(s.seed));
+        writer.set_rebuild_tuning(REBUILDS);
         let mut hand = TreeHand {
             writer: Arc::clone(&writer),
             disks: d.clone(),

@@ -118,6 +118,7 @@ impl Beginning {
         self.writer.request_resilver_if_needed();
         self.writer.topology_settled();
         self.writer.resume_jobs();
+        self.writer.wake_rebuilds();
         Ok(self.writer)
     }
 
@@ -507,6 +508,7 @@ impl Spa {
         })?;
         writer.follow_failmode(&self.mos)?;
         writer.load_jobs(&self.mos)?;
+        writer.load_rebuilds(&self.mos)?;
         writer.follow_autotrim(&self.mos)?;
         let rebuilds = plan.is_some();
         if let Some(plan) = plan {

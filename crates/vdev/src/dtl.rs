@@ -31,6 +31,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use base::rt::{Mutex, RwLock};
 use base::{Guid, Result, Txg, VdevId};
 
+use crate::rebuild::UNKNOWN_BIRTH;
 use crate::spec::VdevKind;
 use crate::tree::{Node, NodeId, Tree};
 
@@ -166,9 +167,10 @@ impl MissingTxgs {
         Arc::clone(&self.missing.read())
     }
 
-    /// Whether the leaf lacks data of this txg.
+    /// Whether the leaf lacks data of this txg; of any, for [`UNKNOWN_BIRTH`].
     pub(crate) fn contains(&self, txg: Txg) -> bool {
-        self.missing.read().contains(txg)
+        let missing = self.missing.read();
+        missing.contains(txg) || (txg == UNKNOWN_BIRTH && !missing.is_empty())
     }
 
     /// Replaces the set by one that is stored already.
@@ -240,6 +242,11 @@ impl ScanLeaves {
         self.0.retain(|guid, _| keep(*guid));
     }
 
+    /// Whether a vdev of this guid was there when the scan began, and ever since.
+    pub fn has(&self, tree: &Tree, guid: Guid) -> bool {
+        tree.find(guid).is_some_and(|node| self.had(node))
+    }
+
     /// Whether a leaf has been there since the scan began.
     pub fn had(&self, node: &Node) -> bool {
         let absences = node.live.missing.absences.load(Ordering::Relaxed);
@@ -263,12 +270,21 @@ impl Tree {
     /// Notes that a scan begins, which will repair the leaves that are there: forgets what
     /// earlier scans could not repair, and returns what [`Tree::excise`] needs at its end.
     pub fn begin_scan(&self) -> ScanLeaves {
-        let present = self.nodes().filter(|(_, n)| has_dtl(n) && n.readable());
+        self.begin_scan_if(|_| true)
+    }
+
+    fn begin_scan_if(&self, wanted: impl Fn(&Node) -> bool) -> ScanLeaves {
+        let present = self.nodes().filter(|(_, n)| has_dtl(n) && n.readable() && wanted(n));
         let leaves = present.map(|(_, n)| {
             *n.live.missing.scrub.lock() = TxgRanges::default();
             (n.guid(), n.live.missing.absences.load(Ordering::Relaxed))
         });
         ScanLeaves(leaves.collect())
+    }
+
+    /// As [`Tree::begin_scan`], for a rebuild of one top-level vdev.
+    pub fn begin_leaves(&self, vdev: VdevId) -> ScanLeaves {
+        self.begin_scan_if(|node| node.top() == vdev)
     }
 
     /// Notes that a scan of all blocks that these leaves may miss up to `last` has ended

@@ -42,11 +42,15 @@ pub enum IoClass {
     Trim,
     /// A pattern written to free space.
     Initializing,
+    /// A read of a sequential rebuild.
+    RebuildRead,
+    /// A write of a sequential rebuild. Both have the tunables of the class "rebuild".
+    RebuildWrite,
 }
 
 impl IoClass {
     /// All classes, in the order of [`IoCounts::by_class`].
-    pub const ALL: [IoClass; 7] = [
+    pub const ALL: [IoClass; 9] = [
         IoClass::SyncRead,
         IoClass::SyncWrite,
         IoClass::AsyncRead,
@@ -54,11 +58,19 @@ impl IoClass {
         IoClass::Scrub,
         IoClass::Trim,
         IoClass::Initializing,
+        IoClass::RebuildRead,
+        IoClass::RebuildWrite,
     ];
 
     /// Whether operations of the class are writes.
     pub(crate) fn is_write(self) -> bool {
-        matches!(self, IoClass::SyncWrite | IoClass::AsyncWrite | IoClass::Initializing)
+        matches!(
+            self,
+            IoClass::SyncWrite
+                | IoClass::AsyncWrite
+                | IoClass::Initializing
+                | IoClass::RebuildWrite
+        )
     }
 
     /// Whether operations of the class are reads.
@@ -73,6 +85,7 @@ impl From<Priority> for IoClass {
             Priority::SyncRead => IoClass::SyncRead,
             Priority::AsyncRead => IoClass::AsyncRead,
             Priority::Scrub => IoClass::Scrub,
+            Priority::Rebuild => IoClass::RebuildRead,
         }
     }
 }
@@ -84,6 +97,7 @@ impl From<WritePriority> for IoClass {
             WritePriority::AsyncWrite => IoClass::AsyncWrite,
             WritePriority::Trim => IoClass::Trim,
             WritePriority::Initializing => IoClass::Initializing,
+            WritePriority::Rebuild => IoClass::RebuildWrite,
         }
     }
 }

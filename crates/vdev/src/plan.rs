@@ -26,6 +26,8 @@ use crate::tree::{Geometry, LABEL_START, NodeId, Tree};
 pub(crate) enum PlanMode {
     Quick,
     All,
+    /// One place that has the bytes, and all that lack them.
+    Rebuild,
 }
 
 /// A byte range of a leaf; `offset` is an offset on the device.
@@ -265,6 +267,9 @@ impl<'a> Planner<'a> {
     fn mirror(&mut self, id: NodeId, at: ReadRange) -> Result<PlanShape> {
         let tree = self.tree;
         let node = tree.node(id);
+        if self.mode == PlanMode::Rebuild {
+            return self.copied_mirror(id, at);
+        }
         if self.mode == PlanMode::All {
             let kids = node.children().iter().map(|&c| self.node(c, at));
             return Ok(PlanShape::Mirror(kids.collect::<Result<_>>()?));
@@ -293,6 +298,52 @@ impl<'a> Planner<'a> {
             }
             _ => Ok(PlanShape::Dead),
         }
+    }
+
+    /// Whether a leaf below a vdev can be written and lacks the bytes.
+    fn lacks(&mut self, id: NodeId, at: ReadRange) -> Result<bool> {
+        self.step()?;
+        let tree = self.tree;
+        let node = tree.node(id);
+        match node.kind() {
+            _ if !node.readable() => Ok(false),
+            VdevKind::Mirror | VdevKind::Replacing | VdevKind::Spare => {
+                for &child in node.children() {
+                    if self.lacks(child, at)? {
+                        return Ok(true);
+                    }
+                }
+                Ok(false)
+            }
+            VdevKind::DraidSpare { .. } => match self.spare_target(id, at)? {
+                Some((child, at)) => self.lacks(child, at),
+                None => Ok(false),
+            },
+            _ => Ok(at.stale || node.live.missing.contains(at.birth)),
+        }
+    }
+
+    /// The children with leaves that lack the bytes, and one child to read them from.
+    fn copied_mirror(&mut self, id: NodeId, at: ReadRange) -> Result<PlanShape> {
+        let tree = self.tree;
+        let node = tree.node(id);
+        let n = node.children().len();
+        let rotation = node.live.rotor.fetch_add(1, Relaxed) as usize;
+        let (mut kids, mut other, mut source) = (Vec::new(), None, false);
+        for i in 0..n {
+            let child = node.children()[(rotation + i) % n];
+            let good = self.trust(child, at)? == Trust::Good;
+            if self.lacks(child, at)? {
+                source |= good;
+                kids.push(self.node(child, at)?);
+            } else if good {
+                other = other.or(Some(child));
+            }
+        }
+        if let Some(child) = other.filter(|_| !source) {
+            kids.push(self.node(child, at)?);
+        }
+        Ok(PlanShape::Mirror(kids))
     }
 
     fn indirect(&mut self, id: NodeId, at: ReadRange) -> Result<PlanShape> {
@@ -339,19 +390,25 @@ impl<'a> Planner<'a> {
                 child.map(|child| (child, ReadRange { offset: col.offset, len, base, ..at }))
             };
             for (i, col) in stripe.cols.iter().enumerate() {
-                let all = self.mode == PlanMode::All;
+                let rebuild = self.mode == PlanMode::Rebuild;
+                let all = self.mode == PlanMode::All || rebuild;
                 let wanted = if all { col.stored } else { col.len };
                 let target = target_of(col, wanted).filter(|_| wanted > 0);
                 let Some((child, there)) = target else {
                     shapes.push(None);
                     continue;
                 };
-                if !all && i >= map.nparity && self.trust(child, there)? != Trust::Good {
+                if (!all || rebuild) && i >= map.nparity && self.trust(child, there)? != Trust::Good
+                {
                     missing += 1;
-                    shapes.push(None);
-                    continue;
+                    if !rebuild {
+                        shapes.push(None);
+                        continue;
+                    }
                 }
-                shapes.push(Some(self.node(child, there)?));
+                // Parity is read below, if it is needed.
+                let unread = rebuild && i < map.nparity && !self.lacks(child, there)?;
+                shapes.push(if unread { None } else { Some(self.node(child, there)?) });
             }
             for (i, col) in stripe.cols.iter().enumerate().take(map.nparity) {
                 if missing == 0 {
@@ -360,7 +417,9 @@ impl<'a> Planner<'a> {
                 if let Some((child, there)) = target_of(col, col.stored)
                     && self.trust(child, there)? == Trust::Good
                 {
-                    shapes[i] = Some(self.node(child, there)?);
+                    if shapes[i].is_none() {
+                        shapes[i] = Some(self.node(child, there)?);
+                    }
                     missing -= 1;
                 }
             }

@@ -39,8 +39,7 @@
 //!   completion pumps. This holds because the minimum of some ready class is 1; the
 //!   background class is the exception, but only while other operations are in flight.
 //!
-//! Departure: synchronous writes are taken by offset like the others, not first come,
-//! first served; the sweeps bound their wait.
+//! Departure: synchronous writes are taken by offset, too; the sweeps bound their wait.
 //!
 //! Lock order: `state` is a leaf lock.
 
@@ -81,6 +80,8 @@ pub enum WritePriority {
     Trim,
     /// A pattern for free space.
     Initializing,
+    /// Of a sequential rebuild.
+    Rebuild,
 }
 
 /// Buffers of one merged operation; well below the kernel's 1024.

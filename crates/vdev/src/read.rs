@@ -38,6 +38,8 @@ pub enum Priority {
     AsyncRead,
     /// Scrub or resilver.
     Scrub,
+    /// Sequential rebuild.
+    Rebuild,
 }
 
 /// A read request.
@@ -153,7 +155,7 @@ impl Drop for ReadCompletion {
 }
 
 /// Leaf bytes by cell; `None` if the read failed.
-type CellBytes = HashMap<LeafRange, Option<Buf>>;
+pub(crate) type CellBytes = HashMap<LeafRange, Option<Buf>>;
 
 /// One attempt to read a block.
 #[derive(Clone, Copy)]
@@ -300,7 +302,7 @@ impl Tree {
     }
 
     /// Reads the cells, except those already known, into `known`.
-    fn fetch(
+    pub(crate) fn fetch(
         &self,
         plan: &[LeafRange],
         why: Priority,

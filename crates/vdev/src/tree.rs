@@ -26,6 +26,7 @@ use crate::indirect::IndirectMap;
 use crate::iostat::IoStats;
 use crate::map::{RaidzGeometry, whole_sectors};
 use crate::queue::{LeafQueue, Tuning};
+use crate::range_lock::RangeLocks;
 use crate::spec::{AllocClass, Persistent, Spec, VdevKind};
 
 /// Bytes before the allocatable area of a leaf: two labels and the boot region
@@ -299,6 +300,7 @@ pub struct Tree {
     pub(crate) tops: Vec<Option<NodeId>>,
     pub(crate) by_guid: HashMap<Guid, NodeId>,
     pub(crate) tuning: Arc<Tuning>,
+    pub(crate) locks: Arc<RangeLocks>,
 }
 
 /// The function that opens a leaf.
@@ -327,8 +329,9 @@ impl Tree {
     ) -> Result<Arc<Tree>> {
         spec.check()?;
         let tuning = previous.map(|p| Arc::clone(&p.tuning)).unwrap_or_default();
-        let mut tree =
-            Tree { nodes: Vec::new(), tops: Vec::new(), by_guid: HashMap::new(), tuning };
+        let locks = previous.map(|p| Arc::clone(&p.locks)).unwrap_or_default();
+        let (nodes, tops, by_guid) = (Vec::new(), Vec::new(), HashMap::new());
+        let mut tree = Tree { nodes, tops, by_guid, tuning, locks };
         tree.add(previous, spec, None, None, 0, opener)?;
         tree.propagate();
         Ok(Arc::new(tree))
@@ -465,6 +468,7 @@ impl Tree {
             tops: self.tops.clone(),
             by_guid: self.by_guid.clone(),
             tuning: Arc::clone(&self.tuning),
+            locks: Arc::clone(&self.locks),
         };
         for verdict in verdicts {
             if let Some(id) = tree.by_guid.get(&verdict.guid) {

@@ -29,6 +29,7 @@ use device::{Device, Io};
 
 use crate::iostat::IoClass;
 use crate::queue::{LeafQueue, QueueLimits, WriteLoad, WritePriority, WriteRequest};
+use crate::range_lock::WriteTicket;
 use crate::report::{LeafReport, ReportKind};
 use crate::tree::{Node, NodeId, Tree};
 use crate::write_plan::{Need, WritePlan};
@@ -78,6 +79,8 @@ struct OpenWrite {
     tree: Arc<Tree>,
     address: Dva,
     birth: Txg,
+    /// Ends with the last piece.
+    _ticket: WriteTicket,
     need: Need,
     /// For each piece: its leaf, and the distributed spares through which it is
     /// reached.
@@ -180,6 +183,11 @@ impl Tree {
     ) -> Option<Arc<OpenWrite>> {
         let asize = Asize(req.data.len() as u64);
         let address = Dva { vdev: req.vdev, offset: req.offset, asize, gang: false };
+        let sectors = match self.top(req.vdev) {
+            Ok(top) => top.asize_of(asize.0.max(1), req.birth),
+            Err(_) => asize.0,
+        };
+        let ticket = self.locks.write(req.vdev, req.offset, sectors);
         let plan = match WritePlan::new(self, req.vdev, req.offset, &req.data, req.birth) {
             Ok(plan) => plan,
             Err(error) => {
@@ -199,6 +207,7 @@ impl Tree {
             tree: Arc::clone(self),
             address,
             birth: req.birth,
+            _ticket: ticket,
             need,
             left: AtomicUsize::new(places.len() + 1),
             leaves,

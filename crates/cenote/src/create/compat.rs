@@ -21,7 +21,7 @@ const KNOWN_TO_2_3: usize = 44;
 
 /// Features whose data Cenote does not write. A new pool has them only on request, and they
 /// never become active.
-const NOT_WRITTEN: [&str; 11] = [
+const NOT_WRITTEN: [&str; 10] = [
     "com.datto:encryption",
     "com.delphix:device_removal",
     "com.delphix:obsolete_counts",
@@ -30,7 +30,6 @@ const NOT_WRITTEN: [&str; 11] = [
     "com.delphix:redaction_list_spill",
     "com.fudosecurity:block_cloning",
     "com.klarasystems:fast_dedup",
-    "org.openzfs:device_rebuild",
     "org.openzfs:raidz_expansion",
     "com.datto:resilver_defer",
 ];

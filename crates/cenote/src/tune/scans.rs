@@ -1,5 +1,6 @@
-//! Tunables of scrubs and resilvers.
+//! Tunables of scrubs, resilvers and sequential rebuilds.
 
+use spa::engine::RebuildTuning;
 use vdev::IoClass;
 
 use super::{OFF_ON, Tunable, Unit, active, small, writing};
@@ -27,6 +28,88 @@ pub(super) const RESILVER_DISABLE_DEFER: Tunable = writing(
         e.set_resilver_tuning(|t| t.disable_defer = n != 0);
         Ok(())
     },
+);
+macro_rules! rebuild {
+    ($name:expr, $what:expr, $unit:expr, $default:expr, $range:expr, $get:expr, $set:expr) => {
+        writing(
+            $name,
+            $what,
+            $unit,
+            $default,
+            $range,
+            |e| {
+                let get: fn(&RebuildTuning) -> u64 = $get;
+                get(&e.rebuild_tuning())
+            },
+            |e, n| {
+                let set: fn(&mut RebuildTuning, u64) = $set;
+                e.set_rebuild_tuning(|t| set(t, n));
+                Ok(())
+            },
+        )
+    };
+}
+
+pub(super) const REBUILD_MAX_SEGMENT: Tunable = rebuild!(
+    "zfs_rebuild_max_segment",
+    "bytes that a sequential resilver reads at once",
+    Unit::Bytes,
+    1 << 20,
+    || (16 << 10, 16 << 20),
+    |t| t.segment,
+    |t, n| t.segment = n
+);
+pub(super) const REBUILD_SCRUB_ENABLED: Tunable = rebuild!(
+    "zfs_rebuild_scrub_enabled",
+    "a scrub follows a sequential resilver",
+    Unit::Choice(OFF_ON),
+    1,
+    || (0, 1),
+    |t| t.scrub.into(),
+    |t, n| t.scrub = n != 0
+);
+pub(super) const REBUILD_VDEV_LIMIT: Tunable = rebuild!(
+    "zfs_rebuild_vdev_limit",
+    "bytes that a sequential resilver has in flight; at most 16 MiB",
+    Unit::Bytes,
+    64 << 20,
+    || (64 << 10, 1 << 30),
+    |t| t.limit,
+    |t, n| t.limit = n
+);
+
+/// Sets a limit of both classes of rebuilds, reads and writes.
+macro_rules! rebuild_active {
+    ($which:ident, $name:expr, $default:expr, $what:expr) => {
+        writing(
+            $name,
+            $what,
+            Unit::Count,
+            $default,
+            || (1, 1000),
+            |e| e.queue_limits().classes[IoClass::RebuildRead as usize].$which.into(),
+            |e, n| {
+                e.set_queue_limits(|l| {
+                    for class in [IoClass::RebuildRead, IoClass::RebuildWrite] {
+                        l.classes[class as usize].$which = small(n);
+                    }
+                })
+            },
+        )
+    };
+}
+
+pub(super) const REBUILD_MAX_ACTIVE: Tunable = rebuild_active!(
+    max,
+    "zfs_vdev_rebuild_max_active",
+    3,
+    "maximum of operations of sequential resilvers in flight on one device"
+);
+pub(super) const REBUILD_MIN_ACTIVE: Tunable = rebuild_active!(
+    min,
+    "zfs_vdev_rebuild_min_active",
+    1,
+    "operations of sequential resilvers in flight on one device beside others"
 );
 pub(super) const SCRUB_MAX_ACTIVE: Tunable = active!(
     Scrub,

@@ -200,6 +200,7 @@ fn pools_share_spares() {
         old: name(&two, 0),
         new: Some(NewDevice::Spare(name(&one, 2))),
         mode: AttachMode::Replace,
+        sequential: false,
         force: false,
         ashift: None,
         command: None,

@@ -84,6 +84,7 @@ impl Rig {
             old: self.name(old),
             new: new.map(|i| NewDevice::Path(kind(i))),
             mode,
+            sequential: false,
             force: false,
             ashift: None,
             command: Some("zpool attach ...".into()),
@@ -328,7 +329,7 @@ fn spares_step_in() {
 /// What OpenZFS left half done is imported, finished and undamaged.
 #[test]
 fn pools_that_openzfs_left_half_done() {
-    let names = ["replacing", "hotspare", "dspared", "outdated", "resilvering"];
+    let names = ["replacing", "hotspare", "dspared", "outdated", "resilvering", "rebuilt"];
     testkit::side_by_side(&names, |name| {
         let Some(golden) = testkit::golden(name) else {
             return testkit::skip(testkit::Need::Shared, name);

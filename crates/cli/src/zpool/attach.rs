@@ -10,12 +10,12 @@ use super::change::{one_pool, request_change};
 use super::create::complain;
 use super::{Pools, add, command, misuse, no_such_pool, options, spec};
 
-/// `zpool attach [-fw] [-o property=value] <pool> <device> <new-device>`
+/// `zpool attach [-fsw] [-o property=value] <pool> <device> <new-device>`
 pub(super) fn attach(argv: &[OsString]) -> Result<Exit> {
     join("attach", argv)
 }
 
-/// `zpool replace [-fw] [-o property=value] <pool> <device> [new-device]`
+/// `zpool replace [-fsw] [-o property=value] <pool> <device> [new-device]`
 pub(super) fn replace(argv: &[OsString]) -> Result<Exit> {
     join("replace", argv)
 }
@@ -50,7 +50,8 @@ fn join(what: &str, argv: &[OsString]) -> Result<Exit> {
         None => None,
     };
     let force = parsed.has('f');
-    let args = AttachArgs { old: old.clone(), new, replace, force, ashift };
+    let sequential = parsed.has('s');
+    let args = AttachArgs { old: old.clone(), new, replace, sequential, force, ashift };
     let exit = request_change(pool, Change::Attach(Box::new(args)), command(what, argv))?;
     if exit == Exit::OK && parsed.has('w') {
         super::wait::until_over(pool, &["replace", "resilver"])?;

@@ -5,8 +5,8 @@
 //! show differences of two such reports. An average is that of the buckets' middles; bucket j
 //! stands for 1.5 times 2^j.
 //!
-//! Initializing has no column; it counts as writes. Departure: Cenote has no rebuilds, so their
-//! columns are zero.
+//! Initializing has no column; it counts as writes. The reads and writes of rebuilds are one
+//! column.
 
 use cenote::props::nicenum;
 use proto::ClassIo;
@@ -26,8 +26,9 @@ const ASYNC_WRITE: usize = 3;
 const SCRUB: usize = 4;
 const TRIM: usize = 5;
 const INITIALIZING: usize = 6;
-pub(super) const READS: [usize; 3] = [SYNC_READ, ASYNC_READ, SCRUB];
-pub(super) const WRITES: [usize; 3] = [SYNC_WRITE, ASYNC_WRITE, INITIALIZING];
+const REBUILD: [usize; 2] = [7, 8];
+pub(super) const READS: [usize; 4] = [SYNC_READ, ASYNC_READ, SCRUB, REBUILD[0]];
+pub(super) const WRITES: [usize; 4] = [SYNC_WRITE, ASYNC_WRITE, INITIALIZING, REBUILD[1]];
 
 /// A title above some columns, and their names.
 pub(super) type Group = (&'static str, &'static [&'static str]);
@@ -144,7 +145,7 @@ fn times(all: &[ClassIo]) -> [Vec<u64>; 11] {
         queued(ASYNC_WRITE),
         queued(SCRUB),
         queued(TRIM),
-        Vec::new(),
+        sum(all, &REBUILD, |c| &c.queued),
     ]
 }
 
@@ -172,8 +173,10 @@ pub(super) fn latency_cells(all: &[ClassIo], exact: bool) -> Vec<String> {
 pub(super) fn queue_cells(all: &[ClassIo]) -> Vec<String> {
     let classes = [SYNC_READ, SYNC_WRITE, ASYNC_READ, ASYNC_WRITE, SCRUB, TRIM];
     let depth = |i: usize| all.get(i).map_or([0, 0], |c| [c.pending, c.active]);
+    let [read, write] = REBUILD.map(depth);
+    let rebuild = [read[0] + write[0], read[1] + write[1]];
     let known = classes.into_iter().flat_map(depth);
-    known.chain([0; 2]).map(|n| n.to_string()).collect()
+    known.chain(rebuild).map(|n| n.to_string()).collect()
 }
 
 /// The kind of histogram.
@@ -199,7 +202,9 @@ impl HistogramKind {
             HistogramKind::Sizes => {
                 let of = |class: &ClassIo| [class.single.clone(), class.merged.clone()];
                 let mut out: Vec<Vec<u64>> = all.iter().take(TRIM + 1).flat_map(of).collect();
-                out.resize(14, Vec::new());
+                out.resize(12, Vec::new());
+                out.push(sum(all, &REBUILD, |c| &c.single));
+                out.push(sum(all, &REBUILD, |c| &c.merged));
                 out
             }
         }

@@ -5,11 +5,12 @@ use std::fmt::Write;
 
 use base::Result;
 use cenote::props::{nicebytes, nicenum};
-use proto::{Checkpoint, Expand, LeafJob, Pool, Removal, Scan, Vdev, VdevHealth, VdevRole};
+use proto::{Checkpoint, Expand, LeafJob, Pool, Removal, Vdev, VdevHealth, VdevRole};
 use ui::Exit;
 use ui::progress::bar;
 use ui::time::{ctime, duration};
 
+use super::scan_text::{rebuild_lines, scan_lines};
 use super::vdevs::{self, Naming, VdevLine, spare_word};
 use super::{Pools, Repeat, misuse, no_such_pool, options};
 
@@ -22,8 +23,6 @@ pub(super) const CLASSES: [(VdevRole, &str); 5] = [
     (VdevRole::Spare, "spares"),
 ];
 const SITE: &str = "https://openzfs.github.io/openzfs-docs/msg/";
-/// Below this rate, in bytes a second, no completion time is estimated.
-const RATE_MIN: u64 = 10 << 20;
 
 #[derive(Default)]
 struct StatusOptions {
@@ -160,11 +159,20 @@ impl Facts {
 fn status_of(p: &Pool) -> Option<StatusAdvice> {
     let f = Facts::of(&p.root, p.health);
     let t = |status, action, id| Some(StatusAdvice { status, action, id });
-    if p.scan.as_ref().is_some_and(|s| s.resilver && s.state == 1) {
+    let rebuilding = p.rebuilds.iter().any(|r| r.state == 1);
+    if rebuilding || p.scan.as_ref().is_some_and(|s| s.resilver && s.state == 1) {
         return t(
             "One or more devices is currently being resilvered.  The pool will\n\tcontinue to \
              function, possibly in a degraded state.",
             "Wait for the resilver to complete.",
+            None,
+        );
+    }
+    if is_scrub_recommended(p) {
+        return t(
+            "One or more devices have been sequentially resilvered, scrubbing\n\tthe pool is \
+             recommended.",
+            "Use 'zpool scrub' to verify all data checksums.",
             None,
         );
     }
@@ -201,6 +209,14 @@ fn status_of(p: &Pool) -> Option<StatusAdvice> {
         );
     }
     None
+}
+
+/// Whether the last scrub ended before the last rebuild.
+fn is_scrub_recommended(p: &Pool) -> bool {
+    let complete = p.rebuilds.iter().filter(|r| r.state == 3);
+    let scrubbed_before =
+        |end: u64| p.scan.as_ref().is_none_or(|s| s.state == 2 && !s.resilver && end > s.end);
+    complete.map(|r| r.end).max().is_some_and(scrubbed_before)
 }
 
 /// Problems of devices that make the pool unavailable.
@@ -302,11 +318,17 @@ fn text(p: &Pool, options: &StatusOptions) -> String {
             let _ = writeln!(out, "   see: {SITE}ZFS-8000-{id}");
         }
     }
-    if let Some(scan) = &p.scan {
-        out.push_str(&scan_lines(scan, base::rt::wall_clock().as_secs()));
+    let now = base::rt::wall_clock().as_secs();
+    let rebuilds = rebuild_lines(p, now);
+    if let Some(scan) = p.scan.as_ref().filter(|s| !s.resilver || rebuilds.is_empty()) {
+        out.push_str(&scan_lines(scan, now));
         if options.terminal && scan.state == 1 {
             out.push_str(&bar_line(scan.issued, scan.to_examine.saturating_sub(scan.skipped)));
         }
+    }
+    out.push_str(&rebuilds);
+    for running in p.rebuilds.iter().filter(|r| options.terminal && r.state == 1) {
+        out.push_str(&bar_line(running.issued, running.estimated));
     }
     if let Some(removal) = &p.removal {
         out.push_str(&removal_lines(removal));
@@ -450,72 +472,9 @@ fn checkpoint_line(checkpoint: &Checkpoint) -> String {
     }
 }
 
-fn scan_lines(s: &Scan, now: u64) -> String {
-    let (what, done) = if s.resilver { ("resilver", "resilvered") } else { ("scrub", "repaired") };
-    match s.state {
-        2 => {
-            let head = if s.resilver { "resilvered" } else { "scrub repaired" };
-            format!(
-                "  scan: {head} {} in {} with {} errors on {}\n",
-                nicebytes(s.processed),
-                duration(s.end.saturating_sub(s.start)),
-                s.errors,
-                ctime(s.end)
-            )
-        }
-        3 => format!("  scan: {what} canceled on {}\n", ctime(s.end)),
-        1 if s.paused > 0 => format!(
-            "  scan: {what} paused since {}\n\t{what} started on {}\n\t{} / {} scanned, {} / {} \
-             issued\n\t{} {done}, {} done\n",
-            ctime(s.paused),
-            ctime(s.start),
-            nicebytes(s.examined),
-            nicebytes(s.to_examine),
-            nicebytes(s.issued),
-            nicebytes(s.to_examine.saturating_sub(s.skipped)),
-            nicebytes(s.processed),
-            percent(s)
-        ),
-        1 => {
-            // A pool that another program writes, or that is read only, has no passes.
-            let (elapsed, examined, issued) = match s.pass_seconds {
-                0 => (now.saturating_sub(s.start).max(1), s.examined, s.issued),
-                seconds => (seconds, s.pass_examined, s.pass_issued),
-            };
-            let rate = issued / elapsed;
-            let left = s.to_examine.saturating_sub(s.skipped).saturating_sub(s.issued);
-            let end = if rate < RATE_MIN {
-                "no estimated completion time".to_owned()
-            } else {
-                format!("{} to go", duration(left / rate))
-            };
-            format!(
-                "  scan: {what} in progress since {}\n\t{} / {} scanned at {}/s, {} / {} issued at \
-                 {}/s\n\t{} {done}, {} done, {end}\n",
-                ctime(s.start),
-                nicebytes(s.examined),
-                nicebytes(s.to_examine),
-                nicebytes(examined / elapsed),
-                nicebytes(s.issued),
-                nicebytes(s.to_examine.saturating_sub(s.skipped)),
-                nicebytes(rate),
-                nicebytes(s.processed),
-                percent(s)
-            )
-        }
-        _ => String::new(),
-    }
-}
-
 /// A progress bar for terminals, below the text about a scan or removal.
 fn bar_line(done: u64, total: u64) -> String {
     format!("\t{}\n", bar(done, total))
-}
-
-fn percent(s: &Scan) -> String {
-    let all = s.to_examine.saturating_sub(s.skipped);
-    let hundredths = (u128::from(s.issued) * 10_000).checked_div(u128::from(all)).unwrap_or(10_000);
-    format!("{}.{:02}%", hundredths / 100, hundredths % 100)
 }
 
 /// A duration as removal lines show it.
@@ -579,6 +538,7 @@ fn expand_lines(e: &Expand) -> String {
 mod tests {
     use super::super::vdevs::tests::vdev;
     use super::*;
+    use proto::{RebuildScan, Scan};
 
     fn disk(n: u32, class: VdevRole) -> Vdev {
         vdev("file", &format!("/tmp/w/disk{n}.img"), class, vec![])
@@ -707,6 +667,59 @@ mod tests {
             "{shown}"
         );
         assert!(!text(&p, &StatusOptions::default()).contains("[#"), "for eyes alone");
+    }
+
+    /// Recorded from OpenZFS 2.4.4, without the dates.
+    #[test]
+    fn rebuilds() {
+        let mut p = pool("rebuilt", vec![mirror(0, VdevRole::Normal, [1, 2])]);
+        let running = RebuildScan {
+            name: "mirror-0".into(),
+            state: 1,
+            estimated: 76_526_080,
+            scanned: 43_200_000,
+            issued: 43_186_000,
+            rebuilt: 35_442_688,
+            pass_ms: 12_950,
+            pass_scanned: 43_200_000,
+            pass_issued: 43_186_000,
+            ..RebuildScan::default()
+        };
+        p.rebuilds = vec![running.clone()];
+        let shown = text(&p, &StatusOptions::default());
+        let since = ctime(0);
+        let lines = format!(
+            "action: Wait for the resilver to complete.\n  scan: resilver (mirror-0) in progress \
+             since {since}\n\t41.2M / 73.0M scanned at 3.18M/s, 41.2M / 73.0M issued at \
+             3.18M/s\n\t33.8M resilvered, 56.43% done, no estimated completion time\nconfig:"
+        );
+        assert!(shown.contains(&lines), "{shown}");
+        // The scrub that follows is newer.
+        let (end, name) = (100, "draid1:3d:8c:1s-0".to_owned());
+        let done = RebuildScan { name, state: 3, end, rebuilt: 98 << 10, time_ms: 298, ..running };
+        p.rebuilds = vec![done];
+        p.scan = Some(Scan { state: 2, start: end, end, ..Scan::default() });
+        let when = ctime(end);
+        let lines = format!(
+            " state: ONLINE\n  scan: scrub repaired 0B in 00:00:00 with 0 errors on {when}\n  scan: \
+             resilvered (draid1:3d:8c:1s-0) 98K in 00:00:00 with 0 errors on {when}\nconfig:"
+        );
+        let shown = text(&p, &StatusOptions::default());
+        assert!(shown.contains(&lines), "{shown}");
+        // A scrub is missing.
+        p.rebuilds[0].end += 1;
+        let shown = text(&p, &StatusOptions::default());
+        assert!(shown.contains("have been sequentially resilvered, scrubbing\n\tthe pool"));
+        // A later resilver hides the rebuild, an earlier one does not.
+        p.scan = Some(Scan { resilver: true, state: 2, start: 7, end: 7, ..Scan::default() });
+        let count = |p: &Pool| text(p, &StatusOptions::default()).matches("resilvered (").count();
+        assert_eq!((count(&p), status_of(&p).is_none()), (1, true));
+        p.scan = Some(Scan { resilver: true, state: 2, start: 200, end: 200, ..Scan::default() });
+        assert_eq!(count(&p), 0);
+        p.rebuilds[0].state = 2;
+        p.scan = None;
+        let canceled = format!("  scan: resilver (draid1:3d:8c:1s-0) canceled on {}\n", ctime(101));
+        assert!(text(&p, &StatusOptions::default()).contains(&canceled));
     }
 
     #[test]

@@ -175,6 +175,7 @@ pub(super) mod tests {
             error_count: 0,
             errors: vec![],
             scan: None,
+            rebuilds: Vec::new(),
             removal: None,
             expand: None,
             checkpoint: None,

@@ -103,6 +103,11 @@ fn left(activity: &str, pool: &Pool, freeing: u64) -> u64 {
         let running = pool.scan.as_ref().filter(|s| s.state == 1 && s.resilver == resilver);
         running.filter(|s| s.paused == 0).map_or(0, |s| rest(s.to_examine, s.issued))
     };
+    let rebuilds = || -> u64 {
+        let running = pool.rebuilds.iter().filter(|r| r.state == 1);
+        running.map(|r| rest(r.estimated, r.issued)).fold(0, u64::saturating_add)
+    };
+    let resilvers = || scan(true).saturating_add(rebuilds());
     match activity {
         "discard" => discard_left(pool),
         "free" => freeing,
@@ -110,8 +115,8 @@ fn left(activity: &str, pool: &Pool, freeing: u64) -> u64 {
         "trim" => job_left(&pool.root, true),
         "scrub" => scan(false),
         // The device stays until its successor has everything.
-        "replace" if is_replacing(&pool.root) => scan(true).max(1),
-        "resilver" => scan(true),
+        "replace" if is_replacing(&pool.root) => resilvers().max(1),
+        "resilver" => resilvers(),
         "remove" => {
             let running = pool.removal.as_ref().filter(|r| r.state == 1);
             running.map_or(0, |r| rest(r.to_copy, r.copied))

@@ -358,8 +358,8 @@ const DIRECTORY_OBSTACLES: &[(&str, &str)] = &[
 ];
 
 /// The reasons why the pool can be opened only for reading; none if Cenote maintains all
-/// features in use. Obstacles that only labels and vdevs show (a RAID-Z expansion or a
-/// rebuild in progress) must be detected by the code that opens the pool.
+/// features in use. Obstacles that only labels and vdevs show (a RAID-Z expansion in
+/// progress) must be detected by the code that opens the pool.
 ///
 /// # Errors
 /// Those of reading the MOS.

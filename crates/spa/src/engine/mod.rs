@@ -62,6 +62,7 @@ mod topology;
 mod trim;
 mod unclone;
 pub mod vdev_props;
+pub(crate) mod vdev_rebuild;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -106,6 +107,9 @@ pub(crate) use topology::split_tree;
 pub use topology::{
     AttachMode, NewMember, Offline, OfflineMode, SplitDevice, TopologyPlants, leaves_to_split,
 };
+pub use vdev_rebuild::{
+    RebuildPlants, RebuildProgress, RebuildRecord, RebuildState, RebuildTuning,
+};
 
 /// Planted bugs and values of tests ([`base::planted`]).
 #[derive(Debug, Default)]
@@ -123,6 +127,8 @@ pub struct Plants {
     pub slop: Arc<TestValue>,
     /// Bugs of the scan.
     pub scan: ScanPlants,
+    /// Bugs of sequential rebuilds.
+    pub rebuild: RebuildPlants,
 }
 
 /// The state of a live pool that readers see.
@@ -188,6 +194,7 @@ pub struct Writer {
     checkpoint: checkpoint::Checkpoint,
     jobs: Arc<leaf_jobs::LeafJobs>,
     autotrim: Arc<trim::Autotrim>,
+    rebuilds: Arc<vdev_rebuild::Rebuilds>,
     /// Itself, for threads that it starts.
     me: OnceLock<Weak<Writer>>,
     published: RwLock<Published>,
@@ -302,12 +309,15 @@ impl Writer {
         // Nothing is written after the state of the labels.
         self.end_settling();
         self.scans.stop();
+        self.rebuilds.stop(true);
         self.autotrim.stop(true);
         self.jobs.stop(true);
         let last = self.last_txg(state);
         if last.is_err() {
             self.resume_settling();
             self.jobs.allow();
+            self.rebuilds.allow();
+            self.wake_rebuilds();
             self.autotrim.allow();
             self.resume_jobs();
             self.follow_autotrim(&self.mos)?;
@@ -349,6 +359,7 @@ impl Writer {
         self.zio.stop_healing();
         // Threads that a suspended pool holds up end when it is given up.
         let wait = self.txgs.suspended().is_none();
+        self.rebuilds.stop(wait);
         self.autotrim.stop(wait);
         self.jobs.stop(wait);
         self.txgs.stop();
@@ -365,6 +376,7 @@ impl Drop for Writer {
         // These threads wait without the writer. One of them may be what drops it.
         self.autotrim.stop(false);
         self.jobs.stop(false);
+        self.rebuilds.stop(false);
         self.txgs.abandon(Error::bug("the pool was closed"));
     }
 }

@@ -216,6 +216,7 @@ pub(crate) fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Write
         checkpoint: Default::default(),
         jobs: Default::default(),
         autotrim: Default::default(),
+        rebuilds: Default::default(),
         me: Default::default(),
         published: RwLock::new(published),
         names: RwLock::new(()),

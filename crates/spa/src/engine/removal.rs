@@ -94,6 +94,7 @@ impl TaskCx<'_> {
     fn drop_top(&mut self, id: u32, objects: &VdevObjects) -> Result<()> {
         let top = self.state.config.vdev_tree.children.iter().find(|v| v.id == id);
         let top = &top.ok_or_else(|| base::bug!("a vdev that was removed already"))?.clone();
+        self.top_leaves_rebuild(VdevId(id))?;
         self.drop_objects(top, objects)?;
         let config = self.config();
         if let Some(place) = config.vdev_tree.children.iter_mut().find(|v| v.id == id) {

@@ -31,6 +31,9 @@
 //! without the deferred leaves, whose DTLs say what they miss. If it had ended, the DTLs ask for
 //! the next one. The flag is no more than a hint what need not be repaired now.
 //!
+//! While a vdev is rebuilt sequentially, requests wait for its end: the rebuild may make them
+//! unnecessary, and a resilver would count as complete what the rebuild still copies.
+//!
 //! # Invariants
 //! * A request is not lost while the pool is open: it stays until it is taken. The next import
 //!   makes it again, because the DTL is on disk.
@@ -43,6 +46,7 @@ use base::rt::Mutex;
 use base::{Guid, Result, Txg};
 use dsl::write::features;
 use ondisk::config::VdevConfig;
+use ondisk::scan::ScanFunc;
 
 use super::sync::SyncPass;
 use super::tasks::TaskCx;
@@ -125,6 +129,11 @@ impl Writer {
         }
     }
 
+    /// Whether a resilver runs, or was requested.
+    pub(super) fn is_resilver_due(&self) -> bool {
+        self.resilver_waits(Txg::ZERO) || self.running_scan() == Some(ScanFunc::Resilver)
+    }
+
     /// Whether a resilver was requested and cannot begin before the txg after this one.
     pub(super) fn resilver_waits(&self, txg: Txg) -> bool {
         self.resilver_request.wanted.lock().is_some_and(|(due, _)| due > txg)
@@ -133,6 +142,9 @@ impl Writer {
     /// Takes the request, if there is one and it is due in the txg that is being written. The
     /// scan calls it in syncing context.
     pub(super) fn take_resilver_request(&self) -> Option<ResilverWish> {
+        if self.is_rebuilding() {
+            return None;
+        }
         let syncing = self.txgs.synced_txg().next();
         let mut wanted = self.resilver_request.wanted.lock();
         wanted.take_if(|(due, _)| *due <= syncing).map(|(_, wish)| wish)

@@ -236,6 +236,7 @@ impl Writer {
                 self.ledger.synced(txg);
                 self.fault_failed_leaves();
                 self.after_scan();
+                self.after_rebuilds();
                 self.after_discard();
                 if repaired {
                     self.topology_settled();
@@ -293,6 +294,7 @@ impl Writer {
             || self.early_tasks.lock().contains_key(&txg)
             || self.checkpoint.is_discarding()
             || self.jobs.is_dirty()
+            || self.rebuilds.has_work()
             || self.orphaned_blocks.lock().iter().any(|bp| bp.birth() <= txg)
             || self.heads.lock().values().any(|os| os.is_dirty(txg))
             || self.all_logs().values().any(|log| log.is_dirty(txg))
@@ -495,7 +497,9 @@ impl Writer {
         self.run_tasks(tasks, state, sync, writes, pending)?;
         self.sync_heads(state, sync, writes, pending)?;
         let (cx, tx) = (sync.cx, sync.tx);
-        self.sync_scan(&mut TaskCx { writer: self, cx, tx, state, sync, writes, pending })?;
+        let mut task = TaskCx { writer: self, cx, tx, state, sync, writes, pending };
+        self.sync_rebuilds(&mut task)?;
+        self.sync_scan(&mut task)?;
         let due = |bp: &mut BlkPtr| bp.birth() <= sync.txg;
         let orphaned_blocks: Vec<BlkPtr> =
             self.orphaned_blocks.lock().extract_if(.., due).collect();

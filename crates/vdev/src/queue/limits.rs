@@ -16,14 +16,15 @@
 //!   (On one device, two writes of 128 KiB at a time reached 1.5 GB/s, and a flush
 //!   beside them took three times as long as alone; two writes of 1 MiB reached 3.1
 //!   GB/s, and a flush took a tenth of a second.)
-//! * Background reads (scrub) have at most their minimum while other classes are
+//! * Background operations (scrub, initializing, rebuild) have at most their minimum while other classes are
 //!   active, and less if the others are not served ([`BackgroundThrottle`]).
 //! * Unless fixed, the maximum is the depth from which the device was found to gain
 //!   ([`super::depth`]).
 //!
 //! Departures: merging has one limit, without a smaller one for devices without seeks,
-//! because these gain from large writes as well. Removal and
-//! rebuild have no class, because nothing here makes such operations yet.
+//! because these gain from large writes as well. Removal has no class, because nothing here
+//! makes such operations yet. The class of rebuilds is two, for reads and for writes, each with
+//! its limits: a leaf is read or written by a rebuild, but for those with distributed spares.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -89,6 +90,8 @@ const DEFAULTS: [ClassLimits; CLASSES] = [
     class(1, 3),
     class(1, 2),
     class(1, 1),
+    class(1, 3),
+    class(1, 3),
 ];
 
 impl QueueLimits {
@@ -283,7 +286,9 @@ pub(super) struct BackgroundThrottle {
 }
 
 fn background(class: usize) -> bool {
-    class == IoClass::Scrub as usize || class == IoClass::Initializing as usize
+    [IoClass::Scrub, IoClass::Initializing, IoClass::RebuildRead, IoClass::RebuildWrite]
+        .into_iter()
+        .any(|background| background as usize == class)
 }
 
 impl BackgroundThrottle {

@@ -48,7 +48,7 @@ pub(super) enum ErrorScrubbing {
 
 impl Writer {
     /// Whether an error scrub runs.
-    pub(super) fn is_error_scrubbing(&self) -> bool {
+    pub(in super::super) fn is_error_scrubbing(&self) -> bool {
         *self.scans.error_scrub.lock() != ErrorScrubbing::None
     }
 

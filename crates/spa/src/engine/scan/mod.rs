@@ -420,6 +420,7 @@ impl Writer {
         match run.map(|run| (run.scan.func, run.by_leaf.contains_key(&leaf))) {
             Some((ScanFunc::Resilver, _)) if behind && !deferred => Some("(resilvering)"),
             Some((ScanFunc::Scrub, true)) => Some("(repairing)"),
+            _ if behind && self.is_being_rebuilt(leaf) => Some("(resilvering)"),
             _ if behind => Some("(awaiting resilver)"),
             _ => None,
         }
@@ -473,6 +474,11 @@ impl Writer {
                 }
                 Some(_) => Ok(()),
             },
+            ScanRequest::Scrub | ScanRequest::ScrubFromLast | ScanRequest::ScrubErrors
+                if self.is_rebuilding() =>
+            {
+                Err(Error::new(ErrorKind::Busy, "currently resilvering"))
+            }
             ScanRequest::Scrub | ScanRequest::ScrubFromLast => match (&*run, scrub) {
                 (None, _) => self.check_error_scrub(),
                 (_, Some(run)) if run.is_paused() => Ok(()),

@@ -192,7 +192,7 @@ impl Writer {
     }
 
     /// Ends the scan without a result.
-    fn cancel_scan(&self, cx: &SyncCx<'_>) -> Result<()> {
+    pub(in super::super) fn cancel_scan(&self, cx: &SyncCx<'_>) -> Result<()> {
         let ended = self.end_run(ScanState::Canceled, cx.now.0);
         self.scans.interrupt.store(true, Relaxed);
         let Some((mut scan, _, lost)) = ended else { return Ok(()) };
@@ -213,6 +213,11 @@ impl Writer {
         }
         if let Some(wish) = self.take_resilver_request() {
             self.begin_resilver(cx, wish)?;
+        }
+        if self.wants_scrub_after_rebuild() {
+            self.begin_scan(cx.cx, ScanFunc::Scrub, Txg::ZERO, txg)?;
+            self.scrub_after_rebuild_begins();
+            cx.log_internal("scan setup", None, &setup_text(1, 0, txg.0))?;
         }
         self.store_errors(cx.cx)?;
         self.mark_absent_leaves(txg);
@@ -339,6 +344,7 @@ impl Writer {
     /// Whether the txg has to store something of a scan.
     pub(in super::super) fn scan_has_work(&self, txg: Txg) -> bool {
         let requested = self.resilver_waits(Txg::ZERO) && !self.resilver_waits(txg);
+        let requested = (requested && !self.is_rebuilding()) || self.wants_scrub_after_rebuild();
         let run = self.scans.run.lock();
         let due = |run: &ScanRun| !run.is_over() && (run.checkpoint.is_some() || run.ready);
         requested || run.as_ref().is_some_and(due)

@@ -3,7 +3,8 @@
 //! # Theory
 //! The new leaf joins the mirror, `replacing` or `spare` vdev of the old one, or a new one is
 //! put in the old leaf's place. It misses everything that was born before ([4, T + 3), see the
-//! module head above), and a resilver is requested.
+//! module head above), and a resilver is requested, or a sequential rebuild begins in the same
+//! txg (`vdev_rebuild`).
 //!
 //! A spare keeps the guid of the pool's list, so that it can be told to be in use. Its label
 //! becomes that of a member in the txg that takes it: until then it stays the label of a spare,
@@ -17,7 +18,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use base::{Error, Guid, Result, Txg};
+use base::{Error, Guid, Result, Txg, VdevId};
 use device::Device;
 use nvlist::{NvList, NvStr};
 use ondisk::config::{VdevConfig, VdevType};
@@ -58,6 +59,8 @@ pub struct NewMember {
     pub facts: Option<LeafFacts>,
     /// The requested sector shift.
     pub ashift: Option<u32>,
+    /// It is rebuilt sequentially, not resilvered.
+    pub sequential: bool,
 }
 
 /// Where a new leaf goes.
@@ -175,7 +178,7 @@ impl TaskCx<'_> {
         plan: &AttachPlan,
     ) -> Result<()> {
         let txg = self.cx.txg;
-        let guid = new.vdev.guid;
+        let (guid, sequential) = (new.vdev.guid, new.sequential);
         new.vdev.create_txg = txg;
         let text = {
             let root = &mut self.config().vdev_tree;
@@ -202,6 +205,10 @@ impl TaskCx<'_> {
         self.publish(TreeChange { devices: Some(&devices), ..TreeChange::default() }, &|tree| {
             tree.set_dtl(guid, missing.clone());
         })?;
+        if sequential {
+            let top = edit::top_of(&self.state.config.vdev_tree, guid).map(|top| VdevId(top.id));
+            self.begin_rebuild(top.ok_or_else(no_such_device)?)?;
+        }
         self.log_internal("vdev attach", None, &text)
     }
 }
@@ -222,6 +229,7 @@ impl Writer {
         mode: AttachMode,
         command: Option<Command>,
     ) -> Result<()> {
+        let sequential = new.sequential;
         let mut new = new;
         if new.vdev.leaf.is_spare {
             // The list's own keys (`ashift`) are none of a member.
@@ -232,6 +240,8 @@ impl Writer {
         let kind = plan(&now.vdev_tree, old, &new, mode)?;
         // Before anything is written to the new device.
         self.checkpoint.refuse_any()?;
+        let top = edit::top_of(&now.vdev_tree, old).ok_or_else(no_such_device)?;
+        self.check_rebuild(&self.mos, top.kind, sequential)?;
         if let Some(device) = new.device.as_ref().filter(|_| !new.vdev.leaf.is_spare) {
             let mut future = (*now).clone();
             edit::attach(&mut future.vdev_tree, old, kind, above, new.vdev.clone());
@@ -244,7 +254,10 @@ impl Writer {
             labels::init(&**device, &list).map_err(|e| e.on_vdev(guid))?;
         }
         let check = move |cx: &mut TaskCx<'_>| {
-            let kind = plan(&cx.state.config.vdev_tree, old, &new, mode)?;
+            let root = &cx.state.config.vdev_tree;
+            let kind = plan(root, old, &new, mode)?;
+            let top = edit::top_of(root, old).ok_or_else(no_such_device)?;
+            cx.writer.check_rebuild(cx.read(), top.kind, new.sequential)?;
             cx.check_no_checkpoint()?;
             Ok((AttachPlan { kind, above }, new))
         };
@@ -253,7 +266,9 @@ impl Writer {
             command.map_or(Ok(()), |c| cx.log_command(&c))
         };
         self.sync_task(check, act)?;
-        self.request_resilver();
+        if !sequential {
+            self.request_resilver();
+        }
         Ok(())
     }
 

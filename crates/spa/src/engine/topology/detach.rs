@@ -13,7 +13,7 @@
 //! Lock order: `detaching` is taken before any other lock of the pool, and held while txgs are
 //! waited for.
 
-use base::{Error, Guid, Result};
+use base::{Error, Guid, Result, VdevId};
 use device::Device;
 use dsl::write::store::DIRECTORY;
 use ondisk::config::{PoolState, VdevConfig, VdevType};
@@ -72,6 +72,7 @@ impl TaskCx<'_> {
         let root = &self.state.config.vdev_tree;
         let (parent, at) = edit::parent_of(root, guid).ok_or_else(no_such_device)?;
         let (parent_kind, parent_guid) = (parent.kind, parent.guid);
+        let top = edit::top_of(root, guid).map(|top| VdevId(top.id));
         let left: Vec<Guid> =
             parent.children.iter().map(|c| c.guid).filter(|g| *g != guid).collect();
         let is_top = root.children.iter().any(|top| top.guid == parent_guid);
@@ -90,6 +91,9 @@ impl TaskCx<'_> {
         self.drop_leaf(&gone)?;
         self.state.missed.retain(|(leaf, _)| *leaf != guid);
         self.publish(TreeChange { renamed, ..TreeChange::default() }, &|_| {})?;
+        if let Some(top) = top {
+            self.leaf_left_rebuild(top)?;
+        }
         let path = gone.path.as_ref().and_then(|p| p.to_str()).unwrap_or_default();
         self.log_internal("detach", None, &format!("vdev={path}"))?;
         Ok(gone)
