@@ -134,8 +134,13 @@ pub fn attach_file(w: &Writer, d: &mut FileDisks, old: usize, mode: AttachMode) 
     let taken: Vec<Guid> = w.published().config.vdev_tree.walk().map(|v| v.guid).collect();
     let new = NewVdev::new(NewKind::File(path.clone()));
     let (vdev, facts) = build_member(&new, w.txgs().open_txg(), taken, &facts).unwrap();
-    let new =
-        NewMember { vdev, device: Some(Arc::clone(&device)), facts: Some(facts), ashift: None };
+    let new = NewMember {
+        vdev,
+        device: Some(Arc::clone(&device)),
+        facts: Some(facts),
+        ashift: None,
+        sequential: false,
+    };
     w.attach(guid_of(w, d, old), new, mode, None).unwrap();
     d.paths.push(path);
     d.paths.len() - 1
