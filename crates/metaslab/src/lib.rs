@@ -78,7 +78,7 @@ mod uses;
 pub use flush::{FlushLimits, LogFact};
 pub use range_tree::{RangeTree, Seg};
 pub use slab::{Metaslab, MsDesc};
-pub use space::{LoadPlan, Space};
+pub use space::{LoadPlan, LoadedMetaslabs, Space};
 pub use stats::{Fragmentation, Totals, slop};
 pub use sync::{Batch, MapFacts, MapWrite};
 pub use trim::{FreeSpace, MetaslabFree};
