@@ -151,6 +151,9 @@ pub struct VdevDesc {
 pub struct Want {
     /// Stored bytes of the block, before parity.
     pub psize: u64,
+    /// Bytes of the record before compression, if it is part of a run of records of one object
+    /// that are placed one after the other; otherwise 0.
+    pub record: u64,
     /// Number of addresses, 1 to 3, on different vdevs where possible.
     pub copies: u8,
     /// The allocation class.
