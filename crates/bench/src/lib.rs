@@ -30,6 +30,7 @@ mod frame;
 mod fuse_null;
 mod l2arc;
 mod lab;
+mod metaslabs;
 mod oltp;
 mod poison;
 mod sample;
@@ -68,6 +69,7 @@ const ALL: &[Bench] = &[
     aged::BENCH,
     atime::BENCH,
     l2arc::BENCH,
+    metaslabs::BENCH,
     codecs::BENCH,
     fuse_null::BENCH,
 ];

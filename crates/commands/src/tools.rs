@@ -27,6 +27,7 @@ const BENCHES: &[&str] = &[
     "aged",
     "atime",
     "l2arc",
+    "metaslabs",
     "codecs",
     "fuse-null",
     "cache",

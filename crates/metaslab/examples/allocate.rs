@@ -29,6 +29,7 @@ fn run(space: &Space, threads: usize, each: u64, size: impl Fn(u64) -> u64 + Syn
             let psize = size(n);
             let want = Want {
                 psize,
+                record: 0,
                 copies: 1,
                 class: SpaceClass::Normal,
                 txg: Txg(9),
@@ -54,6 +55,7 @@ fn main() -> base::Result<()> {
     let mut held = Vec::new();
     let want = |size| Want {
         psize: size,
+        record: 0,
         copies: 1,
         class: SpaceClass::Normal,
         txg: Txg(9),

@@ -79,7 +79,7 @@ mod uses;
 pub use flush::{FlushLimits, LogFact};
 pub use range_tree::{RangeTree, Seg};
 pub use slab::{Metaslab, MsDesc};
-pub use space::{LoadPlan, Space};
+pub use space::{LoadPlan, LoadedMetaslabs, Space};
 pub use stats::{Fragmentation, Totals, slop};
 pub use sync::{Batch, MapFacts, MapWrite};
 pub use trim::{FreeSpace, MetaslabFree};
@@ -153,6 +153,9 @@ pub struct VdevDesc {
 pub struct Want {
     /// Stored bytes of the block, before parity.
     pub psize: u64,
+    /// Bytes of the record before compression, if it is part of a run of records of one object
+    /// that are placed one after the other; otherwise 0.
+    pub record: u64,
     /// Number of addresses, 1 to 3, on different vdevs where possible.
     pub copies: u8,
     /// The allocation class.

@@ -68,6 +68,17 @@ pub struct LoadPlan {
     generation: u64,
 }
 
+/// Which part of the metaslabs is in memory ([`Space::loaded`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LoadedMetaslabs {
+    /// Metaslabs of all vdevs.
+    pub all: usize,
+    /// Those that are loaded.
+    pub loaded: usize,
+    /// Free ranges of the loaded ones.
+    pub ranges: usize,
+}
+
 /// The space of a pool. The head of the crate has theory and lock order.
 #[derive(Debug)]
 pub struct Space {
@@ -392,6 +403,21 @@ impl Space {
         count
     }
 
+    /// How many metaslabs there are, how many of them are loaded, and the free ranges that
+    /// these have in memory.
+    pub fn loaded(&self) -> LoadedMetaslabs {
+        let layout = self.layout();
+        let mut sum = LoadedMetaslabs::default();
+        for (_, slab) in layout.slabs() {
+            sum.all += 1;
+            if let Some(ranges) = slab.with(|ms| ms.allocatable.as_ref().map(RangeTree::len)) {
+                sum.loaded += 1;
+                sum.ranges += ranges;
+            }
+        }
+        sum
+    }
+
     /// Metaslabs that the next txg will probably need, and that are not loaded: those to which
     /// small data moves next, half as many again as it used in the last txg, at most `most` for
     /// a vdev.
@@ -476,6 +502,17 @@ impl Space {
         let layout = self.layout();
         let (_, slab) = layout.slab(key)?;
         slab.change(|ms| ms.prepare_write(key.vdev, txg, pass, facts, &self.plant))
+    }
+
+    /// Whether a metaslab has logged changes, which a flush writes to its own map. Without any,
+    /// a flush changes its unflushed txg alone, and needs no free ranges in memory.
+    ///
+    /// # Errors
+    /// `Bug` if there is no such metaslab.
+    pub fn has_logged_changes(&self, key: MsKey) -> Result<bool> {
+        let layout = self.layout();
+        let (_, slab) = layout.slab(key)?;
+        Ok(slab.with(|ms| ms.unflushed_memory() > 0))
     }
 
     /// What a flush in `txg` writes of a metaslab ([`Space::choose_flushes`]); `None`

@@ -209,6 +209,7 @@ mod tests {
     fn allocate(space: &Space, txg: u64, size: u64) -> Dva {
         let want = Want {
             psize: size,
+            record: 0,
             copies: 1,
             class: SpaceClass::Normal,
             txg: Txg(txg),
@@ -288,6 +289,7 @@ mod tests {
             .map_while(|_| {
                 let want = Want {
                     psize: 1 << 16,
+                    record: 0,
                     copies: 1,
                     class: SpaceClass::Normal,
                     txg: Txg(14),

@@ -7,6 +7,10 @@
 //! records replaces most indirect blocks above them, and their space is free again two txgs
 //! later. Metaslabs that hold nothing but metadata therefore empty themselves.
 //!
+//! Records of one object that are written side by side in one txg are a *run*. Compression
+//! gives them different sizes, but they belong together, so the whole run has the use of its
+//! record size.
+//!
 //! Large data and metadata *claim* metaslabs; small data uses those that nobody claimed. A claim
 //! is a preference: every block may use any metaslab before the pool reports that it is full. It is
 //! state in memory alone. At the end of each txg [`UseClaims::rebalance`] compares the free
@@ -40,7 +44,7 @@ const RESERVE: (u64, u64) = (1, 6);
 /// What a metaslab is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MetaslabUse {
-    /// Blocks up to [`SMALL_DATA_MAX`].
+    /// Blocks up to [`SMALL_DATA_MAX`], but not those of runs of larger records.
     SmallData,
     /// Larger blocks of data.
     LargeData,
@@ -54,7 +58,7 @@ pub(crate) const USES: usize = 3;
 impl MetaslabUse {
     /// The use of a block.
     pub(crate) fn of(want: &Want) -> MetaslabUse {
-        match want.psize {
+        match want.psize.max(want.record) {
             _ if want.metadata || want.class == SpaceClass::Log => MetaslabUse::Metadata,
             0..=SMALL_DATA_MAX => MetaslabUse::SmallData,
             _ => MetaslabUse::LargeData,
@@ -195,6 +199,33 @@ mod tests {
 
     fn claimed(claims: &UseClaims, n: usize, purpose: MetaslabUse) -> Vec<usize> {
         (0..n).filter(|&i| claims.of(i, purpose) == Claim::Own).collect()
+    }
+
+    #[test]
+    fn a_run_of_records_has_one_use() {
+        let want = |psize, record, metadata| Want {
+            psize,
+            record,
+            copies: 1,
+            class: SpaceClass::Normal,
+            txg: base::Txg(1),
+            hint: 0,
+            metadata,
+            gang_child: false,
+            avoid: None,
+        };
+        let cases = [
+            (4 << 10, 0, false, MetaslabUse::SmallData),
+            (4 << 10, 8 << 10, false, MetaslabUse::SmallData),
+            (4 << 10, 128 << 10, false, MetaslabUse::LargeData),
+            (100 << 10, 0, false, MetaslabUse::LargeData),
+            (100 << 10, 128 << 10, false, MetaslabUse::LargeData),
+            (4 << 10, 128 << 10, true, MetaslabUse::Metadata),
+        ];
+        for (psize, record, metadata, purpose) in cases {
+            let of = MetaslabUse::of(&want(psize, record, metadata));
+            assert_eq!(of, purpose, "{psize} of {record}");
+        }
     }
 
     fn claims(n: usize) -> UseClaims {

@@ -33,6 +33,7 @@ fn space(vdevs: &[VdevDesc]) -> Space {
 fn want(class: SpaceClass, copies: u8) -> Want {
     Want {
         psize: 8192,
+        record: 0,
         copies,
         class,
         txg: Txg(7),

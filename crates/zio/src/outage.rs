@@ -238,6 +238,7 @@ mod tests {
             in_place: false,
             gangs: None,
             hint: 0,
+            in_run: false,
             cache: true,
             outage: OutagePolicy::WaitAlways,
         };

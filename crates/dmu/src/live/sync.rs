@@ -341,6 +341,7 @@ impl Objset {
             in_place: ctx.in_place,
             gangs: ctx.gangs,
             hint: ctx.objset,
+            in_run: false,
             cache: true,
             outage: OutagePolicy::WaitAlways,
         };

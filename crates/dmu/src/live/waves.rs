@@ -223,6 +223,15 @@ pub(crate) fn hint(objset: u64, object: u64, level: u8, blkid: u64) -> u64 {
     objset ^ object.rotate_left(24) ^ u64::from(level) << 56 ^ (blkid >> 20).rotate_left(40)
 }
 
+/// Whether a job is placed right before or behind that of the block beside it.
+fn in_run(jobs: &[WaveBlock], i: usize) -> bool {
+    let beside = |a: &WaveBlock, b: &WaveBlock| {
+        a.work == b.work && b.blkid != SPILL && a.blkid.checked_add(1) == Some(b.blkid)
+    };
+    let with = |from: usize| jobs.get(from..from + 2).is_some_and(|two| beside(&two[0], &two[1]));
+    with(i) || i.checked_sub(1).is_some_and(with)
+}
+
 fn wave(
     ctx: &SyncCtx<'_>,
     props: &ObjsetProps,
@@ -249,6 +258,7 @@ fn wave(
             in_place: ctx.in_place,
             gangs: ctx.gangs,
             hint: hint(ctx.objset, works[job.work].id.0, job.level, job.blkid),
+            in_run: in_run(&jobs, i),
             cache: props.keeps(job.level > 0 || job.object_type.is_metadata()),
             outage: OutagePolicy::WaitAlways,
         }
@@ -332,4 +342,31 @@ fn settle(
     work.dn.flags |= ondisk::dnode::flags::SPILL_BLKPTR;
     debug_assert!(bp.birth() == ctx.txg || bp.birth() == Txg::ZERO || outcome == Outcome::Same);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_consists_of_blocks_side_by_side_of_one_object() {
+        let job = |(work, blkid)| WaveBlock {
+            work,
+            level: 0,
+            blkid,
+            data: Buf::default(),
+            fill: 1,
+            old: BlkPtr::default(),
+            change: BlockChange::Content,
+            object_type: ObjType::PLAIN_FILE_CONTENTS,
+        };
+        let runs = |blocks: &[(usize, u64)]| -> Vec<bool> {
+            let jobs: Vec<WaveBlock> = blocks.iter().copied().map(job).collect();
+            (0..jobs.len()).map(|i| in_run(&jobs, i)).collect()
+        };
+        assert_eq!(runs(&[(0, 7)]), [false]);
+        assert_eq!(runs(&[(0, 0), (0, 1), (0, 3)]), [true, true, false]);
+        assert_eq!(runs(&[(0, 3), (1, 4), (1, 5)]), [false, true, true]);
+        assert_eq!(runs(&[(0, SPILL - 1), (0, SPILL), (1, 0)]), [false; 3]);
+    }
 }

@@ -273,6 +273,7 @@ impl Policy for Real {
     fn allocate(&mut self, want: &SpaceRequest) -> Option<Vec<u64>> {
         let inner = Want {
             psize: want.size,
+            record: 0,
             copies: want.copies,
             class: SpaceClass::Normal,
             txg: self.txg,

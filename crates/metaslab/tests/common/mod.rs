@@ -166,6 +166,7 @@ impl<'a> SpaceModel<'a> {
         let size = unit * (1 + self.rng.below(if large { 40 } else { 6 }));
         let want = Want {
             psize: size,
+            record: 0,
             copies: 1 + self.rng.below(3) as u8,
             class: SpaceClass::Normal,
             txg,

@@ -90,8 +90,17 @@ impl Store for PoolStore {
         let (psize, class, hint) = (size, self.class(), self.head);
         // A commit that gave up would wait for its txg anyway.
         let outage = OutagePolicy::WaitPerFailmode;
-        let want =
-            Want { psize, copies: 1, class, txg, hint, metadata: true, gang_child: false, outage };
+        let want = Want {
+            psize,
+            record: 0,
+            copies: 1,
+            class,
+            txg,
+            hint,
+            metadata: true,
+            gang_child: false,
+            outage,
+        };
         let dvas = self.space.allocate(&want)?;
         let Some(dva) = dvas.first().copied() else {
             return Err(base::bug!("an allocation without an address"));

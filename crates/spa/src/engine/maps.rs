@@ -129,10 +129,14 @@ impl Writer {
         let limits = FlushLimits::default();
         let keys = self.space.choose_flushes(sync.txg, &known, &limits, all);
         for key in keys {
-            self.space_io.load(key, OutagePolicy::WaitAlways).or_else(|e| match e.kind() {
-                base::ErrorKind::Bug => Err(e),
-                _ => Ok(()),
-            })?;
+            // Loaded, because it may be time to condense its map. After an export all metaslabs
+            // are without logged changes, and the first txg flushes them all.
+            if self.space.has_logged_changes(key)? {
+                self.space_io.load(key, OutagePolicy::WaitAlways).or_else(|e| match e.kind() {
+                    base::ErrorKind::Bug => Err(e),
+                    _ => Ok(()),
+                })?;
+            }
             if let Some(write) = self.space.prepare_flush(key, sync.txg, &facts(sync))? {
                 self.open_log(sync, maps)?;
                 self.write_map(sync, maps, &write)?;

@@ -148,6 +148,7 @@ impl SpaceSource for SpaceIo {
             |vdev: VdevId| tree.asize(vdev, psize, want.txg).map_or(u64::MAX >> 1, |a| a.0);
         let inner = metaslab::Want {
             psize: want.psize,
+            record: want.record,
             copies: want.copies,
             class: class_of(want.class),
             txg: want.txg,

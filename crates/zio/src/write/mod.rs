@@ -78,6 +78,8 @@ pub enum Class {
 pub struct Want {
     /// Bytes to store, before parity.
     pub psize: u64,
+    /// Bytes before compression, if the block is part of a run ([`Write::in_run`]); otherwise 0.
+    pub record: u64,
     /// Addresses to find, each with room for `psize`.
     pub copies: u8,
     /// Allocation class.
@@ -194,6 +196,9 @@ pub struct Write<'a> {
     pub gangs: Option<&'a Arc<Gangs>>,
     /// [`Want::hint`].
     pub hint: u64,
+    /// A block of the same object beside this one is placed right before or behind it. The
+    /// blocks of a run are kept together whatever sizes compression gives them.
+    pub in_run: bool,
     /// Keep the content in the cache.
     pub cache: bool,
     /// [`Want::outage`].
@@ -257,6 +262,7 @@ struct ReadyBlock {
     header_copies: u8,
     class: Class,
     hint: u64,
+    in_run: bool,
     metadata: bool,
     outage: OutagePolicy,
     content: BlockContent,

@@ -26,6 +26,7 @@ impl Zio {
         let space = self.space()?;
         let want = Want {
             psize: ready.block.psize.0,
+            record: if ready.in_run { ready.block.head.lsize.0 } else { 0 },
             copies: ready.copies,
             class: ready.class,
             txg: ready.block.effective_physical_birth(),

@@ -174,6 +174,7 @@ fn ready(w: &Write<'_>, block: Block, rewrite: Option<BlockLayout>, stored: Buf)
             header_copies: w.props.header_copies,
             class: w.props.class,
             hint: w.hint,
+            in_run: w.in_run,
             metadata: w.level > 0 || w.object_type.is_metadata(),
             outage: w.outage,
             content: BlockContent { whole, stored, cache: w.cache, tiers: w.props.tiers },
