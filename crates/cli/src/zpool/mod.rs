@@ -17,6 +17,7 @@ mod layout;
 mod list;
 mod map;
 mod scan;
+mod scripts;
 mod spec;
 mod split;
 mod status;
