@@ -28,7 +28,7 @@ _cenote_flags() {
 	'zpool initialize') echo '-c --cancel -s --suspend -u --uninit -w --wait' ;;
 	'zpool list') echo '-g -H -L -p -P -v -o -T' ;;
 	'zpool map') echo '-j --json --json-int -p -o -T' ;;
-	'zpool status') echo '-e -g -i -L -P -p -s -t -v -x -d -T' ;;
+	'zpool status') echo '-c -e -g -i -L -P -p -s -t -v -x -d -T -j --json --json-int --json-flat-vdevs --json-pool-key-guid' ;;
 	'zpool iostat') echo '-g -H -L -n -p -P -v -y -T -l -q -r -w' ;;
 	'zpool import') echo '-a -d -D -f -m -N -F -n -X -T --rebuild-space -o -R -t --rewind-to-checkpoint' ;;
 	'zpool export') echo '-a -f' ;;
@@ -126,6 +126,7 @@ _cenote_value() {
 		;;
 	'zpool status')
 		case $2 in
+		-c) echo 'any' ;;
 		-T) echo 'one u d' ;;
 		*) return 1 ;;
 		esac

@@ -24,7 +24,7 @@ function __cenote_takes
         case 'zpool map'
             printf '%s\n' -o -T
         case 'zpool status'
-            printf '%s\n' -T
+            printf '%s\n' -c -T
         case 'zpool iostat'
             printf '%s\n' -T -c
         case 'zpool import'
@@ -320,9 +320,9 @@ __cenote_complete -n '__cenote_at zpool offline +1' -f -a '(__cenote_vdevs)'
 __cenote_complete -n '__cenote_at zpool online' -s e -d 'use the space that the device gained'
 __cenote_complete -n '__cenote_at zpool online 0' -f -a '(__cenote_pools)'
 __cenote_complete -n '__cenote_at zpool online +1' -f -a '(__cenote_vdevs)'
-__cenote_complete -n '__cenote_at zpool scrub' -s e -d 'only the blocks of the error log'
-__cenote_complete -n '__cenote_at zpool scrub' -s s -d 'stop the scrub'
-__cenote_complete -n '__cenote_at zpool scrub' -s p -d 'pause the scrub; run the command again to continue'
+__cenote_complete -n '__cenote_at zpool scrub' -s e -d 'only the blocks of the error log; also continues such a scrub'
+__cenote_complete -n '__cenote_at zpool scrub' -s s -d 'stop the scrub or error scrub'
+__cenote_complete -n '__cenote_at zpool scrub' -s p -d 'pause the scrub or error scrub; run the command again to continue'
 __cenote_complete -n '__cenote_at zpool scrub' -s C -d 'only what was written since the last scrub'
 __cenote_complete -n '__cenote_at zpool scrub' -s w -d 'wait until the scrub has ended'
 __cenote_complete -n '__cenote_at zpool scrub +0' -f -a '(__cenote_pools)'
@@ -352,6 +352,7 @@ __cenote_complete -n '__cenote_at zpool map' -s p -d 'exact numbers'
 __cenote_complete -n '__cenote_at zpool map' -s o -d 'a picture in this file instead; - is standard output' -r -F
 __cenote_complete -n '__cenote_at zpool map' -s T -d 'the time before each report: seconds, or a date' -r -f -a 'u d'
 __cenote_complete -n '__cenote_at zpool map +0' -f -a '(__cenote_pools)'
+__cenote_complete -n '__cenote_at zpool status' -s c -d 'columns of what these programs of ~/.zpool.d, /etc/zfs/zpool.d or ZPOOL_SCRIPTS_PATH print for each device; without a name, the list of them' -r -f
 __cenote_complete -n '__cenote_at zpool status' -s e -d 'only devices that are not well'
 __cenote_complete -n '__cenote_at zpool status' -s g -d 'guids instead of the names of devices'
 __cenote_complete -n '__cenote_at zpool status' -s i -d 'whether devices were initialized'
@@ -364,6 +365,10 @@ __cenote_complete -n '__cenote_at zpool status' -s v -d 'every damaged file, and
 __cenote_complete -n '__cenote_at zpool status' -s x -d 'only pools that something is wrong with'
 __cenote_complete -n '__cenote_at zpool status' -s d -d 'errors of direct writes, as a column'
 __cenote_complete -n '__cenote_at zpool status' -s T -d 'the time before each report: seconds, or a date' -r -f -a 'u d'
+__cenote_complete -n '__cenote_at zpool status' -s j -l json -d 'JSON output'
+__cenote_complete -n '__cenote_at zpool status' -l json-int -d 'JSON output with exact numbers, not strings'
+__cenote_complete -n '__cenote_at zpool status' -l json-flat-vdevs -d 'JSON output with all vdevs in one object'
+__cenote_complete -n '__cenote_at zpool status' -l json-pool-key-guid -d 'JSON output with the guids of pools as keys'
 __cenote_complete -n '__cenote_at zpool status +0' -f -a '(__cenote_pools)'
 __cenote_complete -n '__cenote_at zpool iostat' -s g -d 'guids instead of the names of devices'
 __cenote_complete -n '__cenote_at zpool iostat' -s H -d 'no headings, fields separated by one TAB'

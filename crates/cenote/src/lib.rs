@@ -79,7 +79,7 @@ pub use free_space::JobAction;
 pub use kstats::{ArcReport, WhatIfPoint, ZfetchStats};
 pub use objects::{NewObject, Objects, WRITE_MAX};
 pub use opening::Opening;
-pub use pool::{Pool, PoolStatus, ScanState, ScanStatus};
+pub use pool::{ErrorScrubStatus, Pool, PoolStatus, ScanState, ScanStatus};
 pub use spa::engine::{AttachMode, Offline, OfflineMode, ScanRequest};
 pub use split::{SplitPool, SplitRequest};
 pub use topology::{AttachRequest, LookedAfter, NewDevice};

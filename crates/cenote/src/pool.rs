@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock, Weak};
 
 use base::rt::{Mutex, RwLock};
-use base::{Error, Guid, Result};
+use base::{Error, Guid, Result, Txg};
 use dsl::FeatureState;
 use ondisk::config::PoolConfig;
 use spa::engine::{CheckpointStatus, RebuildProgress, Writer};
@@ -217,12 +217,35 @@ pub struct ScanStatus {
     pub issued: u64,
     /// Seconds since 1970 of the pause; 0 if it is not paused.
     pub paused: u64,
+    /// Seconds since 1970 when it was begun or resumed; 0 if it does not run.
+    pub pass_start: u64,
+    /// Seconds of pauses since then.
+    pub spent_paused: u64,
     /// Seconds for which it has run since it was begun or resumed; 0 if it does not run.
     pub pass_seconds: u64,
     /// Bytes examined in that time.
     pub pass_examined: u64,
     /// Bytes read in that time.
     pub pass_issued: u64,
+}
+
+/// The last error scrub.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ErrorScrubStatus {
+    /// State.
+    pub state: ScanState,
+    /// Seconds since 1970.
+    pub start_time: u64,
+    /// Seconds since 1970; 0 while running.
+    pub end_time: u64,
+    /// Blocks of the error log.
+    pub to_examine: u64,
+    /// Blocks of it that were read.
+    pub examined: u64,
+    /// Blocks that are lost as before.
+    pub errors: u64,
+    /// Seconds since 1970 of the pause; 0 if it is not paused.
+    pub paused: u64,
 }
 
 /// The data of `zpool status`.
@@ -232,6 +255,8 @@ pub struct PoolStatus {
     pub name: String,
     /// Guid.
     pub guid: Guid,
+    /// The last txg that was synced.
+    pub txg: Txg,
     /// State of the pool as a whole.
     pub health: VdevState,
     /// The reason if it is not healthy.
@@ -244,6 +269,8 @@ pub struct PoolStatus {
     pub scan: Option<ScanStatus>,
     /// The last or current sequential rebuild of each top-level vdev, with the vdev's name.
     pub rebuilds: Vec<(String, RebuildProgress)>,
+    /// Last error scrub, if there was one since the last scrub began.
+    pub error_scrub: Option<ErrorScrubStatus>,
     /// The checkpoint, if there is one or one is being discarded.
     pub checkpoint: Option<CheckpointStatus>,
     /// Known damaged files and metadata.
@@ -404,11 +431,13 @@ impl Pool {
         Ok(PoolStatus {
             name: self.name().to_owned(),
             guid: self.guid(),
+            txg: self.core.config().txg,
             health: root.state(),
             reason,
             aux: self.core.aux_devices(),
             scan: self.scan_status().or_else(|e| known(e).map(|()| None))?,
             rebuilds: self.rebuild_status(&root).or_else(|e| known(e).map(|()| Vec::new()))?,
+            error_scrub: self.error_scrub_status().or_else(|e| known(e).map(|()| None))?,
             checkpoint: self.checkpoint_status().or_else(|e| known(e).map(|()| None))?,
             error_count: self.error_count().or_else(|e| known(e).map(|()| 0))?,
             suspended,
@@ -421,16 +450,18 @@ impl Pool {
     pub fn status_from_memory(&self) -> PoolStatus {
         let mut root = self.core.spa.vdev_status();
         if let Some(space) = self.core.last_space() {
-            fill_in(&mut root, &space);
+            fill_in(&mut root, &space, &self.core.spa.zio().tree());
         }
         PoolStatus {
             name: self.name().to_owned(),
             guid: self.guid(),
+            txg: self.core.config().txg,
             health: root.state(),
             reason: reason_of_status(&root),
             aux: Vec::new(),
             scan: None,
             rebuilds: Vec::new(),
+            error_scrub: None,
             checkpoint: self.core.writer.as_ref().and_then(|w| w.checkpoint_status()),
             error_count: 0,
             suspended: self.is_suspended(),
@@ -454,7 +485,7 @@ impl Pool {
 
     /// Fills in sizes and fragmentation of the root and its top-level vdevs.
     fn add_space(&self, root: &mut VdevStatus) -> Result<()> {
-        fill_in(root, &*self.core.space()?);
+        fill_in(root, &*self.core.space()?, &self.core.spa.zio().tree());
         Ok(())
     }
 
@@ -504,6 +535,8 @@ impl Pool {
             skipped: scan.skipped,
             issued: running.map_or(scan.examined.saturating_sub(scan.skipped), |p| p.issued),
             paused: running.map_or(stored_pause, |p| p.paused),
+            pass_start: pass.map_or(0, |p| p.pass_start),
+            spent_paused: pass.map_or(0, |p| p.spent_paused),
             pass_seconds,
             pass_examined: pass.map_or(0, |p| p.pass_examined),
             pass_issued: pass.map_or(0, |p| p.pass_issued),
@@ -529,6 +562,41 @@ impl Pool {
             Some((top.name.clone(), progress))
         };
         Ok(known.into_iter().filter_map(named).collect())
+    }
+
+    fn error_scrub_status(&self) -> Result<Option<ErrorScrubStatus>> {
+        use ondisk::scan::{ErrorScrub, ScanFunc, ScanState as Phys};
+        let running = self.core.writer.as_ref().and_then(|w| w.running_error_scrub());
+        let (scrub, paused) = match running {
+            Some(progress) => (progress.scrub, progress.paused),
+            None => {
+                let words = self.core.spa.mos().lookup_words("error_scrub")?;
+                let words = words.as_deref().and_then(|w| w.first_chunk());
+                let Some(scrub) = words.and_then(|w| ErrorScrub::from_words(w).ok()) else {
+                    return Ok(None);
+                };
+                // The time of the pause is not stored.
+                (scrub, if scrub.paused { scrub.start_time } else { 0 })
+            }
+        };
+        let state = match scrub.state {
+            _ if scrub.func != ScanFunc::ErrorScrub => return Ok(None),
+            Phys::None => return Ok(None),
+            Phys::Scanning | Phys::ErrorScrubbing => ScanState::Scanning,
+            Phys::Finished => ScanState::Finished,
+            Phys::Canceled => ScanState::Canceled,
+        };
+        let ErrorScrub { start_time, end_time, to_examine, examined, errors, .. } = scrub;
+        let paused = if state == ScanState::Scanning { paused } else { 0 };
+        Ok(Some(ErrorScrubStatus {
+            state,
+            start_time,
+            end_time,
+            to_examine,
+            examined,
+            errors,
+            paused,
+        }))
     }
 
     /// Begins, pauses, continues or stops a scrub, or begins a resilver.
@@ -577,7 +645,7 @@ fn add_remarks(vdev: &mut VdevStatus, writer: &Writer) {
     }
 }
 
-fn fill_in(root: &mut VdevStatus, space: &PoolSpace) {
+fn fill_in(root: &mut VdevStatus, space: &PoolSpace, tree: &vdev::Tree) {
     root.size = space.size();
     root.allocated = space.allocated();
     root.fragmentation = space.fragmentation();
@@ -585,6 +653,9 @@ fn fill_in(root: &mut VdevStatus, space: &PoolSpace) {
         let id = base::VdevId(top.id as u32);
         let Some(v) = space.vdev(id) else { continue };
         top.size = v.size();
+        let ratio = tree.deflate_ratio(id).unwrap_or(512);
+        top.def_space = (top.size >> 9).saturating_mul(ratio);
+        root.def_space += top.def_space;
         top.allocated = v.allocated();
         top.fragmentation = v.fragmentation();
         top.checkpoint = v.checkpoint;

@@ -245,7 +245,7 @@ fn what_is_not_done_is_refused() {
     let not_yet = "is not supported by this version of Cenote";
     for args in [
         &["zpool", "status", "-D"][..],
-        &["zpool", "status", "-j"],
+        &["zpool", "list", "-j"],
         &["zpool", "status", "--power"],
         &["zpool", "set", "cachefile=/tmp/x", "tank"],
         &["zpool", "upgrade", "tank"],

@@ -182,9 +182,9 @@ pub(super) const COMMANDS: &[Command] = &[
         about: "read and verify everything in a pool, and repair what is wrong",
         synopsis: "scrub [-e|-s|-p|-C] [-w] <pool> ...",
         flags: &[
-            flag('e', "only the blocks of the error log"),
-            flag('s', "stop the scrub"),
-            flag('p', "pause the scrub; run the command again to continue"),
+            flag('e', "only the blocks of the error log; also continues such a scrub"),
+            flag('s', "stop the scrub or error scrub"),
+            flag('p', "pause the scrub or error scrub; run the command again to continue"),
             flag('C', "only what was written since the last scrub"),
             flag('w', "wait until the scrub has ended"),
         ],
@@ -267,8 +267,16 @@ pub(super) const COMMANDS: &[Command] = &[
     Command {
         name: "status",
         about: "show the state of pools and the errors of their devices",
-        synopsis: "status [-egiLPpstvx] [-T d|u] [pool] ... [interval [count]]",
+        synopsis: "status [-degiLPpstvx] [-c script[,script]...] [-T d|u] [pool] ...\n\t    [interval \
+                   [count]] [-j [--json-int, --json-flat-vdevs, --json-pool-key-guid]]",
         flags: &[
+            arg(
+                'c',
+                "script,...",
+                Word::Any,
+                "columns of what these programs of ~/.zpool.d, /etc/zfs/zpool.d or \
+                 ZPOOL_SCRIPTS_PATH print for each device; without a name, the list of them",
+            ),
             flag('e', "only devices that are not well"),
             GUIDS,
             flag('i', "whether devices were initialized"),
@@ -283,7 +291,10 @@ pub(super) const COMMANDS: &[Command] = &[
             STAMP,
             flag('D', "the report on deduplication").refused(),
             flag('1', "the state of the slots' power").named("power").refused(),
-            JSON,
+            flag('j', "JSON output").or("json"),
+            flag('J', "JSON output with exact numbers, not strings").named("json-int"),
+            flag('F', "JSON output with all vdevs in one object").named("json-flat-vdevs"),
+            flag('K', "JSON output with the guids of pools as keys").named("json-pool-key-guid"),
         ],
         words: &[Word::Pool],
         ..POOL

@@ -5,8 +5,8 @@ use cenote::{
     PoolState, PoolStatus, RebuildProgress, ScanState, VdevStatus,
 };
 use proto::{
-    Checkpoint, ClassIo, DatasetType, ImportCandidate, LeafJob, Pool, RebuildScan, Scan, Vdev,
-    VdevIoCounts,
+    Checkpoint, ClassIo, DatasetType, ErrorScrub, ImportCandidate, LeafJob, Pool, RebuildScan,
+    Scan, Vdev, VdevIoCounts,
 };
 
 pub(crate) fn kind(kind: DatasetKind) -> DatasetType {
@@ -73,10 +73,12 @@ pub(crate) fn vdev(v: &VdevStatus) -> Vdev {
         direct_io: v.direct_io,
         size: v.size,
         allocated: v.allocated,
+        def_space: v.def_space,
         fragmentation: v.fragmentation,
         expandsize: v.expandsize,
         checkpoint: v.checkpoint,
         can_discard: v.can_discard,
+        deferred: v.deferred,
         trim: v.trim.as_ref().map(job),
         initialize: v.initialize.as_ref().map(job),
         psize: v.psize,
@@ -126,11 +128,20 @@ fn rebuild((name, progress): &(String, RebuildProgress)) -> RebuildScan {
     }
 }
 
+fn scan_state(state: ScanState) -> u8 {
+    match state {
+        ScanState::Scanning => 1,
+        ScanState::Finished => 2,
+        ScanState::Canceled => 3,
+    }
+}
+
 /// A pool's state.
 pub(crate) fn pool(s: &PoolStatus) -> Pool {
     Pool {
         name: s.name.clone(),
         guid: s.guid.0,
+        txg: s.txg.0,
         health: s.health.into(),
         suspended: s.suspended,
         doing: None,
@@ -139,11 +150,7 @@ pub(crate) fn pool(s: &PoolStatus) -> Pool {
         errors: Vec::new(),
         scan: s.scan.as_ref().map(|s| Scan {
             resilver: s.resilver,
-            state: match s.state {
-                ScanState::Scanning => 1,
-                ScanState::Finished => 2,
-                ScanState::Canceled => 3,
-            },
+            state: scan_state(s.state),
             start: s.start_time,
             end: s.end_time,
             processed: s.processed,
@@ -153,11 +160,22 @@ pub(crate) fn pool(s: &PoolStatus) -> Pool {
             issued: s.issued,
             skipped: s.skipped,
             paused: s.paused,
+            pass_start: s.pass_start,
+            spent_paused: s.spent_paused,
             pass_seconds: s.pass_seconds,
             pass_examined: s.pass_examined,
             pass_issued: s.pass_issued,
         }),
         rebuilds: s.rebuilds.iter().map(rebuild).collect(),
+        error_scrub: s.error_scrub.as_ref().map(|s| ErrorScrub {
+            state: scan_state(s.state),
+            start: s.start_time,
+            end: s.end_time,
+            to_examine: s.to_examine,
+            examined: s.examined,
+            errors: s.errors,
+            paused: s.paused,
+        }),
         removal: None,
         expand: None,
         checkpoint: s.checkpoint.map(|c| Checkpoint {
@@ -176,6 +194,7 @@ pub(crate) fn pool_without_tree(name: &str, guid: u64, doing: Option<String>) ->
     Pool {
         name: name.to_owned(),
         guid,
+        txg: 0,
         health: root.state().into(),
         suspended: false,
         doing,
@@ -184,6 +203,7 @@ pub(crate) fn pool_without_tree(name: &str, guid: u64, doing: Option<String>) ->
         errors: Vec::new(),
         scan: None,
         rebuilds: Vec::new(),
+        error_scrub: None,
         removal: None,
         expand: None,
         checkpoint: None,

@@ -132,6 +132,7 @@ mod tests {
         let (class, txg) = (SpaceClass::Normal, Txg(txg));
         let want = Want {
             psize: size,
+            record: 0,
             copies: 1,
             class,
             txg,

@@ -206,11 +206,11 @@ pub enum ScanCommand {
     Scrub,
     /// Begin a scrub of what was born since the last one.
     ScrubFromLast,
-    /// Read the blocks of the error log again.
+    /// Begin an error scrub, or continue a paused one.
     ScrubErrors,
-    /// Pause the scrub.
+    /// Pause the scrub or error scrub.
     Pause,
-    /// Stop the scrub.
+    /// Stop the scrub or error scrub.
     Stop,
     /// Begin a resilver.
     Resilver,

@@ -44,8 +44,8 @@ pub use dataset::{
 };
 pub use events::{EVENTS_PAGE, EventInfo, EventsPage};
 pub use pool::{
-    Checkpoint, ClassIo, Expand, ImportCandidate, LeafJob, Pool, RebuildScan, Removal, Scan, Vdev,
-    VdevHealth, VdevIoCounts, VdevRole,
+    Checkpoint, ClassIo, ErrorScrub, Expand, ImportCandidate, LeafJob, Pool, RebuildScan, Removal,
+    Scan, Vdev, VdevHealth, VdevIoCounts, VdevRole,
 };
 pub use space_map::{MetaslabSpace, SpaceMap, VdevSpaceMap};
 pub use stats::{BATCH_MAX, Stat, TunableInfo, WhatIf};

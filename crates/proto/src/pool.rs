@@ -205,6 +205,9 @@ pub struct Vdev {
     pub size: u64,
     /// Bytes allocated.
     pub allocated: u64,
+    /// Bytes that files can take in `size`.
+    #[serde(default)]
+    pub def_space: u64,
     /// Percent.
     pub fragmentation: Option<u64>,
     /// Bytes that expansion would add.
@@ -215,6 +218,9 @@ pub struct Vdev {
     /// A leaf's device discards.
     #[serde(default)]
     pub can_discard: bool,
+    /// A leaf's resilver waits for the running one to end.
+    #[serde(default)]
+    pub deferred: bool,
     /// The last trim of a leaf.
     #[serde(default)]
     pub trim: Option<LeafJob>,
@@ -258,6 +264,12 @@ pub struct Scan {
     pub skipped: u64,
     /// Start of a pause, or 0.
     pub paused: u64,
+    /// Seconds since 1970 when it was begun or resumed; 0 if unknown.
+    #[serde(default)]
+    pub pass_start: u64,
+    /// Seconds of pauses since then.
+    #[serde(default)]
+    pub spent_paused: u64,
     /// Seconds for which the scan has run since it was begun or resumed; 0 if unknown.
     pub pass_seconds: u64,
     /// Bytes scanned in that time.
@@ -295,6 +307,25 @@ pub struct RebuildScan {
     pub pass_scanned: u64,
     /// Bytes copied in that time.
     pub pass_issued: u64,
+}
+
+/// A scrub of the blocks of the error log.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorScrub {
+    /// 1 running, 2 finished, 3 canceled.
+    pub state: u8,
+    /// Seconds since 1970.
+    pub start: u64,
+    /// Seconds since 1970.
+    pub end: u64,
+    /// Blocks in all.
+    pub to_examine: u64,
+    /// Blocks that were read.
+    pub examined: u64,
+    /// Blocks that are lost as before.
+    pub errors: u64,
+    /// Start of a pause, or 0.
+    pub paused: u64,
 }
 
 /// The removal of a top-level vdev.
@@ -342,6 +373,9 @@ pub struct Pool {
     pub name: String,
     /// Guid.
     pub guid: u64,
+    /// The last txg that was synced; 0 if unknown.
+    #[serde(default)]
+    pub txg: u64,
     /// State of the whole pool.
     pub health: VdevHealth,
     /// I/O is suspended.
@@ -360,6 +394,9 @@ pub struct Pool {
     pub scan: Option<Scan>,
     /// Last sequential rebuild of each top-level vdev.
     pub rebuilds: Vec<RebuildScan>,
+    /// Last error scrub since the last scrub began.
+    #[serde(default)]
+    pub error_scrub: Option<ErrorScrub>,
     /// Last removal.
     pub removal: Option<Removal>,
     /// Last expansion.

@@ -109,6 +109,8 @@ pub struct VdevStatus {
     pub size: u64,
     /// Allocated bytes, likewise.
     pub allocated: u64,
+    /// Bytes that files can take in [`VdevStatus::size`], likewise: without parity.
+    pub def_space: u64,
     /// Fragmentation of free space, percent.
     pub fragmentation: Option<u64>,
     /// Bytes the vdev could grow by.
@@ -117,6 +119,8 @@ pub struct VdevStatus {
     pub checkpoint: u64,
     /// A leaf's device discards.
     pub can_discard: bool,
+    /// A leaf's resilver waits for the running one to end.
+    pub deferred: bool,
     /// The last trim of a leaf.
     pub trim: Option<JobStatus>,
     /// The last initialization of a leaf.
@@ -187,6 +191,7 @@ fn one(tree: &Tree, id: NodeId) -> VdevStatus {
         io: tree.io(id),
         io_detail: tree.io_detail(id),
         age: tree.io_age(id),
+        deferred: node.is_deferred(),
         direct_io: node.device().is_some_and(|d| d.caps().direct),
         ashift: node.ashift(),
         nparity,

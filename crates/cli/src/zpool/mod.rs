@@ -18,6 +18,7 @@ mod list;
 mod map;
 mod scan;
 mod scan_text;
+mod scripts;
 mod spec;
 mod split;
 mod status;

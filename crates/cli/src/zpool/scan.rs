@@ -1,17 +1,14 @@
 //! `zpool scrub` and `zpool resilver` (chapter 09 §4).
 
 use std::ffi::OsString;
-use std::time::Duration;
 
 use base::Result;
 use proto::{Change, ScanCommand};
 use ui::Exit;
 
 use super::change::request_change;
+use super::wait::until_over;
 use super::{Pools, command, misuse, no_such_pool, options};
-
-/// Time between two queries of `-w`.
-const PAUSE: Duration = Duration::from_millis(500);
 
 /// Letters that exclude each other, with the words of the complaint.
 const EXCLUSIVE: [(char, char, &str); 6] = [
@@ -82,10 +79,7 @@ fn each(names: &[String], request: ScanCommand, command: &str, wait: bool) -> Re
     }
     for name in begun.iter().filter(|_| wait) {
         // A paused scrub is not waited for, as in OpenZFS.
-        let runs = |scan: &proto::Scan| scan.state == 1 && !scan.resilver && scan.paused == 0;
-        while pools.status(name)?.scan.as_ref().is_some_and(runs) {
-            base::rt::sleep(PAUSE);
-        }
+        until_over(name, &["scrub"])?;
     }
     Ok(Exit::failed_if(failed))
 }

@@ -76,7 +76,8 @@ pub(super) enum VdevLine<'a> {
     Vdev(&'a Vdev, usize),
 }
 
-fn hidden(v: &Vdev) -> bool {
+/// Whether listings leave the vdev out.
+pub(super) fn hidden(v: &Vdev) -> bool {
     matches!(v.kind.as_str(), "indirect" | "hole")
 }
 
@@ -144,10 +145,12 @@ pub(super) fn blank(kind: &str, name: &str, class: VdevRole, children: Vec<Vdev>
         direct_io: false,
         size: 0,
         allocated: 0,
+        def_space: 0,
         fragmentation: None,
         expandsize: 0,
         checkpoint: 0,
         can_discard: false,
+        deferred: false,
         trim: None,
         initialize: None,
         psize: 0,
@@ -168,6 +171,7 @@ pub(super) mod tests {
         Pool {
             name: root.name.clone(),
             guid: 1,
+            txg: 0,
             health: VdevHealth::Online,
             suspended: false,
             doing: None,
@@ -176,6 +180,7 @@ pub(super) mod tests {
             errors: vec![],
             scan: None,
             rebuilds: Vec::new(),
+            error_scrub: None,
             removal: None,
             expand: None,
             checkpoint: None,

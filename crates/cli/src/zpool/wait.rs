@@ -84,6 +84,13 @@ fn rest(to_do: u64, done: u64) -> u64 {
     to_do.saturating_sub(done).max(1)
 }
 
+/// Blocks of the error log that an error scrub still has to read; one that is paused does not
+/// count.
+fn error_scrub_left(pool: &Pool) -> u64 {
+    let running = pool.error_scrub.filter(|s| s.state == 1 && s.paused == 0);
+    running.map_or(0, |s| rest(s.to_examine, s.examined))
+}
+
 /// Bytes of a discarded checkpoint that are still to be freed.
 pub(super) fn discard_left(pool: &Pool) -> u64 {
     let discarding = pool.checkpoint.filter(|c| c.discarding);
@@ -113,7 +120,8 @@ fn left(activity: &str, pool: &Pool, freeing: u64) -> u64 {
         "free" => freeing,
         "initialize" => job_left(&pool.root, false),
         "trim" => job_left(&pool.root, true),
-        "scrub" => scan(false),
+        // An error scrub counts blocks.
+        "scrub" => scan(false).saturating_add(error_scrub_left(pool)),
         // The device stays until its successor has everything.
         "replace" if is_replacing(&pool.root) => resilvers().max(1),
         "resilver" => resilvers(),

@@ -201,7 +201,8 @@ pub fn remove(cx: &SyncCx<'_>, log: StoredLog, block: &LostBlock) -> Result<bool
     if !is_by_head(cx.read())? {
         return cx.remove_if_present(top, &format!("{objset:x}:{object:x}:{level:x}:{blkid:x}"));
     }
-    let head = head_of(cx, objset);
+    // The entries of a head that was destroyed have its number.
+    let head = Some(head_of(cx, objset)).filter(|&head| head != 0).unwrap_or(objset);
     let Some(zap) = cx.read().number(top, &format!("{head:x}"))? else { return Ok(false) };
     cx.remove_if_present(zap, &format!("{object:x}:{level:x}:{blkid:x}:{birth:x}"))
 }

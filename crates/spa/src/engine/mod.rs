@@ -100,6 +100,7 @@ pub(crate) use open::assemble;
 pub use open::{Parts, WriterOptions};
 pub use pools::{Devices, PoolChange, init_aux_labels};
 pub use resilver_request::ResilverTuning;
+pub use scan::ErrorScrubProgress;
 pub use scan::{PAUSED as SCAN_PAUSED, ScanLimits, ScanPlants, ScanProgress, ScanRequest};
 pub use sync::Flags;
 pub use tasks::{Command, TaskCx};
@@ -315,6 +316,8 @@ impl Writer {
         let last = self.last_txg(state);
         if last.is_err() {
             self.resume_settling();
+            self.scans.allow();
+            self.wake_scan();
             self.jobs.allow();
             self.rebuilds.allow();
             self.wake_rebuilds();

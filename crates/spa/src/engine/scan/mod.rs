@@ -40,13 +40,15 @@
 //! * A resilver of RAID-Z has the order of devices and verifies, too.
 //! * A checkpoint is made every [`CHECKPOINT`], not every two hours.
 //!
-//! Lock order: `thread` → `run`; the queue's lock is a leaf.
+//! Lock order: `thread` → `run` → `error_scrub`; the queue's lock is a leaf.
 
 mod errors;
 mod gather;
 mod issue;
 mod queue;
 mod sync;
+
+pub use errors::ErrorScrubProgress;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -93,12 +95,20 @@ pub struct ScanLimits {
     pub slice_blocks: usize,
     /// Time between checkpoints.
     pub checkpoint: Duration,
+    /// Entries of the error log that an error scrub reads at once; at least 1.
+    pub error_batch: usize,
 }
 
 impl Default for ScanLimits {
     fn default() -> Self {
         let (slice, checkpoint) = (gather::SLICE, CHECKPOINT);
-        ScanLimits { memory: 0, slice, slice_blocks: usize::MAX, checkpoint }
+        ScanLimits {
+            memory: 0,
+            slice,
+            slice_blocks: usize::MAX,
+            checkpoint,
+            error_batch: errors::BATCH,
+        }
     }
 }
 
@@ -113,6 +123,8 @@ pub struct ScanPlants {
     pub excise_all: BugSwitch,
     /// A scan that has read this many bytes waits; 0: none does. Not a bug.
     pub hold_after: TestValue,
+    /// An error scrub that has examined this many entries waits; 0: none does. Not a bug.
+    pub hold_errors_after: TestValue,
 }
 
 impl ScanPlants {
@@ -123,6 +135,11 @@ impl ScanPlants {
     fn holds(&self, run: &ScanRun) -> bool {
         let after = self.hold_after.load(Relaxed);
         after != 0 && run.issued >= after
+    }
+
+    fn holds_errors(&self, examined: u64) -> bool {
+        let after = self.hold_errors_after.load(Relaxed);
+        after != 0 && examined >= after
     }
 
     fn one_too_far(&self, at: Bookmark) -> Bookmark {
@@ -140,11 +157,12 @@ pub enum ScanRequest {
     Scrub,
     /// Begin a scrub of what was born since the last one.
     ScrubFromLast,
-    /// Read the blocks of the error log again.
+    /// Begin an error scrub: the blocks of the error log are read again; or continue a paused
+    /// one.
     ScrubErrors,
-    /// Pause the scrub.
+    /// Pause the scrub or error scrub.
     Pause,
-    /// Stop the scrub.
+    /// Stop the scrub or error scrub.
     Stop,
     /// Begin a resilver from its beginning.
     Resilver,
@@ -256,7 +274,7 @@ pub(super) struct Scans {
     queue: ScanQueue,
     limits: Mutex<ScanLimits>,
     writer: Mutex<Weak<Writer>>,
-    error_scrub: Mutex<errors::ErrorScrubbing>,
+    error_scrub: Mutex<Option<errors::ErrorRun>>,
     /// Most bytes of memory that the queue had.
     memory_peak: AtomicU64,
 }
@@ -272,7 +290,7 @@ impl Default for Scans {
             queue: ScanQueue::new(16 << 20),
             limits: Mutex::new(ScanLimits::default()),
             writer: Mutex::new(Weak::new()),
-            error_scrub: Mutex::default(),
+            error_scrub: Mutex::new(None),
             memory_peak: AtomicU64::new(0),
         }
     }
@@ -319,6 +337,11 @@ impl Scans {
     pub(super) fn begin_stop(&self) {
         self.stopped.store(true, Relaxed);
         self.interrupt();
+    }
+
+    /// The pool is not closed after all: a thread may run again.
+    pub(super) fn allow(&self) {
+        self.stopped.store(false, Relaxed);
     }
 
     /// Ends the thread, and waits until it has ended.
@@ -462,6 +485,9 @@ impl Writer {
     }
 
     fn check_scan(&self, request: ScanRequest) -> Result<()> {
+        if self.check_error_scrub(request)? {
+            return Ok(());
+        }
         let run = self.scans.run.lock();
         let scrub = run.as_ref().filter(|run| run.scan.func == ScanFunc::Scrub);
         let none = || Error::not_found("there is no active scrub");
@@ -480,7 +506,7 @@ impl Writer {
                 Err(Error::new(ErrorKind::Busy, "currently resilvering"))
             }
             ScanRequest::Scrub | ScanRequest::ScrubFromLast => match (&*run, scrub) {
-                (None, _) => self.check_error_scrub(),
+                (None, _) => Ok(()),
                 (_, Some(run)) if run.is_paused() => Ok(()),
                 (_, Some(_)) => {
                     let text = "currently scrubbing; use 'zpool scrub -s' to cancel scrub";
@@ -489,7 +515,7 @@ impl Writer {
                 (Some(_), None) => Err(Error::new(ErrorKind::Busy, "currently resilvering")),
             },
             ScanRequest::ScrubErrors => match &*run {
-                None => self.check_error_scrub(),
+                None => Ok(()),
                 Some(run) if run.scan.func == ScanFunc::Resilver => {
                     Err(Error::new(ErrorKind::Busy, "currently resilvering"))
                 }
@@ -513,9 +539,9 @@ impl Writer {
     }
 
     /// Starts the thread, if a scan runs and there is none.
-    fn wake_scan(&self) {
+    pub(super) fn wake_scan(&self) {
         let wanted = self.scans.run.lock().as_ref().is_some_and(ScanRun::is_active);
-        if !(wanted || self.is_error_scrubbing()) || self.scans.is_closed() {
+        if !(wanted || self.error_scrub_is_active()) || self.scans.is_closed() {
             return;
         }
         let mut thread = self.scans.thread.lock();
@@ -531,22 +557,24 @@ impl Writer {
     fn scan_step(&self) -> ScanStep {
         let scans = &self.scans;
         scans.interrupt.store(false, Relaxed);
-        if !scans.is_closed() && !self.scrub_errors() {
-            return ScanStep::Announced(self.zio.healing_since().unwrap_or(Txg::ZERO));
-        }
         let limits = scans.limits.lock().clone();
         let memory = match limits.memory {
             0 => self.zio.cache().config().arc_max / 32,
             bytes => bytes as u64,
         };
         scans.queue.set_limit(memory.max(1 << 20) as usize);
+        if !scans.is_closed()
+            && let Some(step) = self.error_scrub_step()
+        {
+            return step;
+        }
         let state = {
             let mut thread = scans.thread.lock();
             let mut run = scans.run.lock();
             let runs = |run: &&mut ScanRun| run.is_active() && !scans.is_closed();
             let Some(run) = run.as_mut().filter(runs) else {
                 // An error scrub may be wanted since the step began.
-                if self.is_error_scrubbing() && !scans.is_closed() {
+                if self.error_scrub_is_active() && !scans.is_closed() {
                     return ScanStep::Again;
                 }
                 thread.runs = false;

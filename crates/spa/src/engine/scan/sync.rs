@@ -40,11 +40,13 @@ impl Writer {
     pub(in super::super) fn resume_scan(&self) {
         let mos: &dyn MosRead = &self.mos;
         // A damaged entry is as good as none: a scrub replaces it.
-        let Some(scan) = scan::load(mos).ok().flatten() else { return };
-        let resumes = matches!(scan.func, ScanFunc::Scrub | ScanFunc::Resilver);
-        if scan.state != ScanState::Scanning || !resumes {
-            return;
-        }
+        let resumes = |scan: &Scan| {
+            scan.state == ScanState::Scanning
+                && matches!(scan.func, ScanFunc::Scrub | ScanFunc::Resilver)
+        };
+        let Some(scan) = scan::load(mos).ok().flatten().filter(resumes) else {
+            return self.resume_error_scrub();
+        };
         // Without a position it begins again.
         let position = scan::position(mos, &scan).unwrap_or_else(|_| ScanPosition::start());
         let now = base::rt::wall_clock().as_secs();
@@ -116,6 +118,11 @@ impl Writer {
                 self.begin_scan(cx.cx, ScanFunc::Scrub, Txg(min), txg)?;
                 cx.log_internal("scan setup", None, &setup_text(1, min, txg.0))
             }
+            ScanRequest::Pause if self.is_error_scrubbing() => {
+                self.pause_error_scrub(cx);
+                Ok(())
+            }
+            ScanRequest::Stop if self.is_error_scrubbing() => self.cancel_error_scrub(cx.cx),
             ScanRequest::Pause => {
                 if let Some(run) = &mut *self.scans.run.lock() {
                     run.scan.flags |= PAUSED;
@@ -166,6 +173,7 @@ impl Writer {
         scan::store(cx, &mut scan, &position)?;
         if func == ScanFunc::Scrub {
             begin_scrub(cx)?;
+            self.forget_error_scrub(cx)?;
         }
         *self.scans.run.lock() = Some(ScanRun { scan, ..run });
         self.scan_event(func, "start");
@@ -220,6 +228,7 @@ impl Writer {
             cx.log_internal("scan setup", None, &setup_text(1, 0, txg.0))?;
         }
         self.store_errors(cx.cx)?;
+        self.sync_error_scrub(cx)?;
         self.mark_absent_leaves(txg);
         let taken = {
             let mut run = self.scans.run.lock();
@@ -291,17 +300,13 @@ impl Writer {
     }
 
     fn begin_resilver(&self, cx: &mut TaskCx<'_>, wish: ResilverWish) -> Result<()> {
-        if self.is_error_scrubbing() {
-            // It ends soon.
-            self.wish_resilver(wish);
-            return Ok(());
-        }
         if wish == ResilverWish::Repair && self.join_resilver(cx)? {
             return Ok(());
         }
         cx.end_deferral();
         let Some((min, max)) = self.zio.tree().resilver_range() else { return Ok(()) };
         self.cancel_scan(cx.cx)?;
+        self.cancel_error_scrub(cx.cx)?;
         let max = max.min(cx.cx.txg);
         self.begin_scan(cx.cx, ScanFunc::Resilver, min, max)?;
         cx.log_internal("scan setup", None, &setup_text(2, min.0, max.0))
@@ -347,7 +352,7 @@ impl Writer {
         let requested = (requested && !self.is_rebuilding()) || self.wants_scrub_after_rebuild();
         let run = self.scans.run.lock();
         let due = |run: &ScanRun| !run.is_over() && (run.checkpoint.is_some() || run.ready);
-        requested || run.as_ref().is_some_and(due)
+        requested || run.as_ref().is_some_and(due) || self.error_scrub_has_work()
     }
 }
 

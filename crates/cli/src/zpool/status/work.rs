@@ -1,0 +1,139 @@
+//! Lines and remarks of `zpool status` about work in progress and work that has ended (chapter 09
+//! §4.3).
+
+use std::fmt::Write;
+
+use cenote::props::{nicebytes, nicenum};
+use proto::{Checkpoint, ErrorScrub, Expand, LeafJob, Removal};
+use ui::progress::bar;
+use ui::time::{ctime, duration};
+
+/// Words of remarks: while it runs, when it never ran, and behind the percentage.
+pub(super) type JobWords = [&'static str; 3];
+pub(super) const INITIALIZE_WORDS: JobWords = ["initializing", "uninitialized", "initialized"];
+pub(super) const TRIM_WORDS: JobWords = ["trimming", "untrimmed", "trimmed"];
+
+/// The remark on the work on a leaf's free space; `whole`: that on request.
+pub(super) fn job_remark(job: Option<&LeafJob>, whole: bool, words: &JobWords) -> String {
+    let [runs, never, done] = words;
+    // An empty device is done.
+    let percent = |job: &LeafJob| {
+        let all = u128::from(job.done.min(job.total)) * 100;
+        all.checked_div(u128::from(job.total)).unwrap_or(100)
+    };
+    match job {
+        Some(job) if job.state == 1 && !whole => format!("  ({runs})"),
+        _ if !whole => String::new(),
+        Some(job) if matches!(job.state, 1 | 3 | 4) => {
+            let how = match job.state {
+                1 => "started at",
+                3 => "suspended, started at",
+                _ => "completed at",
+            };
+            format!("  ({}% {done}, {how} {})", percent(job), ctime(job.time))
+        }
+        _ => format!("  ({never})"),
+    }
+}
+
+pub(super) fn checkpoint_line(checkpoint: &Checkpoint) -> String {
+    let space = nicebytes(checkpoint.space);
+    match checkpoint.discarding {
+        true => format!("checkpoint: discarding, {space} remaining.\n"),
+        false => {
+            format!("checkpoint: created {}, consumes {space}\n", ctime(checkpoint.taken))
+        }
+    }
+}
+
+/// The lines about an error scrub; their label is not that of a scan.
+pub(super) fn error_scrub_lines(s: &ErrorScrub) -> String {
+    let (days, rest) =
+        (s.end.saturating_sub(s.start) / 86_400, s.end.saturating_sub(s.start) % 86_400);
+    let progress = || {
+        let hundredths = (u128::from(s.examined) * 10_000).checked_div(u128::from(s.to_examine));
+        let hundredths = hundredths.unwrap_or(10_000);
+        let (whole, part) = (hundredths / 100, hundredths % 100);
+        let (examined, all) = (s.examined, s.to_examine);
+        format!("\t{examined} / {all} error blocks read, {whole}.{part:02}% done\n")
+    };
+    match s.state {
+        2 => format!(
+            " scrub: scrubbed {} error blocks in {days} days {} on {}\n",
+            s.examined,
+            duration(rest),
+            ctime(s.end)
+        ),
+        3 => format!(" scrub: error scrub canceled on {}\n", ctime(s.end)),
+        1 if s.paused > 0 => format!(
+            " scrub: error scrub paused since {}\n\terror scrub started on {}\n{}",
+            ctime(s.paused),
+            ctime(s.start),
+            progress()
+        ),
+        1 => format!(" scrub: error scrub in progress since {}\n{}", ctime(s.start), progress()),
+        _ => String::new(),
+    }
+}
+
+/// A progress bar for terminals, below the text about a scan or removal.
+pub(super) fn bar_line(done: u64, total: u64) -> String {
+    format!("\t{}\n", bar(done, total))
+}
+
+/// A duration as removal lines show it.
+fn hours_minutes(seconds: u64) -> String {
+    format!("{}h{}m", seconds / 3600, seconds / 60 % 60)
+}
+
+pub(super) fn removal_lines(r: &Removal) -> String {
+    let took = r.end.saturating_sub(r.start);
+    match r.state {
+        2 => {
+            let mut out = format!(
+                "remove: Removal of vdev {} copied {} in {}, completed on {}\n",
+                r.vdev,
+                nicebytes(r.copied),
+                hours_minutes(took),
+                ctime(r.end)
+            );
+            if r.mapping_memory > 0 {
+                let _ = writeln!(
+                    out,
+                    "\t{} memory used for removed device mappings",
+                    nicenum(r.mapping_memory)
+                );
+            }
+            out
+        }
+        3 => format!("remove: Removal of {} canceled on {}\n", r.name, ctime(r.end)),
+        1 => format!(
+            "remove: Evacuation of {} in progress since {}\n\t{} copied out of {}\n",
+            r.name,
+            ctime(r.start),
+            nicebytes(r.copied),
+            nicebytes(r.to_copy)
+        ),
+        _ => String::new(),
+    }
+}
+
+pub(super) fn expand_lines(e: &Expand) -> String {
+    match e.state {
+        2 => format!(
+            "expand: expanded {} copied {} in {}, on {}\n",
+            e.name,
+            nicebytes(e.copied),
+            duration(e.end.saturating_sub(e.start)),
+            ctime(e.end)
+        ),
+        1 => format!(
+            "expand: expansion of {} in progress since {}\n\t{} / {} copied\n",
+            e.name,
+            ctime(e.start),
+            nicebytes(e.copied),
+            nicebytes(e.to_copy)
+        ),
+        _ => String::new(),
+    }
+}
