@@ -381,6 +381,6 @@ mod tests {
             assert!((1..32).contains(&number("loaded")), "{json}");
             assert!(number("ranges") > 0 && number("reads") > 0, "{json}");
         }
-        assert!(json["settings"]["fragmented metaslabs"].as_u64().unwrap() > 32, "{json}");
+        assert!(json["settings"]["fragmented_metaslabs"].as_u64().unwrap() > 32, "{json}");
     }
 }
