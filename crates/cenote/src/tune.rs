@@ -240,7 +240,7 @@ macro_rules! l2arc {
 }
 
 /// Every tunable, by name.
-pub static TUNABLES: [Tunable; 77] = [
+pub static TUNABLES: [Tunable; 80] = [
     l2arc!(
         "l2arc_exclude_special",
         "do not write blocks of special vdevs to cache devices",
@@ -560,6 +560,9 @@ pub static TUNABLES: [Tunable; 77] = [
     space::INITIALIZE_CHUNK_SIZE,
     space::INITIALIZE_VALUE,
     zfetch!(Disable, Unit::Choice(OFF_ON)),
+    scans::READ_SIT_OUT_SECS,
+    scans::OUTLIER_CHECK_INTERVAL,
+    scans::OUTLIER_INSENSITIVITY,
     scans::RESILVER_DEFER_PERCENT,
     scans::RESILVER_DISABLE_DEFER,
     writing(

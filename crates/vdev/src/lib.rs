@@ -38,6 +38,7 @@ mod queue;
 mod read;
 mod repair;
 mod report;
+mod sitout;
 mod solve;
 mod spec;
 mod tree;
@@ -54,6 +55,7 @@ pub use queue::{ClassLimits, QueueLimits, WriteLoad, WritePriority};
 pub use read::{BadCopy, BadKind, Priority, ReadOutcome, ReadReport, ReadReq};
 pub use repair::Repaired;
 pub use report::{LeafReport, ReportKind, Reporter};
+pub use sitout::SitOutLimits;
 pub use spec::{AllocClass, Persistent, Reflow, Spec, VdevKind};
 pub use tree::{
     Aux, ErrorCounts, LABEL_END, LABEL_START, LeafSpec, Node, NodeId, Opener, State, Tree, Verdict,

@@ -4,7 +4,8 @@
 //! # Theory
 //! A plan is a [`PlanShape`] over cells. A cell is a byte range of one leaf. In
 //! [`PlanMode::Quick`] a mirror contributes its best child, and a parity stripe its data
-//! columns plus as many parity columns as data columns are known to be unreadable. In
+//! columns plus as many parity columns as data columns are known to be unreadable, or belong
+//! to a leaf that sits out ([`crate::sitout`]) and can be replaced. In
 //! [`PlanMode::All`] everything that exists is read.
 //!
 //! # Invariants
@@ -85,6 +86,10 @@ impl PlanShape {
 enum Trust {
     Dead,
     Stale,
+    /// Right, but read only if it must be ([`Node::sits_out`]).
+    ///
+    /// [`Node::sits_out`]: crate::Node::sits_out
+    Slow,
     Good,
 }
 
@@ -250,6 +255,7 @@ impl<'a> Planner<'a> {
                 None => Ok(Trust::Dead),
             },
             _ if at.stale || node.live.missing.contains(at.birth) => Ok(Trust::Stale),
+            _ if node.sits_out() => Ok(Trust::Slow),
             _ => Ok(Trust::Good),
         }
     }
@@ -317,11 +323,29 @@ impl<'a> Planner<'a> {
         for stripe in &map.stripes {
             let mut shapes: Vec<Option<PlanShape>> = Vec::with_capacity(stripe.cols.len());
             let mut missing = 0;
+            // Data columns of slow leaves that parity can replace.
+            let mut replaceable = 0;
             let target_of = |col: &crate::map::Col, len| {
                 let child = col.child.and_then(|c| children.get(c as usize)).copied();
                 let base = if col.scratch { LABEL_START - BOOT_SIZE } else { at.base };
                 child.map(|child| (child, ReadRange { offset: col.offset, len, base, ..at }))
             };
+            if self.mode == PlanMode::Quick {
+                let mut count = [0_usize; 2];
+                for (i, col) in stripe.cols.iter().enumerate() {
+                    let is_parity = i < map.nparity;
+                    let len = if is_parity { col.stored } else { col.len };
+                    let target = target_of(col, len).filter(|_| len > 0);
+                    let trust =
+                        target.map(|(child, there)| self.trust(child, there)).transpose()?;
+                    match trust {
+                        Some(Trust::Good) if is_parity => count[0] += 1,
+                        Some(Trust::Dead | Trust::Stale) if !is_parity => count[1] += 1,
+                        _ => {}
+                    }
+                }
+                replaceable = count[0].saturating_sub(count[1]);
+            }
             for (i, col) in stripe.cols.iter().enumerate() {
                 let all = self.mode == PlanMode::All;
                 let wanted = if all { col.stored } else { col.len };
@@ -330,22 +354,27 @@ impl<'a> Planner<'a> {
                     shapes.push(None);
                     continue;
                 };
-                if !all && i >= map.nparity && self.trust(child, there)? != Trust::Good {
-                    missing += 1;
-                    shapes.push(None);
-                    continue;
+                if !all && i >= map.nparity {
+                    let trust = self.trust(child, there)?;
+                    let replaced = trust == Trust::Slow && replaceable > 0;
+                    if replaced || trust < Trust::Slow {
+                        replaceable -= usize::from(replaced);
+                        missing += 1;
+                        shapes.push(None);
+                        continue;
+                    }
                 }
                 shapes.push(Some(self.node(child, there)?));
             }
-            for (i, col) in stripe.cols.iter().enumerate().take(map.nparity) {
-                if missing == 0 {
-                    break;
-                }
-                if let Some((child, there)) = target_of(col, col.stored)
-                    && self.trust(child, there)? == Trust::Good
-                {
-                    shapes[i] = Some(self.node(child, there)?);
-                    missing -= 1;
+            for wanted in [Trust::Good, Trust::Slow] {
+                for (i, col) in stripe.cols.iter().enumerate().take(map.nparity) {
+                    if missing > 0
+                        && let Some((child, there)) = target_of(col, col.stored)
+                        && self.trust(child, there)? == wanted
+                    {
+                        shapes[i] = Some(self.node(child, there)?);
+                        missing -= 1;
+                    }
                 }
             }
             cols.push(shapes);
