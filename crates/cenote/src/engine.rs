@@ -101,6 +101,7 @@ struct Writing {
     /// The limit of dirty data follows the machine's memory.
     automatic: bool,
     queues: vdev::QueueLimits,
+    sit_out: vdev::SitOutLimits,
     free_space: FreeSpaceTuning,
     resilver: ResilverTuning,
     rebuild: RebuildTuning,
@@ -192,6 +193,7 @@ impl Engine {
                 throttle: txg::Limits::for_memory(sample.as_ref().map_or(4 << 30, |m| m.total)),
                 automatic: true,
                 queues: vdev::QueueLimits::default(),
+                sit_out: vdev::SitOutLimits::default(),
                 free_space: FreeSpaceTuning::default(),
                 resilver: ResilverTuning::default(),
                 rebuild: RebuildTuning::default(),
@@ -250,6 +252,22 @@ impl Engine {
             pool.spa().zio().tree().set_queue_limits(limits);
         }
         Ok(())
+    }
+
+    /// When slow leaves of parity vdevs sit out of reads.
+    pub fn sit_out_limits(&self) -> vdev::SitOutLimits {
+        self.writing.lock().sit_out
+    }
+
+    pub(crate) fn set_sit_out_limits(&self, f: impl FnOnce(&mut vdev::SitOutLimits)) {
+        let limits = {
+            let mut writing = self.writing.lock();
+            f(&mut writing.sit_out);
+            writing.sit_out
+        };
+        for pool in self.imported() {
+            pool.spa().zio().tree().set_sit_out_limits(limits);
+        }
     }
 
     /// Tunables of the work on free space.

@@ -98,6 +98,7 @@ fn leaf_error(tree: &Tree, report: &LeafReport) -> Option<(String, NvList)> {
         ReportKind::Read => ("io", 0),
         ReportKind::Write => ("io", 1),
         ReportKind::Slow => ("delay", 0),
+        ReportKind::SitOut => ("sitout", 0),
     };
     let mut values = NvList::new();
     describe(tree, node, &mut values);

@@ -304,6 +304,7 @@ impl Engine {
         }
         let (beginning, because) = begin_writing(&spa, options, self.write_limits())?;
         spa.zio().tree().set_queue_limits(self.queue_limits());
+        spa.zio().tree().set_sit_out_limits(self.sit_out_limits());
         let writer = beginning.as_ref().map(|b| Arc::clone(b.writer()));
         if let Some(writer) = &writer {
             writer.set_free_space_tuning(self.free_space_tuning());
@@ -313,6 +314,7 @@ impl Engine {
         let kstats = Some(Arc::clone(self.kstats()));
         let opened = Arc::new(Pool::with_writer(spa, kstats, writer, because, leaves));
         crate::events::attach(self.events(), self.event_limits(), &opened);
+        opened.apply_autosit();
         opening.publish(&opened)?;
         if let Some(beginning) = beginning
             && let Err(e) = beginning.finish()

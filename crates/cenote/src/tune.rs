@@ -240,7 +240,7 @@ macro_rules! l2arc {
 }
 
 /// Every tunable, by name.
-pub static TUNABLES: [Tunable; 82] = [
+pub static TUNABLES: [Tunable; 85] = [
     l2arc!(
         "l2arc_exclude_special",
         "do not write blocks of special vdevs to cache devices",
@@ -560,6 +560,9 @@ pub static TUNABLES: [Tunable; 82] = [
     space::INITIALIZE_CHUNK_SIZE,
     space::INITIALIZE_VALUE,
     zfetch!(Disable, Unit::Choice(OFF_ON)),
+    scans::READ_SIT_OUT_SECS,
+    scans::OUTLIER_CHECK_INTERVAL,
+    scans::OUTLIER_INSENSITIVITY,
     scans::REBUILD_MAX_SEGMENT,
     scans::REBUILD_SCRUB_ENABLED,
     scans::REBUILD_VDEV_LIMIT,

@@ -27,7 +27,7 @@ enum PropKind {
     Words(&'static [&'static str]),
 }
 
-const SETTABLE: [(&str, PropKind); 9] = [
+const SETTABLE: [(&str, PropKind); 10] = [
     ("comment", PropKind::Text),
     ("failfast", PropKind::Words(&["off", "on", "inherit"])),
     ("checksum_n", PropKind::Number),
@@ -37,11 +37,15 @@ const SETTABLE: [(&str, PropKind); 9] = [
     ("slow_io_n", PropKind::Number),
     ("slow_io_t", PropKind::Number),
     ("slow_io_events", PropKind::Words(&["off", "on"])),
+    (AUTOSIT, PropKind::Words(&["off", "on"])),
 ];
+/// Slow leaves of the parity vdev sit out of reads by themselves.
+const AUTOSIT: &str = "autosit";
+/// The leaf sits out of reads now; it is not stored.
+const SIT_OUT: &str = "sit_out";
 
 /// Properties that OpenZFS can set.
-const UNSUPPORTED: [&str; 6] =
-    ["path", "allocating", "sit_out", "autosit", "scheduler", "alloc_bias"];
+const UNSUPPORTED: [&str; 4] = ["path", "allocating", "scheduler", "alloc_bias"];
 
 /// The stored number of `none`: the threshold is never reached.
 const NONE: u64 = u64::MAX;
@@ -156,14 +160,41 @@ impl Pool {
         value: &str,
         command: Option<&str>,
     ) -> Result<()> {
-        let stored = parse(name, value)?;
         let guid = match vdev {
             "root" | "root-0" => self.core.config().vdev_tree.guid,
             _ => self.vdev_named(vdev)?,
         };
+        if name == SIT_OUT {
+            let on = match value {
+                "on" => true,
+                "off" => false,
+                _ => return Err(Error::invalid(format!("'{name}' must be one of 'off', 'on'"))),
+            };
+            self.writer()?.zio().tree().set_sit_out(guid, on)?;
+            return Ok(());
+        }
+        let stored = parse(name, value)?;
+        let autosit = (name == AUTOSIT).then_some(value == "on");
+        if let Some(on) = autosit {
+            self.writer()?.zio().tree().set_autosit(guid, on)?;
+        }
         self.writer()?.set_vdev_prop(guid, name, stored, command.map(Command::new))?;
         *self.core.vdev_props.write() = None;
         Ok(())
+    }
+
+    /// Applies property `autosit` of all vdevs to the tree; without their properties, which are
+    /// read again when they are asked for, none has it.
+    pub(crate) fn apply_autosit(&self) {
+        let props = self.vdev_props().unwrap_or_default();
+        let tree = self.core.spa.zio().tree();
+        for (guid, _) in props
+            .iter()
+            .filter(|(_, own)| own.iter().any(|(name, value)| name == AUTOSIT && value == "on"))
+        {
+            // Only a damaged pool has it at another type of vdev.
+            let _ = tree.set_autosit(*guid, true);
+        }
     }
 
     /// The thresholds of a vdev: its own, those of the vdevs above it, or the defaults.

@@ -199,3 +199,49 @@ fn the_devices_of_pools_that_openzfs_left_half_done() {
         s.ok(&["daemon", "stop"]);
     }
 }
+
+/// `-w` returns when the work is over, `zpool wait` too; `split -R` imports the new pool below the
+/// directory.
+#[test]
+fn work_is_waited_for() {
+    let s = Sandbox::new("devices-waits");
+    let d = files(&s, "disks", 4);
+    let elsewhere = files(&s, "others", 1).remove(0);
+    s.ok(&["zpool", "create", "-O", "mountpoint=none", "tank", &d[0]]);
+    let over = |what: &str, wanted: &[&str], gone: &[&str]| {
+        let text = s.ok(&["zpool", "status", "-it", "tank"]);
+        assert!(wanted.iter().all(|w| text.contains(w)), "{what}: {text}");
+        let busy = ["in progress", "replacing-", "resilvering)", "started at"];
+        assert!(busy.iter().chain(gone).all(|w| !text.contains(w)), "{what}: {text}");
+    };
+    s.ok(&["zpool", "attach", "-w", "tank", &d[0], &d[1]]);
+    over("attach -w", &["mirror-0", "  scan: resilvered ", &d[1]], &[]);
+    s.ok(&["zpool", "replace", "-w", "tank", &d[1], &elsewhere]);
+    over("replace -w", &["  scan: resilvered ", &elsewhere], &[&d[1]]);
+    s.ok(&["zpool", "replace", "tank", &elsewhere, &d[2]]);
+    s.ok(&["zpool", "wait", "-t", "replace", "tank"]);
+    over("wait -t replace", &["  scan: resilvered ", &d[2]], &[&elsewhere]);
+    s.ok(&["zpool", "scrub", "-w", "tank"]);
+    over("scrub -w", &["  scan: scrub repaired 0B in "], &[]);
+    s.ok(&["zpool", "initialize", "-w", "tank", &d[0]]);
+    over("initialize -w", &["(100% initialized, completed at"], &[]);
+    let can_trim = !s.ok(&["zpool", "status", "-t", "tank"]).contains("(trim unsupported)");
+    if can_trim {
+        s.ok(&["zpool", "trim", "-w", "tank"]);
+        over("trim -w", &["(100% trimmed, completed at"], &["untrimmed"]);
+    }
+    let root = s.text("alt");
+    s.ok(&["zpool", "split", "-R", &root, "tank", "half"]);
+    assert_eq!(s.ok(&["zpool", "list", "-H", "-o", "name"]), "half\ntank\n");
+    assert_eq!(
+        s.ok(&["zpool", "get", "-H", "-o", "value", "altroot", "half"]),
+        format!("{root}\n")
+    );
+    assert_eq!(s.ok(&["zpool", "get", "-H", "-o", "value", "altroot", "tank"]), "-\n");
+    let half = s.ok(&["zpool", "status", "half"]);
+    assert!(half.contains(&d[2]) && half.contains("No known data errors"), "{half}");
+    s.ok(&["zpool", "scrub", "-w", "half"]);
+    s.ok(&["zpool", "export", "-a"]);
+    judge_disks(&s);
+    s.ok(&["daemon", "stop"]);
+}

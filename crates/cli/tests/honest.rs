@@ -247,6 +247,7 @@ fn what_is_not_done_is_refused() {
         &["zpool", "status", "-D"][..],
         &["zpool", "list", "-j"],
         &["zpool", "status", "--power"],
+        &["zpool", "split", "-l", "-R", "/x", "tank", "new"],
         &["zpool", "set", "cachefile=/tmp/x", "tank"],
         &["zpool", "upgrade", "tank"],
         &["zpool", "set", "allocating=off", "tank", &disks[0]],

@@ -137,11 +137,11 @@ pub(super) const COMMANDS: &[Command] = &[
     Command {
         name: "split",
         about: "make a new pool of one device of each mirror",
-        synopsis: "split [-gLlnP] [-o property=value] ... [-R root] <pool> <newpool> [device ...]",
+        synopsis: "split [-gLnP] [-o property=value] ... [-R root] <pool> <newpool> [device ...]",
         flags: &[
             flag('g', "with -n: show guids instead of names"),
             flag('L', "with -n: resolve symbolic links in paths"),
-            ignored('l'),
+            flag('l', "load the keys of the new pool").refused(),
             flag('n', "only show what the new pool would be"),
             flag('P', "with -n: show full paths"),
             arg('o', "property=value", Word::Any, "a property of the new pool"),

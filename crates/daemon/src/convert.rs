@@ -68,6 +68,7 @@ pub(crate) fn vdev(v: &VdevStatus) -> Vdev {
         write_errors: v.write_errors,
         checksum_errors: v.checksum_errors,
         slow_ios: v.slow_ios,
+        sits_out: v.sits_out,
         io: done(v),
         io_classes: v.io_detail.by_class.iter().map(class_io).collect(),
         direct_io: v.direct_io,

@@ -192,6 +192,9 @@ pub struct Vdev {
     pub checksum_errors: u64,
     /// Slow operations.
     pub slow_ios: u64,
+    /// A leaf that is too slow for reads now.
+    #[serde(default)]
+    pub sits_out: bool,
     /// I/O of the vdev and all its descendants.
     #[serde(default)]
     pub io: VdevIoCounts,

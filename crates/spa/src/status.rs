@@ -97,6 +97,8 @@ pub struct VdevStatus {
     pub checksum_errors: u64,
     /// Slow operations.
     pub slow_ios: u64,
+    /// A leaf that is too slow for reads now.
+    pub sits_out: bool,
     /// Operations and bytes since [`VdevStatus::age`], with those of the vdevs below.
     pub io: IoCounts,
     /// Latencies and sizes of these operations, and those in flight.
@@ -188,6 +190,7 @@ fn one(tree: &Tree, id: NodeId) -> VdevStatus {
         write_errors: errors.write,
         checksum_errors: errors.cksum,
         slow_ios: node.slow(),
+        sits_out: node.sits_out(),
         io: tree.io(id),
         io_detail: tree.io_detail(id),
         age: tree.io_age(id),

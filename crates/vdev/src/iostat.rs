@@ -276,12 +276,20 @@ impl ClassCounters {
 /// One leaf's counters.
 pub(crate) struct IoStats {
     classes: [ClassCounters; IoClass::ALL.len()],
+    /// Reads, without scans, and their nanoseconds in the device.
+    reads: AtomicU64,
+    read_time: AtomicU64,
     since: Instant,
 }
 
 impl Default for IoStats {
     fn default() -> IoStats {
-        IoStats { classes: Default::default(), since: rt::now() }
+        IoStats {
+            classes: Default::default(),
+            reads: AtomicU64::new(0),
+            read_time: AtomicU64::new(0),
+            since: rt::now(),
+        }
     }
 }
 
@@ -293,7 +301,12 @@ impl IoStats {
     /// Counts an operation that the device completed: its bytes, its time in the
     /// device, and whether it was merged from several requests.
     pub(crate) fn done(&self, class: impl Into<IoClass>, bytes: u64, merged: bool, disk: Duration) {
-        let cell = &self.classes[class.into() as usize];
+        let class = class.into();
+        if matches!(class, IoClass::SyncRead | IoClass::AsyncRead) {
+            self.reads.fetch_add(1, Relaxed);
+            self.read_time.fetch_add(nanos(disk), Relaxed);
+        }
+        let cell = &self.classes[class as usize];
         cell.ops.fetch_add(1, Relaxed);
         cell.bytes.fetch_add(bytes, Relaxed);
         cell.disk.count(nanos(disk));
@@ -306,6 +319,11 @@ impl IoStats {
         let cell = &self.classes[class.into() as usize];
         cell.queued.count(nanos(queued));
         cell.total.count(nanos(total));
+    }
+
+    /// Reads, without scans, and their nanoseconds in the device.
+    pub(crate) fn reads(&self) -> (u64, u64) {
+        (self.reads.load(Relaxed), self.read_time.load(Relaxed))
     }
 
     /// The histograms so far.

@@ -41,6 +41,7 @@ mod read;
 mod rebuild;
 mod repair;
 mod report;
+mod sitout;
 mod solve;
 mod spec;
 mod together;
@@ -60,6 +61,7 @@ pub use read::{BadCopy, BadKind, Priority, ReadOutcome, ReadReport, ReadReq};
 pub use rebuild::RebuildReport;
 pub use repair::Repaired;
 pub use report::{LeafReport, ReportKind, Reporter};
+pub use sitout::SitOutLimits;
 pub use spec::{AllocClass, Persistent, Reflow, Spec, VdevKind};
 pub use tree::{
     Aux, ErrorCounts, LABEL_END, LABEL_START, LeafSpec, Node, NodeId, Opener, State, Tree, Verdict,

@@ -4,7 +4,8 @@
 //! # Theory
 //! A plan is a [`PlanShape`] over cells. A cell is a byte range of one leaf. In
 //! [`PlanMode::Quick`] a mirror contributes its best child, and a parity stripe its data
-//! columns plus as many parity columns as data columns are known to be unreadable. In
+//! columns plus as many parity columns as data columns are known to be unreadable, or belong
+//! to a leaf that sits out ([`crate::sitout`]) and can be replaced. In
 //! [`PlanMode::All`] everything that exists is read.
 //!
 //! # Invariants
@@ -88,6 +89,10 @@ impl PlanShape {
 enum Trust {
     Dead,
     Stale,
+    /// Right, but read only if it must be ([`Node::sits_out`]).
+    ///
+    /// [`Node::sits_out`]: crate::Node::sits_out
+    Slow,
     Good,
 }
 
@@ -260,6 +265,7 @@ impl<'a> Planner<'a> {
                 None => Ok(Trust::Dead),
             },
             _ if at.stale || node.live.missing.contains(at.birth) => Ok(Trust::Stale),
+            _ if node.sits_out() => Ok(Trust::Slow),
             _ => Ok(Trust::Good),
         }
     }
@@ -384,11 +390,28 @@ impl<'a> Planner<'a> {
         for stripe in &map.stripes {
             let mut shapes: Vec<Option<PlanShape>> = Vec::with_capacity(stripe.cols.len());
             let mut missing = 0;
+            // Data columns of slow leaves that parity can replace.
+            let mut replaceable = 0;
             let target_of = |col: &crate::map::Col, len| {
                 let child = col.child.and_then(|c| children.get(c as usize)).copied();
                 let base = if col.scratch { LABEL_START - BOOT_SIZE } else { at.base };
                 child.map(|child| (child, ReadRange { offset: col.offset, len, base, ..at }))
             };
+            let slow = children.iter().any(|&child| self.tree.node(child).sits_out());
+            if slow && self.mode == PlanMode::Quick {
+                let (mut parity, mut lost) = (0_usize, 0);
+                for (i, col) in stripe.cols.iter().enumerate() {
+                    let is_parity = i < map.nparity;
+                    let len = if is_parity { col.stored } else { col.len };
+                    let target = target_of(col, len).filter(|_| len > 0);
+                    match target.map(|(child, there)| self.trust(child, there)).transpose()? {
+                        Some(Trust::Good) if is_parity => parity += 1,
+                        Some(Trust::Dead | Trust::Stale) if !is_parity => lost += 1,
+                        _ => {}
+                    }
+                }
+                replaceable = parity.saturating_sub(lost);
+            }
             for (i, col) in stripe.cols.iter().enumerate() {
                 let rebuild = self.mode == PlanMode::Rebuild;
                 let all = self.mode == PlanMode::All || rebuild;
@@ -398,29 +421,33 @@ impl<'a> Planner<'a> {
                     shapes.push(None);
                     continue;
                 };
-                if (!all || rebuild) && i >= map.nparity && self.trust(child, there)? != Trust::Good
-                {
-                    missing += 1;
-                    if !rebuild {
-                        shapes.push(None);
-                        continue;
+                if (!all || rebuild) && i >= map.nparity {
+                    let trust = self.trust(child, there)?;
+                    let replaced = trust == Trust::Slow && replaceable > 0;
+                    if replaced || trust < Trust::Slow {
+                        replaceable -= usize::from(replaced);
+                        missing += 1;
+                        if !rebuild {
+                            shapes.push(None);
+                            continue;
+                        }
                     }
                 }
                 // Parity is read below, if it is needed.
                 let unread = rebuild && i < map.nparity && !self.lacks(child, there)?;
                 shapes.push(if unread { None } else { Some(self.node(child, there)?) });
             }
-            for (i, col) in stripe.cols.iter().enumerate().take(map.nparity) {
-                if missing == 0 {
-                    break;
-                }
-                if let Some((child, there)) = target_of(col, col.stored)
-                    && self.trust(child, there)? == Trust::Good
-                {
-                    if shapes[i].is_none() {
-                        shapes[i] = Some(self.node(child, there)?);
+            for wanted in [Trust::Good, Trust::Slow] {
+                for (i, col) in stripe.cols.iter().enumerate().take(map.nparity) {
+                    if missing > 0
+                        && let Some((child, there)) = target_of(col, col.stored)
+                        && self.trust(child, there)? == wanted
+                    {
+                        if shapes[i].is_none() {
+                            shapes[i] = Some(self.node(child, there)?);
+                        }
+                        missing -= 1;
                     }
-                    missing -= 1;
                 }
             }
             cols.push(shapes);

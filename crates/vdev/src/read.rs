@@ -198,7 +198,11 @@ impl Tree {
     /// As [`Tree::read`], and reports which copies were bad.
     pub fn read_verbose(&self, req: &ReadReq, verify: &dyn Fn(&[u8]) -> bool) -> ReadOutcome {
         const ROUNDS: [Round; 2] = [Round::QUICK, Round::ALL];
-        self.read_by(req, verify, &ROUNDS)
+        let outcome = self.read_by(req, verify, &ROUNDS);
+        if let Ok(top) = self.top_node(req.vdev) {
+            self.compare_children(top);
+        }
+        outcome
     }
 
     /// Reads every copy and every parity column of a block and compares them all

@@ -28,6 +28,8 @@ pub enum ReportKind {
     Checksum,
     /// An operation took longer than [`crate::QueueLimits::slow_ms`].
     Slow,
+    /// It is much slower than its siblings, and sits out of reads from now on.
+    SitOut,
 }
 
 /// An error or slow operation of a leaf (or of a top-level vdev, where the leaf with the wrong
@@ -44,7 +46,7 @@ pub struct LeafReport {
     pub len: u64,
     /// The kind of the error.
     pub error: ErrorKind,
-    /// How long it took, if it was slow.
+    /// How long it took, if it was slow; the mean of its reads, if it sits out.
     pub took: Duration,
 }
 
@@ -55,12 +57,15 @@ impl LiveState {
     /// Counts an error, and reports it.
     pub(crate) fn count(&self, tuning: &Tuning, report: LeafReport) {
         let counter = match report.kind {
-            ReportKind::Read => &self.read_errors,
-            ReportKind::Write => &self.write_errors,
-            ReportKind::Checksum => &self.cksum_errors,
-            ReportKind::Slow => &self.slow,
+            ReportKind::Read => Some(&self.read_errors),
+            ReportKind::Write => Some(&self.write_errors),
+            ReportKind::Checksum => Some(&self.cksum_errors),
+            ReportKind::Slow => Some(&self.slow),
+            ReportKind::SitOut => None,
         };
-        counter.fetch_add(1, Relaxed);
+        if let Some(counter) = counter {
+            counter.fetch_add(1, Relaxed);
+        }
         tuning.report(&report);
     }
 }

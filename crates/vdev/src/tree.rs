@@ -27,6 +27,7 @@ use crate::iostat::IoStats;
 use crate::map::{RaidzGeometry, whole_sectors};
 use crate::queue::{LeafQueue, Tuning};
 use crate::range_lock::RangeLocks;
+use crate::sitout::SitOutState;
 use crate::spec::{AllocClass, Persistent, Spec, VdevKind};
 
 /// Bytes before the allocatable area of a leaf: two labels and the boot region
@@ -159,6 +160,8 @@ pub(crate) struct LiveState {
     pub(crate) in_flight: AtomicU32,
     /// Position of the round robin among a mirror's children.
     pub(crate) rotor: AtomicU32,
+    /// Whether it is too slow for reads.
+    pub(crate) sit_out: SitOutState,
     /// What the vdev misses.
     pub(crate) missing: MissingTxgs,
     map: RwLock<Option<Arc<IndirectMap>>>,

@@ -1,10 +1,46 @@
-//! Tunables of scrubs, resilvers and sequential rebuilds.
+//! Tunables of scrubs, resilvers, sequential rebuilds, and leaves that are too slow.
 
 use spa::engine::RebuildTuning;
 use vdev::IoClass;
 
 use super::{OFF_ON, Tunable, Unit, active, small, writing};
 
+pub(super) const READ_SIT_OUT_SECS: Tunable = writing(
+    "vdev_read_sit_out_secs",
+    "how long a slow device of a raidz or draid sits out of reads, seconds; 0: never",
+    Unit::Count,
+    600,
+    || (0, 86_400_000),
+    |e| e.sit_out_limits().secs,
+    |e, n| {
+        e.set_sit_out_limits(|l| l.secs = n);
+        Ok(())
+    },
+);
+pub(super) const OUTLIER_CHECK_INTERVAL: Tunable = writing(
+    "vdev_raidz_outlier_check_interval_ms",
+    "time between comparisons of the devices of a raidz or draid with autosit, milliseconds",
+    Unit::Count,
+    1000,
+    || (1, 86_400_000),
+    |e| e.sit_out_limits().check_ms,
+    |e, n| {
+        e.set_sit_out_limits(|l| l.check_ms = n);
+        Ok(())
+    },
+);
+pub(super) const OUTLIER_INSENSITIVITY: Tunable = writing(
+    "vdev_raidz_outlier_insensitivity",
+    "how far a device must be from the others to be slow, in their spread",
+    Unit::Count,
+    50,
+    || (1, 1_000_000),
+    |e| e.sit_out_limits().insensitivity,
+    |e, n| {
+        e.set_sit_out_limits(|l| l.insensitivity = n);
+        Ok(())
+    },
+);
 pub(super) const RESILVER_DEFER_PERCENT: Tunable = writing(
     "zfs_resilver_defer_percent",
     "a resilver that has read less begins again for another device, instead of deferring it",

@@ -6,7 +6,7 @@ use base::{Error, Result};
 use proto::{AttachArgs, AttachDevice, Change, NewKind, NewVdev, Pool};
 use ui::Exit;
 
-use super::change::{one_pool, request_change};
+use super::change::{change_each, one_pool, request_change};
 use super::create::complain;
 use super::{Pools, add, command, misuse, no_such_pool, options, spec};
 
@@ -104,14 +104,5 @@ pub(super) fn reopen(argv: &[OsString]) -> Result<Exit> {
         Ok(parsed) => parsed,
         Err(exit) => return Ok(exit),
     };
-    let mut pools = Pools::connect()?;
-    let names = pools.select(&parsed.words(), no_such_pool)?;
-    let mut failed = pools.failed;
-    for name in names {
-        if let Err(e) = request_change(&name, Change::Reopen, command("reopen", argv)) {
-            ui::err(e.message());
-            failed = true;
-        }
-    }
-    Ok(Exit::failed_if(failed))
+    change_each(&parsed.words(), &Change::Reopen, &command("reopen", argv))
 }

@@ -25,6 +25,21 @@ pub(super) fn request_change(pool: &str, change: Change, command: String) -> Res
     Ok(Exit::failed_if(client.failed))
 }
 
+/// Requests the change of each of these pools, or of all if none is named; goes on behind one that
+/// fails.
+pub(super) fn change_each(names: &[String], change: &Change, command: &str) -> Result<Exit> {
+    let mut pools = Pools::connect()?;
+    let found = pools.select(names, no_such_pool)?;
+    let mut failed = pools.failed;
+    for name in found {
+        if let Err(e) = request_change(&name, change.clone(), command.to_owned()) {
+            ui::err(e.message());
+            failed = true;
+        }
+    }
+    Ok(Exit::failed_if(failed))
+}
+
 /// The name of an existing pool; `missing` names the operand.
 pub(super) fn one_pool(
     what: &str,
@@ -89,16 +104,7 @@ pub(super) fn sync(argv: &[OsString]) -> Result<Exit> {
         Ok(parsed) => parsed,
         Err(exit) => return Ok(exit),
     };
-    let mut pools = Pools::connect()?;
-    let names = pools.select(&parsed.words(), no_such_pool)?;
-    let mut failed = pools.failed;
-    for name in names {
-        if let Err(e) = request_change(&name, Change::Sync, String::new()) {
-            ui::err(e.message());
-            failed = true;
-        }
-    }
-    Ok(Exit::failed_if(failed))
+    change_each(&parsed.words(), &Change::Sync, "")
 }
 
 /// `zpool remove <pool> <device> ...`

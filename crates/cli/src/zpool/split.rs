@@ -1,7 +1,4 @@
 //! `zpool split` (chapter 09 §4).
-//!
-//! # Departures from OpenZFS
-//! * `-l` is ignored: keys are loaded with `zfs load-key`.
 
 use std::ffi::OsString;
 
@@ -46,10 +43,6 @@ fn parse_options(parsed: &Parsed) -> std::result::Result<(String, SplitArgs), Co
     if let Some(root) = args.altroot.as_ref().filter(|root| !root.is_absolute()) {
         let root = root.display();
         return plain(format!("invalid alternate root '{root}': must be an absolute path"));
-    }
-    // Importing it needs a root; mounting it elsewhere would hide the old pool's directories.
-    if args.altroot.is_none() && parsed.has('l') {
-        return Err(CommandLineError::Usage("-l is only valid with -R".to_owned()));
     }
     let mut words = parsed.words().into_iter();
     let usage = |text: &str| CommandLineError::Usage(text.to_owned());
@@ -127,7 +120,6 @@ mod tests {
         usage("", "Missing pool name");
         usage("tank", "Missing new pool name");
         usage("-o comment tank new", "missing '=' for -o option");
-        usage("-l tank new", "-l is only valid with -R");
         assert!(matches!(parse("-o nothing=1 tank new"), Err(CommandLineError::Plain(_))));
         assert!(matches!(parse("-R alt tank new"), Err(CommandLineError::Plain(_))));
     }

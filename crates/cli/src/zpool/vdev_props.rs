@@ -88,6 +88,9 @@ const PROPS: &[(&str, &str)] = &[
     ("slow_io_events", "slow_io_events"),
 ];
 
+/// Properties of OpenZFS 2.4 that `all` does not list.
+const BY_NAME: [(&str, &str); 2] = [("sit_out", "sit_out"), ("autosit", "autosit")];
+
 /// A vdev and its parent.
 #[derive(Clone, Copy)]
 struct VdevWithParent<'a> {
@@ -107,7 +110,7 @@ pub(super) fn wanted(list: &str) -> std::result::Result<Option<Vec<String>>, Str
     if list == "all" {
         return Ok(None);
     }
-    let one = |word: &str| match PROPS.iter().find(|p| p.0 == word || p.1 == word) {
+    let one = |word: &str| match PROPS.iter().chain(&BY_NAME).find(|p| p.0 == word || p.1 == word) {
         Some(prop) => Ok(prop.0.to_owned()),
         None if is_user_prop(word) => Ok(word.to_owned()),
         None => Err(format!("bad property list: invalid property '{word}'")),
@@ -274,6 +277,8 @@ fn value(
         "read_bytes" => number(v.io.nread),
         "write_bytes" => number(v.io.nwritten),
         "slow_ios" => number(v.slow_ios),
+        "sit_out" if leaf => VdevPropValue::Default(if v.sits_out { "on" } else { "off" }),
+        "autosit" if matches!(v.kind.as_str(), "raidz" | "draid") => VdevPropValue::Default("off"),
         "initialize_errors" | "null_ops" | "free_ops" | "claim_ops" | "trim_ops" | "null_bytes"
         | "free_bytes" | "claim_bytes" | "trim_bytes" | "trim_errors" => number(0),
         "removing" => VdevPropValue::Text("off".to_owned()),

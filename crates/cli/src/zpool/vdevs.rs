@@ -140,6 +140,7 @@ pub(super) fn blank(kind: &str, name: &str, class: VdevRole, children: Vec<Vdev>
         write_errors: 0,
         checksum_errors: 0,
         slow_ios: 0,
+        sits_out: false,
         io: VdevIoCounts::default(),
         io_classes: Vec::new(),
         direct_io: false,

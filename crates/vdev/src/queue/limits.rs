@@ -33,6 +33,7 @@ use std::time::Duration;
 use super::depth::Depths;
 use crate::iostat::IoClass;
 use crate::report::{LeafReport, Reporter};
+use crate::sitout::SitOutTuning;
 
 /// Number of classes.
 pub(super) const CLASSES: usize = IoClass::ALL.len();
@@ -153,6 +154,8 @@ pub(crate) struct Tuning {
     slow_ms: AtomicU64,
     gauge: OnceLock<Gauge>,
     reporter: OnceLock<Reporter>,
+    /// When slow leaves sit out of reads.
+    pub(crate) sit_out: SitOutTuning,
     /// Time of the last log block on any leaf, in nanoseconds of [`base::rt::uptime`];
     /// 0 if there was none.
     logged: AtomicU64,
@@ -183,6 +186,7 @@ impl Default for Tuning {
             slow_ms: cell(),
             gauge: OnceLock::new(),
             reporter: OnceLock::new(),
+            sit_out: SitOutTuning::default(),
             logged: cell(),
         };
         tuning.set(QueueLimits::default());
