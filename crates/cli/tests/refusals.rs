@@ -186,7 +186,6 @@ fn options_that_are_refused() {
     assert_eq!(refuse(2, &["-n", "clonedblk"]), "-n or -X only meaningful with -F");
     for command in [
         &["zpool", "list"][..],
-        &["zpool", "status"],
         &["zpool", "get", "all"],
         &["zfs", "list"],
         &["zfs", "get", "all"],

@@ -63,6 +63,7 @@ pub use repair::Repaired;
 pub use report::{LeafReport, ReportKind, Reporter};
 pub use sitout::SitOutLimits;
 pub use spec::{AllocClass, Persistent, Reflow, Spec, VdevKind};
+pub use together::ReadApart;
 pub use tree::{
     Aux, ErrorCounts, LABEL_END, LABEL_START, LeafSpec, Node, NodeId, Opener, State, Tree, Verdict,
 };

@@ -60,13 +60,24 @@ pub struct ReadReq {
     pub speculative: bool,
     /// Parity was never written (checksum "noparity"): do not compare it.
     pub no_parity: bool,
+    /// Wrong bytes of the block were met already: every copy is read and compared at once, so
+    /// that they are counted and reported.
+    pub suspect: bool,
 }
 
 impl ReadReq {
     /// An ordinary read.
     pub fn new(vdev: VdevId, offset: u64, psize: Psize, birth: Txg) -> ReadReq {
-        let priority = Priority::SyncRead;
-        ReadReq { vdev, offset, psize, birth, priority, speculative: false, no_parity: false }
+        ReadReq {
+            vdev,
+            offset,
+            psize,
+            birth,
+            priority: Priority::SyncRead,
+            speculative: false,
+            no_parity: false,
+            suspect: false,
+        }
     }
 
     /// With another priority.
@@ -198,7 +209,8 @@ impl Tree {
     /// As [`Tree::read`], and reports which copies were bad.
     pub fn read_verbose(&self, req: &ReadReq, verify: &dyn Fn(&[u8]) -> bool) -> ReadOutcome {
         const ROUNDS: [Round; 2] = [Round::QUICK, Round::ALL];
-        let outcome = self.read_by(req, verify, &ROUNDS);
+        let rounds = if req.suspect { &ROUNDS[1..] } else { &ROUNDS[..] };
+        let outcome = self.read_by(req, verify, rounds);
         if let Ok(top) = self.top_node(req.vdev) {
             self.compare_children(top);
         }

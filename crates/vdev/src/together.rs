@@ -17,8 +17,10 @@
 //!
 //! Read-ahead is only a guess, so it decides nothing about damage. A block of which some
 //! cell could not be read, whose bytes `verify` refuses, or of which only a leaf that missed
-//! its txg has bytes, is delivered as `None`. The caller reads it in the ordinary way
-//! ([`Tree::read_verbose`]), which searches, counts the errors and reports what to heal.
+//! its txg has bytes, is delivered as one to be read by itself. The caller does that in the
+//! ordinary way ([`Tree::read_verbose`]), which searches, counts the errors and reports what to
+//! heal. A block whose bytes were refused is read with [`ReadReq::suspect`]: the other copy of a
+//! mirror alone would tell nothing about the wrong one.
 //!
 //! # Invariants
 //! * No error is counted here, so none is counted twice.
@@ -44,6 +46,15 @@ use crate::tree::{NodeId, Tree};
 const WAVE: usize = 16;
 /// Blocks of more cells are not read together.
 const CELLS_EACH_MAX: usize = 256;
+
+/// Why a block must be read by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadApart {
+    /// Some of its bytes were not read.
+    Unread,
+    /// Its bytes are wrong.
+    Refused,
+}
 
 /// A block as it is planned.
 struct PlannedBlock {
@@ -71,12 +82,12 @@ struct MergedRead {
 impl Tree {
     /// Reads blocks for read-ahead. `verify` judges a candidate (`psize` bytes) for the
     /// request of an index. `deliver` gets each request's index, in order, with the block,
-    /// or `None` if it must be read by itself: no error was counted for it.
+    /// or why it must be read by itself: no error was counted for it.
     pub fn read_together(
         &self,
         reqs: &[ReadReq],
         verify: &dyn Fn(usize, &[u8]) -> bool,
-        deliver: &mut dyn FnMut(usize, Option<Buf>),
+        deliver: &mut dyn FnMut(usize, Result<Buf, ReadApart>),
     ) {
         let mut chosen = HashMap::new();
         let planned = reqs.iter().map(|req| self.plan_quickly(req, &mut chosen).ok().flatten());
@@ -87,9 +98,11 @@ impl Tree {
             while let Some(block) = blocks.get_mut(next)
                 && block.as_ref().is_none_or(|b| b.ops.iter().all(|&op| op < made))
             {
-                let found = block.take().and_then(|b| {
-                    solve(&b, &mut ops, reqs[next].psize.0 as usize, &|bytes| verify(next, bytes))
-                });
+                let psize = reqs[next].psize.0 as usize;
+                let found = block
+                    .take()
+                    .ok_or(ReadApart::Unread)
+                    .and_then(|b| solve(&b, &mut ops, psize, &|bytes| verify(next, bytes)));
                 deliver(next, found);
                 next += 1;
             }
@@ -179,14 +192,16 @@ impl Tree {
     }
 }
 
-/// The content of a block, copied out of the operations' buffers; `None` if some cell was not
-/// read, or if the bytes are refused. The buffers lose a user each.
+/// The content of a block, copied out of the operations' buffers. The buffers lose a user each.
+///
+/// # Errors
+/// Some cell was not read, or the bytes are refused.
 fn solve(
     block: &PlannedBlock,
     ops: &mut [MergedRead],
     psize: usize,
     verify: &dyn Fn(&[u8]) -> bool,
-) -> Option<Buf> {
+) -> Result<Buf, ReadApart> {
     let part = |(cell, &op): (&LeafRange, &usize)| {
         let op = &ops[op];
         let from = (cell.offset - op.whole.offset) as usize;
@@ -201,7 +216,7 @@ fn solve(
         }
     }
     if cells.iter().any(Option::is_none) {
-        return None;
+        return Err(ReadApart::Unread);
     }
     let solver = Solver { cells: &cells, stale: false, exhaustive: false };
     let mut refused = false;
@@ -210,6 +225,7 @@ fn solve(
         let right = !refused && bytes.get(..psize).is_some_and(verify);
         refused |= !right;
         right
-    })?;
-    Some(Buf::copy_of(found.get(..psize)?))
+    });
+    let bytes = found.as_ref().and_then(|found| found.get(..psize)).ok_or(ReadApart::Refused)?;
+    Ok(Buf::copy_of(bytes))
 }

@@ -48,7 +48,7 @@ impl Zio {
             let read = if dva.gang {
                 self.read_gang(member, dva, depth, damage)
             } else {
-                self.read_dva(member, dva, Priority::SyncRead, damage)
+                self.read_dva(member, dva, (Priority::SyncRead, false), damage)
             };
             match read {
                 Ok(buf) if buf.len() as u64 == member.psize.0 => {

@@ -163,7 +163,7 @@ impl Zio {
     }
 
     /// Reads the block for its fill ticket.
-    pub(crate) fn fill(
+    fn fill(
         &self,
         ticket: Fill<'_, BlockKey>,
         block: &Block,
@@ -254,7 +254,7 @@ impl Zio {
         let raw = match self.read_second(block, io) {
             Some(raw) => raw,
             None => self
-                .read_copies(block, why, io.origin)
+                .read_copies(block, why, io.origin, false)
                 .map_err(|faults| summarize(block, faults))?,
         };
         expand_block(block, raw)
@@ -282,14 +282,16 @@ impl Zio {
     /// # Errors
     /// The errors of each address.
     pub fn read_physical(&self, block: &Block) -> Result<Buf, Vec<BlockFault>> {
-        self.read_copies(block, Priority::SyncRead, Origin::Unknown)
+        self.read_copies(block, Priority::SyncRead, Origin::Unknown, false)
     }
 
-    fn read_copies(
+    /// The block's bytes as stored; `suspect` if wrong ones were met already.
+    pub(crate) fn read_copies(
         &self,
         block: &Block,
         why: Priority,
         origin: Origin,
+        suspect: bool,
     ) -> Result<Buf, Vec<BlockFault>> {
         if let Some(bytes) = self.in_flight.stored(&self.key(block))
             && bytes.len() as u64 == block.psize.0
@@ -300,7 +302,7 @@ impl Zio {
         for dva in block.dvas() {
             let read = match dva.gang {
                 true => self.read_gang(block, dva, 0, &mut damage),
-                false => self.read_dva(block, dva, why, &mut damage),
+                false => self.read_dva(block, dva, (why, suspect), &mut damage),
             };
             match read {
                 Ok(buf) => {
@@ -323,13 +325,13 @@ impl Zio {
         &self,
         block: &Block,
         dva: Dva,
-        why: Priority,
+        (why, suspect): (Priority, bool),
         damage: &mut DamageList,
     ) -> Result<Buf> {
         let verifier = Verifier::new(block, self.salt.get())?;
         let birth = block.effective_physical_birth();
         let mut req = ReadReq::new(dva.vdev, dva.offset, block.psize, birth).with_priority(why);
-        req.no_parity = verifier.checksum == Checksum::NoParity;
+        (req.no_parity, req.suspect) = (verifier.checksum == Checksum::NoParity, suspect);
         let read = self.tree().read_verbose(&req, &|bytes| verifier.accepts(bytes));
         let good = read.data.map_err(|e| e.at_dva(dva))?;
         if read.report.needs_healing() {

@@ -11,7 +11,8 @@
 //!
 //! A block that does not come whole and verified is read again in the ordinary way under the
 //! same claim, behind the others. That read searches all copies, counts errors and heals, as
-//! if there had been no batch, and the batch itself has counted nothing.
+//! if there had been no batch, and the batch itself has counted nothing. If bytes were wrong, it
+//! compares all copies: those of the other side of a mirror may be right.
 //!
 //! Only blocks of up to [`BATCHED_MAX`] bytes are read together. For larger ones the saved
 //! operations do not matter, and one thread verifies a batch: with records of 128 KiB,
@@ -30,7 +31,7 @@
 
 use arc::{Access, Fill, LookupRequest};
 use ondisk::blkptr::{BlkPtr, Block, Protection};
-use vdev::{Priority, ReadReq};
+use vdev::{Priority, ReadApart, ReadReq};
 
 use crate::read::{Verifier, expand_block, kind_of};
 use crate::{BlockKey, Caching, Io, Mode, Zio};
@@ -96,22 +97,25 @@ impl Zio {
             Verifier::new(blocks[i], self.salt.get()).is_ok_and(|v| v.accepts(bytes))
         };
         let mut claims = claims.into_iter();
-        let mut left: Vec<ClaimedBlock<'a>> = Vec::new();
+        let mut left: Vec<(ClaimedBlock<'a>, ReadApart)> = Vec::new();
         // The blocks come in the order of the requests.
         self.tree().read_together(&reqs, &verify, &mut |_, raw| {
             let Some((block, claim)) = claims.next() else { return };
             match raw {
-                Some(raw) => {
+                Ok(raw) => {
                     if let Ok(forms) = expand_block(block, raw) {
                         self.insert_read(claim, block, forms, false, io);
                     }
                 }
-                None => left.push((block, claim)),
+                Err(why) => left.push(((block, claim), why)),
             }
         });
-        for (block, claim) in left {
-            let whole = 0..block.head.lsize.0 as usize;
-            let _ = self.fill(claim, block, whole, io);
+        for ((block, claim), why) in left {
+            let suspect = why == ReadApart::Refused;
+            let raw = self.read_copies(block, Priority::AsyncRead, io.origin, suspect);
+            if let Some(forms) = raw.ok().and_then(|raw| expand_block(block, raw).ok()) {
+                self.insert_read(claim, block, forms, false, io);
+            }
         }
     }
 }
