@@ -352,7 +352,7 @@ __cenote_complete -n '__cenote_at zpool map' -s p -d 'exact numbers'
 __cenote_complete -n '__cenote_at zpool map' -s o -d 'a picture in this file instead; - is standard output' -r -F
 __cenote_complete -n '__cenote_at zpool map' -s T -d 'the time before each report: seconds, or a date' -r -f -a 'u d'
 __cenote_complete -n '__cenote_at zpool map +0' -f -a '(__cenote_pools)'
-__cenote_complete -n '__cenote_at zpool status' -s c -d 'columns of what these programs of ~/.zpool.d, /etc/zfs/zpool.d or ZPOOL_SCRIPTS_PATH print for each device; without a name, the list of them' -r -f
+__cenote_complete -n '__cenote_at zpool status' -s c -d 'columns that these scripts print for each device; without a name, a list of them' -r -f
 __cenote_complete -n '__cenote_at zpool status' -s e -d 'only devices that are not well'
 __cenote_complete -n '__cenote_at zpool status' -s g -d 'guids instead of the names of devices'
 __cenote_complete -n '__cenote_at zpool status' -s i -d 'whether devices were initialized'

@@ -274,8 +274,7 @@ pub(super) const COMMANDS: &[Command] = &[
                 'c',
                 "script,...",
                 Word::Any,
-                "columns of what these programs of ~/.zpool.d, /etc/zfs/zpool.d or \
-                 ZPOOL_SCRIPTS_PATH print for each device; without a name, the list of them",
+                "columns that these scripts print for each device; without a name, a list of them",
             ),
             flag('e', "only devices that are not well"),
             GUIDS,

@@ -80,7 +80,7 @@ fn cache_devices_of_pools_of_every_shape() {
 
 #[test]
 fn a_pool_goes_on_with_restored_cache_devices_and_crashes_again() {
-    let seeds = if nightly() { 200 } else { 5 };
+    let seeds = if nightly() { 200 } else { 8 };
     let (mut runs, mut all, mut second) = (Runs::default(), CacheTally::default(), 0);
     for seed in 100..100 + seeds {
         let recorded = runs.record(CacheSetup::varied(seed, CachePlant::Nothing));
