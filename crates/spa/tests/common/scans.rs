@@ -50,12 +50,17 @@ impl KnownFiles {
     }
 }
 
-/// Waits for the end of the scan.
+/// Waits for the end of the scan, and of one that follows at once.
 pub fn finished(w: &Writer, what: &str) -> ScanProgress {
-    assert!(base::rt::poll(LIMIT, || w.running_scan().is_none()), "{what}: the scan does not end");
-    let done = w.scan_progress().unwrap();
-    assert_eq!(done.scan.state, ScanState::Finished, "{what}");
-    done
+    loop {
+        let ended = base::rt::poll(LIMIT, || w.running_scan().is_none());
+        assert!(ended, "{what}: the scan does not end");
+        let done = w.scan_progress().unwrap();
+        if done.scan.state != ScanState::Scanning {
+            assert_eq!(done.scan.state, ScanState::Finished, "{what}");
+            return done;
+        }
+    }
 }
 
 pub fn scrub(w: &Arc<Writer>, what: &str) -> ScanProgress {
