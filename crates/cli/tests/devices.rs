@@ -64,7 +64,8 @@ fn a_spare_steps_in() {
     let refused = |args: &[&str], words: String| assert_eq!(s.fail(1, args), words);
     let spare = format!("cannot offline {}: device is reserved as a hot spare\n", d[2]);
     refused(&["zpool", "offline", "tank", &d[2]], spare);
-    s.ok(&["zpool", "offline", "-f", "tank", &d[0]]);
+    // No spare takes the place of a device that was only taken offline.
+    s.ok(&["zpool", "offline", "tank", &d[0]]);
     let last = format!("cannot offline {}: no valid replicas\n", d[1]);
     refused(&["zpool", "offline", "tank", &d[1]], last);
     refused(
@@ -75,6 +76,8 @@ fn a_spare_steps_in() {
         &["zpool", "detach", "tank", "x"],
         "cannot detach x: no such device in pool\n".to_owned(),
     );
+    s.ok(&["zpool", "online", "tank", &d[0]]);
+    s.ok(&["zpool", "offline", "-f", "tank", &d[0]]);
     let status = || s.ok(&["zpool", "status", "tank"]);
     eventually("the spare steps in", || status().contains("INUSE"));
     let shown = status();

@@ -124,8 +124,10 @@ fn a_disk_with_too_many_checksum_errors_is_degraded() {
     let s = Sandbox::new("events-diagnosis");
     let disks = files(&s, 2);
     let mountpoint = format!("mountpoint={}", s.text("mnt"));
-    let create = ["zpool", "create", "-O", &mountpoint, "-O", "compression=off"];
-    s.ok(&[&create[..], &["-O", "recordsize=4k", "tank", "mirror", &disks[0], &disks[1]]].concat());
+    // Each read goes to the disks.
+    let create = ["zpool", "create", "-O", &mountpoint, "-O", "primarycache=metadata"];
+    let plain = ["-O", "compression=off", "-O", "recordsize=4k"];
+    s.ok(&[&create[..], &plain, &["tank", "mirror", &disks[0], &disks[1]]].concat());
     let content: Vec<u8> = b"CENOTE-VICTIM-".iter().copied().cycle().take(400_000).collect();
     std::fs::write(s.path("mnt/file"), &content).unwrap();
     let get = ["zpool", "get", "-H", "-o", "value,source", "checksum_n", "tank", &disks[1]];
