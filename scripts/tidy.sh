@@ -37,7 +37,7 @@ while read -r file; do
 done < <(git grep -lE 'unsafe (\{|impl|fn)' -- 'crates/*.rs')
 
 # Front ends use only crates below them, and of those only what ARCHITECTURE.md names.
-engine='base cachesim cenote codec device sim synth'
+engine='base cachesim cenote codec device sim stream synth'
 may_use() {
 	local crate=$1 used
 	shift

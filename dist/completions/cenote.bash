@@ -4,7 +4,7 @@
 # Commands of a program.
 _cenote_commands() {
 	case $1 in
-	cenote) echo 'zpool zfs daemon zdb arc arcstat arc_summary zilstat trace kstat tune ls tree cat cp uberblocks map io bench sim completion mount.cenote help version' ;;
+	cenote) echo 'zpool zfs daemon zdb zstream arc arcstat arc_summary zilstat trace kstat tune ls tree cat cp uberblocks map io bench sim completion mount.cenote help version' ;;
 	zpool) echo 'create destroy add advise checkpoint clear attach detach replace split reopen offline online scrub resilver remove labelclear initialize list map status iostat import export upgrade reguid events history get set sync trim wait version' ;;
 	zfs) echo 'create destroy snapshot snap set inherit list get mount unmount umount rewrite version' ;;
 	esac
@@ -53,6 +53,7 @@ _cenote_flags() {
 	'zfs version') echo '-j --json' ;;
 	'cenote daemon') echo '--foreground --metrics -f --force' ;;
 	'cenote zdb') echo '-b -c -d -h -i -l -m -u -y -C -O -e -p -L -P -t -F -X -v -q' ;;
+	'cenote zstream' | 'cenote zstreamdump') echo '-v -C -d -l' ;;
 	'cenote arc') echo '--what-if --path -h' ;;
 	'cenote arcstat' | 'cenote zarcstat' | 'cenote arcstat.pl') echo '-h -a -v -x -z -p -f -o -s --2007 --path' ;;
 	'cenote arc_summary' | 'cenote zarcsummary') echo '-h -a --alternate -d --description -g --graph -r --raw -s --section --path' ;;
@@ -241,6 +242,12 @@ _cenote_value() {
 		-U) echo 'any' ;;
 		-x) echo 'any' ;;
 		-K) echo 'any' ;;
+		*) return 1 ;;
+		esac
+		;;
+	'cenote zstream' | 'cenote zstreamdump')
+		case $2 in
+		-l) echo 'any' ;;
 		*) return 1 ;;
 		esac
 		;;
@@ -621,6 +628,12 @@ _cenote_operand() {
 		*) echo 'any' ;;
 		esac
 		;;
+	'cenote zstream' | 'cenote zstreamdump')
+		case $2 in
+		0) echo 'one dump decompress recompress token redup drop_record' ;;
+		*) echo 'file' ;;
+		esac
+		;;
 	'cenote trace')
 		case $2 in
 		0) echo 'one zil' ;;
@@ -779,7 +792,7 @@ _cenote_kind() {
 }
 
 complete -F _cenote cenote
-for _cenote_name in zpool zfs zdb arcstat zarcstat arcstat.pl arc_summary zarcsummary zilstat mount.cenote; do
+for _cenote_name in zpool zfs zdb zstream zstreamdump arcstat zarcstat arcstat.pl arc_summary zarcsummary zilstat mount.cenote; do
 	case $(readlink -f "$(type -P "$_cenote_name")") in
 	*/cenote) complete -F _cenote "$_cenote_name" ;;
 	esac

@@ -55,6 +55,8 @@ function __cenote_takes
             printf '%s\n' --metrics
         case 'cenote zdb'
             printf '%s\n' -p -t -I -o -U -x -K
+        case 'cenote zstream' 'cenote zstreamdump'
+            printf '%s\n' -l
         case 'cenote arc'
             printf '%s\n' --path
         case 'cenote arcstat' 'cenote zarcstat' 'cenote arcstat.pl'
@@ -175,7 +177,7 @@ end
 
 # The other names may be OpenZFS's, whose completion stays.
 set -g __cenote_programs cenote
-for program in zpool zfs zdb arcstat zarcstat arcstat.pl arc_summary zarcsummary zilstat mount.cenote
+for program in zpool zfs zdb zstream zstreamdump arcstat zarcstat arcstat.pl arc_summary zarcsummary zilstat mount.cenote
     string match -q '*/cenote' -- (realpath (command -s $program) 2>/dev/null)
     and set -a __cenote_programs $program
 end
@@ -189,6 +191,7 @@ __cenote_complete -n '__cenote_wants cenote' -a zpool -d 'pools'
 __cenote_complete -n '__cenote_wants cenote' -a zfs -d 'datasets'
 __cenote_complete -n '__cenote_wants cenote' -a daemon -d 'the process that holds imported pools'
 __cenote_complete -n '__cenote_wants cenote' -a zdb -d 'look inside a pool, without a daemon and without changing it'
+__cenote_complete -n '__cenote_wants cenote' -a zstream -d 'look into send streams, and repair them'
 __cenote_complete -n '__cenote_wants cenote' -a arc -d 'the cache on one page, and at other sizes'
 __cenote_complete -n '__cenote_wants cenote' -a arcstat -d 'statistics of the cache, a line at a time'
 __cenote_complete -n '__cenote_wants cenote' -a arc_summary -d 'a report on the cache and its tunables'
@@ -528,6 +531,12 @@ __cenote_complete -n '__cenote_at cenote zdb' -s v -d 'more of everything that w
 __cenote_complete -n '__cenote_at cenote zdb' -s q -d 'with -l: only the exit status'
 __cenote_complete -n '__cenote_at cenote zdb 0' -f -a '(__cenote_datasets)'
 __cenote_complete -n '__cenote_at cenote zdb +1' -f
+__cenote_complete -n '__cenote_at cenote zstream,zstreamdump' -s v -d 'a line for each record of a dump; otherwise how many records were changed'
+__cenote_complete -n '__cenote_at cenote zstream,zstreamdump' -s C -d 'dump a stream whose checksums are wrong'
+__cenote_complete -n '__cenote_at cenote zstream,zstreamdump' -s d -d 'dump what the records carry, too'
+__cenote_complete -n '__cenote_at cenote zstream,zstreamdump' -s l -d 'compression level of gzip or zstd' -r -f
+__cenote_complete -n '__cenote_at cenote zstream,zstreamdump 0' -f -a 'dump decompress recompress token redup drop_record'
+__cenote_complete -n '__cenote_at cenote zstream,zstreamdump +1' -F
 __cenote_complete -n '__cenote_at cenote arc' -l what-if -d 'the hit ratio to expect from smaller and larger caches'
 __cenote_complete -n '__cenote_at cenote arc' -l path -d 'a directory such as /proc/spl/kstat/zfs instead of the daemon' -r -f -a '(__fish_complete_directories)'
 __cenote_complete -n '__cenote_at cenote arc' -s h -d 'how it is used'

@@ -11,6 +11,7 @@ mod pages;
 mod sim;
 mod zfs;
 mod zpool;
+mod zstream;
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -48,6 +49,8 @@ where 'command' is one of the following:
 	cp   [-r] [-d DIR|FILE]... POOL/DATASET[@SNAP]:/path ... TARGET
 	                               files and volumes of a pool that is not imported
 
+	zstream dump|token|decompress|recompress|redup|drop_record
+	                               send streams, without a pool
 	bench [NAME]                   what this machine and the cache can do
 	sim [--seed N] [--runs M]      the engine on simulated disks, crashed everywhere
 	completion bash|zsh|fish       what the shell needs to complete all this
@@ -55,7 +58,7 @@ where 'command' is one of the following:
 ";
 
 /// Tools that the program can be linked to.
-const TOOLS: [&str; 11] = [
+const TOOLS: [&str; 13] = [
     "mount.cenote",
     "mount.fuse.cenote",
     "zpool",
@@ -67,6 +70,8 @@ const TOOLS: [&str; 11] = [
     "arc_summary",
     "zarcsummary",
     "zilstat",
+    "zstream",
+    "zstreamdump",
 ];
 
 fn main() -> ExitCode {
@@ -111,6 +116,7 @@ fn tool(name: &str, argv: &[OsString]) -> Exit {
         "zpool" => zpool::main(argv),
         "zfs" => zfs::main(argv),
         "zdb" => zdb::main(argv),
+        "zstream" | "zstreamdump" => zstream::main(name, argv),
         name if zfs::helper::NAMES.contains(&name) => zfs::helper::main(argv),
         "daemon" => daemon::main(argv),
         "ls" | "cat" | "cp" | "tree" => local::main(name, argv),

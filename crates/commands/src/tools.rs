@@ -97,6 +97,26 @@ pub(super) const COMMANDS: &[Command] = &[
         ..TOOL
     },
     Command {
+        name: "zstream",
+        aliases: &["zstreamdump"],
+        about: "look into send streams, and repair them",
+        synopsis: "zstream dump [-vCd] [FILE]\n\tzstream decompress [-v] [OBJECT,OFFSET[,TYPE]]...\n\t\
+                   zstream recompress [-l level] TYPE\n\tzstream token resume_token\n\tzstream redup \
+                   [-v] FILE\n\tzstream drop_record [-v] [OBJECT,OFFSET]...",
+        flags: &[
+            flag('v', "a line for each record of a dump; otherwise how many records were changed"),
+            flag('C', "dump a stream whose checksums are wrong"),
+            flag('d', "dump what the records carry, too"),
+            arg('l', "level", Word::Any, "compression level of gzip or zstd"),
+        ],
+        words: &[
+            Word::One(&["dump", "decompress", "recompress", "token", "redup", "drop_record"]),
+            Word::File,
+        ],
+        section: 8,
+        ..TOOL
+    },
+    Command {
         name: "arc",
         about: "the cache on one page, and at other sizes",
         synopsis: "arc [--what-if] [--path DIR]",

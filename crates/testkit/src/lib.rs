@@ -75,6 +75,26 @@ pub fn golden_pools() -> Vec<Golden> {
     pools
 }
 
+/// Every available golden stream, unpacked, by name.
+///
+/// # Panics
+/// If there is none: the fixtures of the repository are always there.
+pub fn golden_streams() -> Vec<(String, Vec<u8>)> {
+    let mut streams: Vec<(String, Vec<u8>)> = Vec::new();
+    for entry in directories().iter().filter_map(|dir| std::fs::read_dir(dir).ok()).flatten() {
+        let entry = entry.unwrap();
+        let file = entry.file_name().to_string_lossy().into_owned();
+        let Some(name) = file.strip_suffix(".zsend.zst") else { continue };
+        if !streams.iter().any(|(known, _)| known == name) {
+            let packed = File::open(entry.path()).unwrap();
+            streams.push((name.to_owned(), zstd::decode_all(packed).unwrap()));
+        }
+    }
+    assert!(!streams.is_empty(), "no golden stream in {:?}", directories());
+    streams.sort();
+    streams
+}
+
 /// Calls `f` on each item, on eight threads. For tests that wait for zdb: it takes six
 /// seconds a pool, whatever its size, and is idle for most of them.
 pub fn side_by_side<T: Sync>(items: &[T], f: impl Fn(&T) + Sync) {
