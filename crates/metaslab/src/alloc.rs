@@ -68,7 +68,7 @@ impl Space {
             match self.all_copies(layout, ring, want, asize_of, hard, &mut out) {
                 Ok(()) => return Ok(out),
                 Err(why) => {
-                    self.undo(layout, want.txg, &out);
+                    self.give_back(layout, want.txg, &out);
                     out.clear();
                     if why != Denied::NoSpace {
                         return Err(why);
@@ -191,7 +191,33 @@ impl Space {
         }
     }
 
-    fn undo(&self, layout: &SpaceLayout, txg: Txg, dvas: &[Dva]) {
+    /// Gives back copies of a block whose other copies found no space. A pass of `txg` may
+    /// have recorded them since; such copies are freed, which the next pass records.
+    fn give_back(&self, layout: &SpaceLayout, txg: Txg, dvas: &[Dva]) {
+        for dva in dvas {
+            let Ok(group) = layout.group(dva.vdev) else { continue };
+            let (at, size) = (dva.offset, dva.asize.0);
+            let Ok(slab) = group.slab_of(at, size) else { continue };
+            let recorded = slab.change(|ms| match ms.is_allocating(at, size, txg) {
+                true => ms.unallocate(at, size, txg).map(|()| None),
+                false => ms.free(at, size, txg).map(Some),
+            });
+            match recorded {
+                Ok(None) => drop(group.counters.reserved.fetch_sub(size, Ordering::Relaxed)),
+                Ok(Some(first)) if first => {
+                    self.note_dirty(txg, MsKey { vdev: dva.vdev, ms: group.ms_of(at) });
+                }
+                Ok(Some(_)) => {}
+                Err(e) => drop(base::bug!("{dva} was not allocated in txg {txg}: {e}")),
+            }
+        }
+    }
+
+    /// Releases space that was allocated in `txg` and never written. Must be called
+    /// before the pass that would record the allocation. Space that was not allocated
+    /// this way is a bug and stays as it is.
+    pub fn unallocate(&self, txg: Txg, dvas: &[Dva]) {
+        let layout = self.layout();
         for dva in dvas {
             let Ok(group) = layout.group(dva.vdev) else { continue };
             let size = dva.asize.0;
@@ -202,13 +228,6 @@ impl Space {
                 Err(e) => drop(base::bug!("{dva} was not allocated in txg {txg}: {e}")),
             }
         }
-    }
-
-    /// Releases space that was allocated in `txg` and never written. Must be called
-    /// before the pass that would record the allocation. Space that was not allocated
-    /// this way is a bug and stays as it is.
-    pub fn unallocate(&self, txg: Txg, dvas: &[Dva]) {
-        self.undo(&self.layout(), txg, dvas);
     }
 
     /// Marks given space as allocated in `txg`: intent log blocks at import, before

@@ -227,6 +227,11 @@ impl Metaslab {
         self.take(at, size, txg)
     }
 
+    /// Whether a range was allocated in `txg` and no pass has taken it since.
+    pub(crate) fn is_allocating(&self, at: u64, size: u64, txg: Txg) -> bool {
+        self.allocating[Self::slot(txg)].contains(at, size)
+    }
+
     /// Undoes an allocation of `txg` that was never written.
     pub(crate) fn unallocate(&mut self, at: u64, size: u64, txg: Txg) -> Result<()> {
         let tree = self.allocatable.as_mut().ok_or_else(|| not_loaded(self.id))?;

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
 use base::rt::Mutex;
 use base::{Asize, Dva, ErrorKind, Txg, VdevId};
 use metaslab::{Denied, MapFacts, MsDesc, MsKey, RangeTree, Space, SpaceClass, VdevDesc, Want};
@@ -274,11 +276,23 @@ fn recorded_as(id: u32) -> VdevDesc {
     VdevDesc { vdev: VdevId(id), ..recorded() }
 }
 
+/// Counts the threads that allocate, also those that panic.
+struct Allocating<'a>(&'a AtomicUsize);
+
+impl Drop for Allocating<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
+    }
+}
+
+/// Threads allocate in the open and in the syncing txg while its passes run. A pass recorded the
+/// first copy of a block whose second copy found no space: it could not be given back, and the
+/// panic of its thread left the sync thread of this test running for ever.
 #[test]
 fn many_threads_get_disjoint_space() {
     let s = space(&[0, 1].map(|i| vdev(i, SpaceClass::Normal, 8)));
     let all = Mutex::new(Vec::new());
-    let stop = Mutex::new(false);
+    let running = AtomicUsize::new(4);
     base::rt::fan_out(5, |i| {
         if i == 4 {
             // The sync thread of txg 7, while other threads allocate in 7 and 8.
@@ -288,7 +302,7 @@ fn many_threads_get_disjoint_space() {
                         s.written(key, 50 + w.key.ms, w.length + 8).unwrap();
                     }
                 }
-                if *stop.lock() {
+                if running.load(SeqCst) == 0 {
                     break;
                 }
                 // Without a pause it may keep a lock from the others for minutes.
@@ -296,6 +310,7 @@ fn many_threads_get_disjoint_space() {
             }
             return;
         }
+        let _running = Allocating(&running);
         let mut mine = Vec::new();
         let txg = Txg(7 + i as u64 % 2);
         for n in 0..4000u64 {
@@ -306,9 +321,7 @@ fn many_threads_get_disjoint_space() {
                 Err(e) => assert_eq!(e, Denied::NoSpace),
             }
         }
-        let mut all = all.lock();
-        all.push(mine);
-        *stop.lock() = all.len() == 4;
+        all.lock().push(mine);
     });
     for key in s.take_dirty(Txg(7)) {
         if let Some(w) = s.prepare_write(key, Txg(7), 9, &FACTS).unwrap() {
