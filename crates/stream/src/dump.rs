@@ -7,7 +7,7 @@ use base::{Error, ErrorKind, Result};
 use nvlist::{NvList, Value};
 
 use super::reader::{ReadRecord, StreamReader};
-use super::record::{Begin, HEADER_SIZE, Record};
+use super::record::{Begin, HEADER_SIZE, StreamRecord};
 
 /// What is printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub struct DumpOptions {
 
 /// Records and bytes of one type.
 #[derive(Clone, Copy, Debug, Default)]
-struct Tally {
+struct TypeTally {
     records: u64,
     payload: u64,
 }
@@ -30,7 +30,7 @@ struct Tally {
 /// What a dump has counted.
 #[derive(Clone, Debug, Default)]
 pub struct Dump {
-    tallies: [Tally; Record::TYPES],
+    tallies: [TypeTally; StreamRecord::TYPES],
 }
 
 /// Types in the order of the summary; OBJECT_RANGE and REDACT are only in its totals.
@@ -83,7 +83,7 @@ impl Dump {
             tally.payload += read.payload.len() as u64;
         }
         match &read.record {
-            Record::Begin(begin) => {
+            StreamRecord::Begin(begin) => {
                 write!(output, "{}", BeginText(begin))?;
                 if options.records || options.data {
                     writeln!(output)?;
@@ -92,7 +92,7 @@ impl Dump {
                     write!(output, "{}", ListText { list: &list, depth: 0 })?;
                 }
             }
-            Record::End(end) => {
+            StreamRecord::End(end) => {
                 let [a, b, c, d] = end.checksum;
                 writeln!(output, "END checksum = {a:x}/{b:x}/{c:x}/{d:x}")?;
             }
@@ -105,7 +105,7 @@ impl Dump {
             }
             _ => {}
         }
-        if options.data && !matches!(read.record, Record::Begin(_)) {
+        if options.data && !matches!(read.record, StreamRecord::Begin(_)) {
             let [a, b, c, d] = read.stored_sum;
             writeln!(output, "    checksum = {a:x}/{b:x}/{c:x}/{d:x}")?;
         }
@@ -115,7 +115,7 @@ impl Dump {
     fn summary(&self, output: &mut impl Write) -> std::io::Result<()> {
         writeln!(output, "SUMMARY:")?;
         for (id, name) in SUMMARY {
-            let Tally { records, payload } = self.tallies.get(id).copied().unwrap_or_default();
+            let TypeTally { records, payload } = self.tallies.get(id).copied().unwrap_or_default();
             writeln!(output, "\tTotal DRR_{name} records = {records} ({payload} bytes)")?;
         }
         let records: u64 = self.tallies.iter().map(|t| t.records).sum();
@@ -184,7 +184,7 @@ impl fmt::Display for Hex<'_> {
 }
 
 struct RecordText<'a> {
-    record: &'a Record,
+    record: &'a StreamRecord,
     payload: usize,
 }
 
@@ -192,8 +192,8 @@ impl fmt::Display for RecordText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let payload = self.payload;
         match self.record {
-            Record::Begin(_) | Record::End(_) => Ok(()),
-            Record::Object(r) => write!(
+            StreamRecord::Begin(_) | StreamRecord::End(_) => Ok(()),
+            StreamRecord::Object(r) => write!(
                 f,
                 "OBJECT object = {} type = {} bonustype = {} blksz = {} bonuslen = {} \
                  dn_slots = {} raw_bonuslen = {} flags = {} maxblkid = {} indblkshift = {} \
@@ -211,10 +211,10 @@ impl fmt::Display for RecordText<'_> {
                 r.levels,
                 r.pointers
             ),
-            Record::FreeObjects(r) => {
+            StreamRecord::FreeObjects(r) => {
                 write!(f, "FREEOBJECTS firstobj = {} numobjs = {}", r.first, r.count)
             }
-            Record::Write(r) => write!(
+            StreamRecord::Write(r) => write!(
                 f,
                 "WRITE object = {} type = {} checksum type = {} compression type = {} \
                  flags = {} offset = {} logical_size = {} compressed_size = {} \
@@ -232,17 +232,17 @@ impl fmt::Display for RecordText<'_> {
                 Hex(&r.iv),
                 Hex(&r.mac)
             ),
-            Record::Free(r) => write!(
+            StreamRecord::Free(r) => write!(
                 f,
                 "FREE object = {} offset = {} length = {}",
                 r.object, r.offset, r.length as i64
             ),
-            Record::Redact(r) => write!(
+            StreamRecord::Redact(r) => write!(
                 f,
                 "REDACT object = {} offset = {} length = {}",
                 r.object, r.offset, r.length
             ),
-            Record::WriteByRef(r) => write!(
+            StreamRecord::WriteByRef(r) => write!(
                 f,
                 "WRITE_BYREF object = {} checksum type = {} props = {:x} offset = {} \
                  length = {} toguid = {:x} refguid = {:x} refobject = {} refoffset = {}",
@@ -256,7 +256,7 @@ impl fmt::Display for RecordText<'_> {
                 r.ref_object,
                 r.ref_offset
             ),
-            Record::Spill(r) => write!(
+            StreamRecord::Spill(r) => write!(
                 f,
                 "SPILL block for object = {} length = {} flags = {} compression type = {} \
                  compressed_size = {} payload_size = {payload} salt = {} iv = {} mac = {}",
@@ -269,7 +269,7 @@ impl fmt::Display for RecordText<'_> {
                 Hex(&r.iv),
                 Hex(&r.mac)
             ),
-            Record::WriteEmbedded(r) => write!(
+            StreamRecord::WriteEmbedded(r) => write!(
                 f,
                 "WRITE_EMBEDDED object = {} offset = {} length = {} toguid = {:x} comp = {} \
                  etype = {} lsize = {} psize = {}",
@@ -282,7 +282,7 @@ impl fmt::Display for RecordText<'_> {
                 r.logical_size,
                 r.physical_size
             ),
-            Record::ObjectRange(r) => write!(
+            StreamRecord::ObjectRange(r) => write!(
                 f,
                 "OBJECT_RANGE firstobj = {} numslots = {} flags = {} salt = {} iv = {} mac = {}",
                 r.first,

@@ -8,13 +8,13 @@
 //! the header of a *package*, which lists datasets and is followed by their substreams.
 //!
 //! This crate knows bytes, not pools: [`StreamReader`] and [`StreamWriter`] check and make the
-//! grammar, lengths and sums; [`Record::check`] holds a record against the limits that a
+//! grammar, lengths and sums; [`StreamRecord::check`] holds a record against the limits that a
 //! receiver must enforce before it changes anything. What records say about objects is made
 //! and applied elsewhere.
 //!
 //! # Invariants
 //! * No input makes the reader panic or allocate more than it has received, plus one buffer.
-//!   Payload lengths have a limit for each type ([`Record::payload_len`]).
+//!   Payload lengths have a limit for each type ([`StreamRecord::payload_len`]).
 //! * After the END of a substream the reader has consumed nothing behind it.
 //! * A record that was read and is written again has the same bytes, its sum apart.
 
@@ -30,8 +30,8 @@ pub use dump::{Dump, DumpOptions, list_text};
 pub use package::{PackageDataset, PackageHeader};
 pub use reader::{ReadRecord, StreamReader};
 pub use record::{
-    Begin, End, Features, Free, FreeObjects, HEADER_SIZE, HeaderKind, Object, ObjectRange, Record,
-    Spill, TO_THE_END, Write, WriteByRef, WriteEmbedded, begin_flags, record_flags,
+    Begin, End, Features, Free, FreeObjects, HEADER_SIZE, HeaderKind, Object, ObjectRange, Spill,
+    StreamRecord, TO_THE_END, Write, WriteByRef, WriteEmbedded, begin_flags, record_flags,
 };
 pub use rewrite::{Selected, decompress, drop_records, recompress, redup};
 pub use token::ResumeToken;

@@ -6,11 +6,11 @@ use base::{Error, ErrorKind, Result};
 use codec::checksum::fletcher::Fletcher4;
 use ondisk::endian::Endian;
 
-use super::record::{CHECKSUM_AT, HEADER_SIZE, HeaderKind, MAGIC, Record};
+use super::record::{CHECKSUM_AT, HEADER_SIZE, HeaderKind, MAGIC, StreamRecord};
 
 /// What a record may follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum StreamPlace {
     /// Nothing, or a substream that is no part of a package.
     Outside,
     /// The BEGIN of a substream.
@@ -25,7 +25,7 @@ enum State {
 #[derive(Debug)]
 pub struct ReadRecord<'a> {
     /// Its header.
-    pub record: Record,
+    pub record: StreamRecord,
     /// Bytes behind the header.
     pub payload: &'a [u8],
     /// The running checksum that the header carried; zero if none.
@@ -42,7 +42,7 @@ pub struct StreamReader<R> {
     sum: Fletcher4,
     /// Whether sums are compared.
     verifies: bool,
-    state: State,
+    state: StreamPlace,
     offset: u64,
     payload: Vec<u8>,
 }
@@ -55,7 +55,7 @@ impl<R: Read> StreamReader<R> {
             endian: Endian::Little,
             sum: Fletcher4::new(),
             verifies: true,
-            state: State::Outside,
+            state: StreamPlace::Outside,
             offset: 0,
             payload: Vec::new(),
         }
@@ -80,7 +80,7 @@ impl<R: Read> StreamReader<R> {
     /// Whether the last record ended everything: a substream that is no part of a package, or
     /// a package.
     pub fn is_complete(&self) -> bool {
-        self.state == State::Outside
+        self.state == StreamPlace::Outside
     }
 
     /// What was read from.
@@ -98,14 +98,14 @@ impl<R: Read> StreamReader<R> {
         let offset = self.offset;
         let mut header = [0; HEADER_SIZE];
         match self.fill(&mut header)? {
-            0 if self.state == State::Outside => return Ok(None),
+            0 if self.state == StreamPlace::Outside => return Ok(None),
             HEADER_SIZE => {}
             _ => return Err(cut_off(self.offset)),
         }
-        if matches!(self.state, State::Outside | State::Package) {
+        if matches!(self.state, StreamPlace::Outside | StreamPlace::Package) {
             self.start(&header)?;
         }
-        let record = Record::parse(self.endian, &header)?;
+        let record = StreamRecord::parse(self.endian, &header)?;
         let ends = self.step(&record)?;
         let stored_sum = self.sum_header(&header, &record)?;
         let len = record.payload_len()?;
@@ -142,7 +142,8 @@ impl<R: Read> StreamReader<R> {
     /// Takes the byte order from what must be a BEGIN, or the END of a package.
     fn start(&mut self, header: &[u8; HEADER_SIZE]) -> Result<()> {
         let order = [Endian::Little, Endian::Big];
-        if self.state == State::Package && order.map(|o| o.u32(header, 0)).contains(&Some(5)) {
+        if self.state == StreamPlace::Package && order.map(|o| o.u32(header, 0)).contains(&Some(5))
+        {
             return Ok(());
         }
         match order.into_iter().find(|order| order.u64(header, 8) == Some(MAGIC)) {
@@ -154,28 +155,32 @@ impl<R: Read> StreamReader<R> {
     }
 
     /// Moves to the state behind `record`; whether a sum ends with it.
-    fn step(&mut self, record: &Record) -> Result<bool> {
-        let in_package = self.state == State::Package;
+    fn step(&mut self, record: &StreamRecord) -> Result<bool> {
+        let in_package = self.state == StreamPlace::Package;
         let (next, ends) = match (self.state, record) {
-            (State::Outside | State::Package, Record::Begin(begin)) => match begin.kind()? {
-                HeaderKind::Substream => (State::Substream { in_package }, false),
-                HeaderKind::Package if !in_package => (State::Header, false),
-                HeaderKind::Package => {
-                    return Err(Error::corrupt("the stream has a package inside a package"));
+            (StreamPlace::Outside | StreamPlace::Package, StreamRecord::Begin(begin)) => {
+                match begin.kind()? {
+                    HeaderKind::Substream => (StreamPlace::Substream { in_package }, false),
+                    HeaderKind::Package if !in_package => (StreamPlace::Header, false),
+                    HeaderKind::Package => {
+                        return Err(Error::corrupt("the stream has a package inside a package"));
+                    }
                 }
-            },
-            (State::Header | State::Substream { in_package: true }, Record::End(_)) => {
-                (State::Package, true)
             }
-            (State::Substream { in_package: false } | State::Package, Record::End(_)) => {
-                (State::Outside, true)
-            }
-            (State::Substream { .. }, Record::Begin(_)) | (State::Header, _) => {
+            (
+                StreamPlace::Header | StreamPlace::Substream { in_package: true },
+                StreamRecord::End(_),
+            ) => (StreamPlace::Package, true),
+            (
+                StreamPlace::Substream { in_package: false } | StreamPlace::Package,
+                StreamRecord::End(_),
+            ) => (StreamPlace::Outside, true),
+            (StreamPlace::Substream { .. }, StreamRecord::Begin(_)) | (StreamPlace::Header, _) => {
                 let name = record.name();
                 return Err(Error::corrupt(format!("the stream has a misplaced {name} record")));
             }
-            (State::Substream { .. }, _) => (self.state, false),
-            (State::Outside | State::Package, _) => {
+            (StreamPlace::Substream { .. }, _) => (self.state, false),
+            (StreamPlace::Outside | StreamPlace::Package, _) => {
                 return Err(Error::corrupt("the stream does not begin with a BEGIN record"));
             }
         };
@@ -185,9 +190,13 @@ impl<R: Read> StreamReader<R> {
 
     /// Adds a header to the running sum and compares what it says of the bytes before it;
     /// returns the sum that it carries.
-    fn sum_header(&mut self, header: &[u8; HEADER_SIZE], record: &Record) -> Result<[u64; 4]> {
+    fn sum_header(
+        &mut self,
+        header: &[u8; HEADER_SIZE],
+        record: &StreamRecord,
+    ) -> Result<[u64; 4]> {
         let swapped = self.endian == Endian::Big;
-        if matches!(record, Record::Begin(_)) {
+        if matches!(record, StreamRecord::Begin(_)) {
             self.sum.update(header, swapped);
             return Ok([0; 4]);
         }
@@ -203,7 +212,7 @@ impl<R: Read> StreamReader<R> {
         }
         self.sum.update(tail, swapped);
         // Behind a package there is nothing to sum.
-        if let Record::End(end) = record
+        if let StreamRecord::End(end) = record
             && self.verifies
             && before != Fletcher4::new()
             && end.checksum != before.words

@@ -499,7 +499,7 @@ impl Begin {
 /// A record's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "each has the documentation of its struct")]
-pub enum Record {
+pub enum StreamRecord {
     Begin(Begin),
     Object(Object),
     FreeObjects(FreeObjects),
@@ -513,41 +513,41 @@ pub enum Record {
     Redact(Free),
 }
 
-impl Record {
+impl StreamRecord {
     /// Number of types.
     pub(crate) const TYPES: usize = 11;
 
     /// Its `drr_type` (§2).
     pub fn type_id(&self) -> u32 {
         match self {
-            Record::Begin(_) => 0,
-            Record::Object(_) => 1,
-            Record::FreeObjects(_) => 2,
-            Record::Write(_) => 3,
-            Record::Free(_) => 4,
-            Record::End(_) => 5,
-            Record::WriteByRef(_) => 6,
-            Record::Spill(_) => 7,
-            Record::WriteEmbedded(_) => 8,
-            Record::ObjectRange(_) => 9,
-            Record::Redact(_) => 10,
+            StreamRecord::Begin(_) => 0,
+            StreamRecord::Object(_) => 1,
+            StreamRecord::FreeObjects(_) => 2,
+            StreamRecord::Write(_) => 3,
+            StreamRecord::Free(_) => 4,
+            StreamRecord::End(_) => 5,
+            StreamRecord::WriteByRef(_) => 6,
+            StreamRecord::Spill(_) => 7,
+            StreamRecord::WriteEmbedded(_) => 8,
+            StreamRecord::ObjectRange(_) => 9,
+            StreamRecord::Redact(_) => 10,
         }
     }
 
     /// The name of its type, as in `DRR_WRITE`.
     pub fn name(&self) -> &'static str {
         match self {
-            Record::Begin(_) => "BEGIN",
-            Record::Object(_) => "OBJECT",
-            Record::FreeObjects(_) => "FREEOBJECTS",
-            Record::Write(_) => "WRITE",
-            Record::Free(_) => "FREE",
-            Record::End(_) => "END",
-            Record::WriteByRef(_) => "WRITE_BYREF",
-            Record::Spill(_) => "SPILL",
-            Record::WriteEmbedded(_) => "WRITE_EMBEDDED",
-            Record::ObjectRange(_) => "OBJECT_RANGE",
-            Record::Redact(_) => "REDACT",
+            StreamRecord::Begin(_) => "BEGIN",
+            StreamRecord::Object(_) => "OBJECT",
+            StreamRecord::FreeObjects(_) => "FREEOBJECTS",
+            StreamRecord::Write(_) => "WRITE",
+            StreamRecord::Free(_) => "FREE",
+            StreamRecord::End(_) => "END",
+            StreamRecord::WriteByRef(_) => "WRITE_BYREF",
+            StreamRecord::Spill(_) => "SPILL",
+            StreamRecord::WriteEmbedded(_) => "WRITE_EMBEDDED",
+            StreamRecord::ObjectRange(_) => "OBJECT_RANGE",
+            StreamRecord::Redact(_) => "REDACT",
         }
     }
 
@@ -555,19 +555,19 @@ impl Record {
     ///
     /// # Errors
     /// `Corrupt` for a type that does not exist.
-    pub fn parse(endian: Endian, header: &[u8; HEADER_SIZE]) -> Result<Record> {
+    pub fn parse(endian: Endian, header: &[u8; HEADER_SIZE]) -> Result<StreamRecord> {
         Ok(match u32::get(endian, header, 0) {
-            0 => Record::Begin(Begin::parse(endian, header)),
-            1 => Record::Object(Object::parse(endian, header)),
-            2 => Record::FreeObjects(FreeObjects::parse(endian, header)),
-            3 => Record::Write(Write::parse(endian, header)),
-            4 => Record::Free(Free::parse(endian, header)),
-            5 => Record::End(End::parse(endian, header)),
-            6 => Record::WriteByRef(WriteByRef::parse(endian, header)),
-            7 => Record::Spill(Spill::parse(endian, header)),
-            8 => Record::WriteEmbedded(WriteEmbedded::parse(endian, header)),
-            9 => Record::ObjectRange(ObjectRange::parse(endian, header)),
-            10 => Record::Redact(Free::parse(endian, header)),
+            0 => StreamRecord::Begin(Begin::parse(endian, header)),
+            1 => StreamRecord::Object(Object::parse(endian, header)),
+            2 => StreamRecord::FreeObjects(FreeObjects::parse(endian, header)),
+            3 => StreamRecord::Write(Write::parse(endian, header)),
+            4 => StreamRecord::Free(Free::parse(endian, header)),
+            5 => StreamRecord::End(End::parse(endian, header)),
+            6 => StreamRecord::WriteByRef(WriteByRef::parse(endian, header)),
+            7 => StreamRecord::Spill(Spill::parse(endian, header)),
+            8 => StreamRecord::WriteEmbedded(WriteEmbedded::parse(endian, header)),
+            9 => StreamRecord::ObjectRange(ObjectRange::parse(endian, header)),
+            10 => StreamRecord::Redact(Free::parse(endian, header)),
             other => {
                 return Err(Error::corrupt(format!("the stream has a record of type {other}")));
             }
@@ -580,16 +580,16 @@ impl Record {
         self.type_id().put(endian, &mut header, 0);
         let to = &mut header;
         match self {
-            Record::Begin(r) => r.encode(endian, to),
-            Record::Object(r) => r.encode(endian, to),
-            Record::FreeObjects(r) => r.encode(endian, to),
-            Record::Write(r) => r.encode(endian, to),
-            Record::Free(r) | Record::Redact(r) => r.encode(endian, to),
-            Record::End(r) => r.encode(endian, to),
-            Record::WriteByRef(r) => r.encode(endian, to),
-            Record::Spill(r) => r.encode(endian, to),
-            Record::WriteEmbedded(r) => r.encode(endian, to),
-            Record::ObjectRange(r) => r.encode(endian, to),
+            StreamRecord::Begin(r) => r.encode(endian, to),
+            StreamRecord::Object(r) => r.encode(endian, to),
+            StreamRecord::FreeObjects(r) => r.encode(endian, to),
+            StreamRecord::Write(r) => r.encode(endian, to),
+            StreamRecord::Free(r) | StreamRecord::Redact(r) => r.encode(endian, to),
+            StreamRecord::End(r) => r.encode(endian, to),
+            StreamRecord::WriteByRef(r) => r.encode(endian, to),
+            StreamRecord::Spill(r) => r.encode(endian, to),
+            StreamRecord::WriteEmbedded(r) => r.encode(endian, to),
+            StreamRecord::ObjectRange(r) => r.encode(endian, to),
         }
         header
     }
@@ -601,20 +601,20 @@ impl Record {
     pub fn payload_len(&self) -> Result<usize> {
         let up = |bytes: u32| u64::from(bytes).next_multiple_of(8);
         let (bytes, most) = match self {
-            Record::Begin(r) => (u64::from(r.payload_len), BEGIN_PAYLOAD_MAX),
-            Record::Object(r) if r.raw_bonus_len != 0 => (r.raw_bonus_len.into(), BONUS_MAX),
-            Record::Object(r) => (up(r.bonus_len), BONUS_MAX),
-            Record::Write(r) if r.compression != 0 => (r.compressed_size, BLOCK_MAX),
-            Record::Write(r) => (r.logical_size, BLOCK_MAX),
-            Record::Spill(r) if r.compressed_size != 0 => (r.compressed_size, BLOCK_MAX),
-            Record::Spill(r) => (r.length, BLOCK_MAX),
-            Record::WriteEmbedded(r) => (up(r.physical_size), EMBEDDED_MAX),
-            Record::FreeObjects(_)
-            | Record::Free(_)
-            | Record::Redact(_)
-            | Record::End(_)
-            | Record::WriteByRef(_)
-            | Record::ObjectRange(_) => (0, 0),
+            StreamRecord::Begin(r) => (u64::from(r.payload_len), BEGIN_PAYLOAD_MAX),
+            StreamRecord::Object(r) if r.raw_bonus_len != 0 => (r.raw_bonus_len.into(), BONUS_MAX),
+            StreamRecord::Object(r) => (up(r.bonus_len), BONUS_MAX),
+            StreamRecord::Write(r) if r.compression != 0 => (r.compressed_size, BLOCK_MAX),
+            StreamRecord::Write(r) => (r.logical_size, BLOCK_MAX),
+            StreamRecord::Spill(r) if r.compressed_size != 0 => (r.compressed_size, BLOCK_MAX),
+            StreamRecord::Spill(r) => (r.length, BLOCK_MAX),
+            StreamRecord::WriteEmbedded(r) => (up(r.physical_size), EMBEDDED_MAX),
+            StreamRecord::FreeObjects(_)
+            | StreamRecord::Free(_)
+            | StreamRecord::Redact(_)
+            | StreamRecord::End(_)
+            | StreamRecord::WriteByRef(_)
+            | StreamRecord::ObjectRange(_) => (0, 0),
         };
         if bytes > most || bytes % 4 != 0 {
             let name = self.name();
@@ -630,24 +630,23 @@ impl Record {
     /// `Corrupt`, with the record's type and object.
     pub fn check(&self, features: Features, flags: u32) -> Result<()> {
         let fine = match self {
-            Record::Begin(_) | Record::End(_) => Ok(()),
-            Record::Object(r) => r.check(features, flags),
-            Record::FreeObjects(r) => want(r.first.checked_add(r.count).is_some(), "range"),
-            Record::Write(r) => r.check(features),
-            Record::Free(r) | Record::Redact(r) => {
-                want(is_object(r.object), "number").and_then(|()| {
+            StreamRecord::Begin(_) | StreamRecord::End(_) => Ok(()),
+            StreamRecord::Object(r) => r.check(features, flags),
+            StreamRecord::FreeObjects(r) => want(r.first.checked_add(r.count).is_some(), "range"),
+            StreamRecord::Write(r) => r.check(features),
+            StreamRecord::Free(r) | StreamRecord::Redact(r) => want(is_object(r.object), "number")
+                .and_then(|()| {
                     let ends = r.offset.checked_add(r.length).is_some();
                     want(ends || r.length == TO_THE_END, "range")
-                })
-            }
-            Record::WriteByRef(_) => Err("type"),
-            Record::Spill(r) => want(is_object(r.object), "number")
+                }),
+            StreamRecord::WriteByRef(_) => Err("type"),
+            StreamRecord::Spill(r) => want(is_object(r.object), "number")
                 .and_then(|()| want((BLOCK_MIN..=BLOCK_MAX).contains(&r.length), "length"))
                 .and_then(|()| {
                     want(features.has(Features::RAW) == (r.compressed_size != 0), "encryption")
                 }),
-            Record::WriteEmbedded(r) => r.check(features),
-            Record::ObjectRange(r) => want(features.has(Features::RAW), "type")
+            StreamRecord::WriteEmbedded(r) => r.check(features),
+            StreamRecord::ObjectRange(r) => want(features.has(Features::RAW), "type")
                 .and_then(|()| want(r.slots == DNODES && r.first % DNODES == 0, "range")),
         };
         fine.map_err(|what| {
@@ -660,15 +659,16 @@ impl Record {
     /// The object that it is about.
     pub fn object(&self) -> Option<u64> {
         match self {
-            Record::Object(r) => Some(r.object),
-            Record::Write(r) => Some(r.object),
-            Record::Free(r) | Record::Redact(r) => Some(r.object),
-            Record::WriteByRef(r) => Some(r.object),
-            Record::Spill(r) => Some(r.object),
-            Record::WriteEmbedded(r) => Some(r.object),
-            Record::Begin(_) | Record::End(_) | Record::FreeObjects(_) | Record::ObjectRange(_) => {
-                None
-            }
+            StreamRecord::Object(r) => Some(r.object),
+            StreamRecord::Write(r) => Some(r.object),
+            StreamRecord::Free(r) | StreamRecord::Redact(r) => Some(r.object),
+            StreamRecord::WriteByRef(r) => Some(r.object),
+            StreamRecord::Spill(r) => Some(r.object),
+            StreamRecord::WriteEmbedded(r) => Some(r.object),
+            StreamRecord::Begin(_)
+            | StreamRecord::End(_)
+            | StreamRecord::FreeObjects(_)
+            | StreamRecord::ObjectRange(_) => None,
         }
     }
 }

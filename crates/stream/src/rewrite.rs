@@ -8,7 +8,7 @@ use base::{Error, ErrorKind, Result};
 use codec::compress::{Compression, compress, decompress as expand};
 
 use super::reader::StreamReader;
-use super::record::{self, Features, HeaderKind, Record, record_flags};
+use super::record::{self, Features, HeaderKind, StreamRecord, record_flags};
 use super::writer::StreamWriter;
 
 /// A WRITE record: its object and byte offset.
@@ -25,7 +25,7 @@ pub struct Selected {
 fn copy(
     input: impl Read,
     output: impl Write,
-    mut change: impl FnMut(Record, &mut Vec<u8>) -> Result<Option<Record>>,
+    mut change: impl FnMut(StreamRecord, &mut Vec<u8>) -> Result<Option<StreamRecord>>,
 ) -> Result<()> {
     let mut reader = StreamReader::new(input);
     let mut writer: Option<StreamWriter<_>> = None;
@@ -41,16 +41,16 @@ fn copy(
             }
         };
         match record {
-            Record::Begin(begin) => {
+            StreamRecord::Begin(begin) => {
                 in_package |= begin.kind()? == HeaderKind::Package;
                 in_substream = true;
             }
-            Record::End(_) if in_package && !in_substream => {
+            StreamRecord::End(_) if in_package && !in_substream => {
                 to.finish_package()?;
                 in_package = false;
                 continue;
             }
-            Record::End(_) => in_substream = false,
+            StreamRecord::End(_) => in_substream = false,
             _ => {}
         }
         if let Some(record) = change(record, &mut payload)? {
@@ -71,7 +71,7 @@ pub fn drop_records(
 ) -> Result<u64> {
     let mut dropped = 0;
     copy(input, output, |record, _| {
-        let Record::Write(write) = record else { return Ok(Some(record)) };
+        let StreamRecord::Write(write) = record else { return Ok(Some(record)) };
         let at = Selected { object: write.object, offset: write.offset };
         let drops = selected.contains(&at);
         dropped += u64::from(drops);
@@ -94,7 +94,7 @@ pub fn decompress(
 ) -> Result<u64> {
     let mut changed = 0;
     copy(input, output, |record, payload| {
-        let Record::Write(mut write) = record else { return Ok(Some(record)) };
+        let StreamRecord::Write(mut write) = record else { return Ok(Some(record)) };
         let at = Selected { object: write.object, offset: write.offset };
         let Some(&by) = selected.get(&at) else { return Ok(Some(record)) };
         if by == Compression::Off {
@@ -112,7 +112,7 @@ pub fn decompress(
         }
         (write.compression, write.compressed_size) = (0, 0);
         changed += 1;
-        Ok(Some(Record::Write(write)))
+        Ok(Some(StreamRecord::Write(write)))
     })?;
     Ok(changed)
 }
@@ -128,7 +128,7 @@ fn block_len(bytes: u64) -> Result<usize> {
 /// `Unsupported` for a raw stream; those of reading and writing streams.
 pub fn recompress(input: impl Read, output: impl Write, by: Compression) -> Result<()> {
     copy(input, output, |record, payload| match record {
-        Record::Begin(mut begin) if begin.kind()? == HeaderKind::Substream => {
+        StreamRecord::Begin(mut begin) if begin.kind()? == HeaderKind::Substream => {
             let features = begin.features();
             if features.has(Features::RAW) {
                 let message = "encrypted send streams cannot be recompressed";
@@ -139,9 +139,9 @@ pub fn recompress(input: impl Read, output: impl Write, by: Compression) -> Resu
                 .with_if(Features::LZ4, by == Compression::Lz4)
                 .with_if(Features::ZSTD, matches!(by, Compression::Zstd(_)));
             begin.version_info = begin.version_info & 3 | features.0 << 2;
-            Ok(Some(Record::Begin(begin)))
+            Ok(Some(StreamRecord::Begin(begin)))
         }
-        Record::Write(mut write) => {
+        StreamRecord::Write(mut write) => {
             if write.compression != 0 {
                 let mut plain = vec![0; block_len(write.logical_size)?];
                 if write.compression == Compression::Off.id() {
@@ -164,7 +164,7 @@ pub fn recompress(input: impl Read, output: impl Write, by: Compression) -> Resu
                     *payload = small;
                 }
             }
-            Ok(Some(Record::Write(write)))
+            Ok(Some(StreamRecord::Write(write)))
         }
         other => Ok(Some(other)),
     })
@@ -188,7 +188,7 @@ pub fn redup(mut input: impl Read + Seek, output: impl Write) -> Result<u64> {
     {
         let mut reader = StreamReader::new(&mut input);
         while let Some(read) = reader.next_record()? {
-            if let Record::Write(write) = read.record {
+            if let StreamRecord::Write(write) = read.record {
                 let at = read.offset + record::HEADER_SIZE as u64;
                 let key = (write.to_guid, write.object, write.offset);
                 carried.insert(key, Carried { at, write });
@@ -199,12 +199,12 @@ pub fn redup(mut input: impl Read + Seek, output: impl Write) -> Result<u64> {
     let mut changed = 0;
     let shared = std::cell::RefCell::new(input);
     copy(Shared { file: &shared, at: 0 }, output, |record, payload| match record {
-        Record::Begin(mut begin) => {
+        StreamRecord::Begin(mut begin) => {
             let obsolete = Features::DEDUP.with(Features::DEDUP_PROPS).0;
             begin.version_info &= !(obsolete << 2);
-            Ok(Some(Record::Begin(begin)))
+            Ok(Some(StreamRecord::Begin(begin)))
         }
-        Record::WriteByRef(by) => {
+        StreamRecord::WriteByRef(by) => {
             let key = (by.ref_guid, by.ref_object, by.ref_offset);
             let Some(found) = carried.get(&key) else {
                 return Err(Error::corrupt("a record refers to a block that the stream lacks"));
@@ -212,11 +212,11 @@ pub fn redup(mut input: impl Read + Seek, output: impl Write) -> Result<u64> {
             let mut write = found.write;
             (write.object, write.offset, write.to_guid) = (by.object, by.offset, by.to_guid);
             write.flags &= !record_flags::RAW_BYTESWAP;
-            payload.resize(Record::Write(write).payload_len()?, 0);
+            payload.resize(StreamRecord::Write(write).payload_len()?, 0);
             let mut from = Shared { file: &shared, at: found.at };
             from.read_exact(payload).map_err(|e| Error::io("cannot read the stream", e))?;
             changed += 1;
-            Ok(Some(Record::Write(write)))
+            Ok(Some(StreamRecord::Write(write)))
         }
         other => Ok(Some(other)),
     })?;

@@ -4,7 +4,7 @@ use base::{Error, Result, bug};
 use codec::checksum::fletcher::Fletcher4;
 use ondisk::endian::Endian;
 
-use super::record::{CHECKSUM_AT, Record};
+use super::record::{CHECKSUM_AT, StreamRecord};
 
 /// Writes records, little-endian unless told otherwise, with their sums.
 #[derive(Debug)]
@@ -44,16 +44,16 @@ impl<W: std::io::Write> StreamWriter<W> {
     ///
     /// # Errors
     /// `Bug` for a payload of another length than the header implies; those of writing.
-    pub fn write(&mut self, record: &Record, payload: &[u8]) -> Result<()> {
+    pub fn write(&mut self, record: &StreamRecord, payload: &[u8]) -> Result<()> {
         let mut record = *record;
         match &mut record {
-            Record::Begin(begin) => {
+            StreamRecord::Begin(begin) => {
                 self.sum = Fletcher4::new();
                 begin.payload_len = u32::try_from(payload.len())
                     .map_err(|_| Error::invalid("the stream's header is too large"))?;
                 self.in_package_header = begin.kind()? == super::HeaderKind::Package;
             }
-            Record::End(end) => end.checksum = self.sum.words,
+            StreamRecord::End(end) => end.checksum = self.sum.words,
             _ => {}
         }
         if record.payload_len()? != payload.len() {
@@ -61,8 +61,8 @@ impl<W: std::io::Write> StreamWriter<W> {
         }
         let swapped = self.endian == Endian::Big;
         let mut header = record.encode(self.endian);
-        let is_begin = matches!(record, Record::Begin(_));
-        let ends = matches!(record, Record::End(_));
+        let is_begin = matches!(record, StreamRecord::Begin(_));
+        let ends = matches!(record, StreamRecord::End(_));
         let without = is_begin || (ends && self.in_package_header);
         if !without && let Some((head, tail)) = header.split_at_mut_checked(CHECKSUM_AT) {
             self.sum.update(head, swapped);
@@ -83,7 +83,7 @@ impl<W: std::io::Write> StreamWriter<W> {
     /// # Errors
     /// Those of writing.
     pub fn finish_package(&mut self) -> Result<()> {
-        let header = Record::End(super::End::default()).encode(self.endian);
+        let header = StreamRecord::End(super::End::default()).encode(self.endian);
         self.put(&header)
     }
 

@@ -11,14 +11,14 @@ use ondisk::endian::Endian;
 use proptest::prelude::*;
 use stream::{
     Begin, Dump, DumpOptions, End, Features, Free, FreeObjects, HEADER_SIZE, HeaderKind, Object,
-    PackageDataset, PackageHeader, Record, ResumeToken, Selected, StreamReader, StreamWriter,
+    PackageDataset, PackageHeader, ResumeToken, Selected, StreamReader, StreamRecord, StreamWriter,
     TO_THE_END, Write, WriteByRef, WriteEmbedded,
 };
 
 const GUID: u64 = 0x1122_3344_5566_7788;
 
 /// The volume of chapter 07 §17.
-fn worked() -> Vec<(Record, Vec<u8>)> {
+fn worked() -> Vec<(StreamRecord, Vec<u8>)> {
     let features = Features::LZ4.with(Features::EMBED_DATA);
     let begin = Begin {
         creation_time: 0x6592_0080,
@@ -28,7 +28,7 @@ fn worked() -> Vec<(Record, Vec<u8>)> {
         ..Begin::new(HeaderKind::Substream, features, "tank/v@s").unwrap()
     };
     let object = |object, object_type| {
-        Record::Object(Object {
+        StreamRecord::Object(Object {
             object,
             object_type,
             block_size: 512,
@@ -38,7 +38,7 @@ fn worked() -> Vec<(Record, Vec<u8>)> {
         })
     };
     let free =
-        |object, offset, length| Record::Free(Free { object, offset, length, to_guid: GUID });
+        |object, offset, length| StreamRecord::Free(Free { object, offset, length, to_guid: GUID });
     let data: Vec<u8> = (0..512u32).map(|i| (7 * i + 3) as u8).collect();
     let mut write = Write {
         object: 1,
@@ -60,7 +60,7 @@ fn worked() -> Vec<(Record, Vec<u8>)> {
         *word = u64::from_le_bytes(bytes.try_into().unwrap());
     }
     let embedded = |object, offset, physical_size| {
-        Record::WriteEmbedded(WriteEmbedded {
+        StreamRecord::WriteEmbedded(WriteEmbedded {
             object,
             offset,
             length: 512,
@@ -77,28 +77,28 @@ fn worked() -> Vec<(Record, Vec<u8>)> {
         hex("000000252103000100338055a10a000f02001d180831004873697a6510000f0200ff8b500000000000");
     zap.resize(48, 0);
     vec![
-        (Record::Begin(begin), vec![]),
+        (StreamRecord::Begin(begin), vec![]),
         (object(1, 23), vec![]),
         (free(1, 1536, TO_THE_END), vec![]),
-        (Record::Write(write), data),
+        (StreamRecord::Write(write), data),
         (free(1, 512, 512), vec![]),
         (embedded(1, 1024, 20), small),
         (object(2, 24), vec![]),
         (free(2, 512, TO_THE_END), vec![]),
         (embedded(2, 0, 41), zap),
         (free(2, 512, 1024), vec![]),
-        (Record::FreeObjects(FreeObjects { first: 3, count: 29, to_guid: GUID }), vec![]),
-        (Record::End(End { to_guid: GUID, ..End::default() }), vec![]),
+        (StreamRecord::FreeObjects(FreeObjects { first: 3, count: 29, to_guid: GUID }), vec![]),
+        (StreamRecord::End(End { to_guid: GUID, ..End::default() }), vec![]),
     ]
 }
 
-fn written(records: &[(Record, Vec<u8>)], order: Endian) -> Vec<u8> {
+fn written(records: &[(StreamRecord, Vec<u8>)], order: Endian) -> Vec<u8> {
     let mut writer = StreamWriter::with_order(Vec::new(), order);
     records.iter().for_each(|(record, payload)| writer.write(record, payload).unwrap());
     writer.into_inner()
 }
 
-fn read_all(bytes: &[u8]) -> base::Result<Vec<(Record, Vec<u8>)>> {
+fn read_all(bytes: &[u8]) -> base::Result<Vec<(StreamRecord, Vec<u8>)>> {
     let mut reader = StreamReader::new(bytes);
     let mut all = Vec::new();
     while let Some(read) = reader.next_record()? {
@@ -142,7 +142,9 @@ fn both_byte_orders_say_the_same() {
     let big = read_all(&written(&records, Endian::Big)).unwrap();
     let little = read_all(&written(&records, Endian::Little)).unwrap();
     // The sum at the end depends on the order of the words' bytes.
-    let (Some((Record::End(a), _)), Some((Record::End(b), _))) = (big.last(), little.last()) else {
+    let (Some((StreamRecord::End(a), _)), Some((StreamRecord::End(b), _))) =
+        (big.last(), little.last())
+    else {
         panic!("no end")
     };
     assert_ne!(a.checksum, b.checksum);
@@ -170,8 +172,8 @@ fn a_package_is_read_to_its_end() {
     assert_eq!(PackageHeader::parse(&payload).unwrap(), header);
     let begin = Begin::new(HeaderKind::Package, Features::default(), "tank/v@s").unwrap();
     let mut writer = StreamWriter::new(Vec::new());
-    writer.write(&Record::Begin(begin), &payload).unwrap();
-    writer.write(&Record::End(End::default()), &[]).unwrap();
+    writer.write(&StreamRecord::Begin(begin), &payload).unwrap();
+    writer.write(&StreamRecord::End(End::default()), &[]).unwrap();
     for (record, payload) in worked() {
         writer.write(&record, &payload).unwrap();
     }
@@ -191,7 +193,7 @@ fn a_package_is_read_to_its_end() {
 #[test]
 fn what_is_misplaced_is_refused() {
     let records = worked();
-    let refused = |records: &[(Record, Vec<u8>)]| {
+    let refused = |records: &[(StreamRecord, Vec<u8>)]| {
         let e = read_all(&written(records, Endian::Little)).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Corrupt, "{e}");
     };
@@ -200,7 +202,7 @@ fn what_is_misplaced_is_refused() {
     let end = records.last().unwrap().clone();
     refused(&[end]);
     let package = Begin::new(HeaderKind::Package, Features::default(), "t@s").unwrap();
-    refused(&[(Record::Begin(package), vec![]), records[1].clone()]);
+    refused(&[(StreamRecord::Begin(package), vec![]), records[1].clone()]);
     assert_eq!(read_all(b"").unwrap(), []);
     let long = "x".repeat(256);
     let e = Begin::new(HeaderKind::Substream, Features::default(), &long).unwrap_err();
@@ -232,7 +234,7 @@ fn limits_of_records() {
         slots: 1,
         ..Object::default()
     };
-    let fits = |o: Object| Record::Object(o).check(all, 0xC).is_ok();
+    let fits = |o: Object| StreamRecord::Object(o).check(all, 0xC).is_ok();
     assert!(fits(object));
     assert!(!fits(Object { object: 0, ..object }));
     assert!(!fits(Object { object: 1 << 48, ..object }));
@@ -247,17 +249,17 @@ fn limits_of_records() {
     assert!(!fits(Object { slots: 33, ..object }));
     assert!(!fits(Object { levels: 1, ..object }));
     assert!(!fits(Object { flags: 1, ..object }));
-    let old = Record::Object(Object { block_size: 262_144, ..object });
+    let old = StreamRecord::Object(Object { block_size: 262_144, ..object });
     assert!(old.check(Features::default(), 0xC).is_err());
-    assert!(Record::Object(Object { flags: 4, ..object }).check(all, 0).is_err());
+    assert!(StreamRecord::Object(Object { flags: 4, ..object }).check(all, 0).is_err());
     let shaped =
         Object { raw_bonus_len: 320, indirect_shift: 17, levels: 2, pointers: 1, ..object };
-    assert!(Record::Object(shaped).check(raw, 0xC).is_ok());
-    assert!(Record::Object(Object { pointers: 3, ..shaped }).check(raw, 0xC).is_err());
-    assert!(Record::Object(Object { raw_bonus_len: 321, ..shaped }).check(raw, 0xC).is_err());
+    assert!(StreamRecord::Object(shaped).check(raw, 0xC).is_ok());
+    assert!(StreamRecord::Object(Object { pointers: 3, ..shaped }).check(raw, 0xC).is_err());
+    assert!(StreamRecord::Object(Object { raw_bonus_len: 321, ..shaped }).check(raw, 0xC).is_err());
 
     let write = Write { object: 7, object_type: 19, logical_size: 4096, ..Write::default() };
-    let fits = |w: Write, f| Record::Write(w).check(f, 0xC).is_ok();
+    let fits = |w: Write, f| StreamRecord::Write(w).check(f, 0xC).is_ok();
     assert!(fits(write, Features::default()));
     assert!(!fits(Write { offset: u64::MAX - 10, ..write }, all));
     let packed = Write { compression: 15, compressed_size: 512, ..write };
@@ -266,7 +268,7 @@ fn limits_of_records() {
     assert!(!fits(Write { compressed_size: 0, ..packed }, all));
     assert!(!fits(Write { compression: 99, ..packed }, all));
     assert!(fits(packed, raw) && !fits(write, raw));
-    let len = |w| Record::Write(w).payload_len();
+    let len = |w| StreamRecord::Write(w).payload_len();
     assert!(len(Write { logical_size: u64::MAX, ..write }).is_err());
     assert!(len(Write { compressed_size: 514, ..packed }).is_err());
 
@@ -278,7 +280,7 @@ fn limits_of_records() {
         physical_size: 112,
         ..WriteEmbedded::default()
     };
-    let fits = |w, f| Record::WriteEmbedded(w).check(f, 0xC).is_ok();
+    let fits = |w, f| StreamRecord::WriteEmbedded(w).check(f, 0xC).is_ok();
     assert!(fits(embedded, all) && !fits(embedded, raw) && !fits(embedded, Features::LZ4));
     assert!(!fits(WriteEmbedded { physical_size: 113, ..embedded }, all));
     assert!(!fits(WriteEmbedded { logical_size: 513, ..embedded }, all));
@@ -286,7 +288,7 @@ fn limits_of_records() {
     let spill = WriteEmbedded { offset: 0u64.wrapping_sub(1024), ..embedded };
     assert!(spill.is_spill() && fits(spill, all));
     let free = |offset, length| {
-        Record::Free(Free { object: 1, offset, length, to_guid: 0 }).check(all, 0).is_ok()
+        StreamRecord::Free(Free { object: 1, offset, length, to_guid: 0 }).check(all, 0).is_ok()
     };
     assert!(free(5, TO_THE_END) && free(5, 10) && !free(5, TO_THE_END - 1));
 }
@@ -317,9 +319,9 @@ fn the_worked_token() {
     }
 }
 
-fn blocks() -> Vec<(Record, Vec<u8>)> {
+fn blocks() -> Vec<(StreamRecord, Vec<u8>)> {
     let begin = Begin::new(HeaderKind::Substream, Features::SA_SPILL, "t/f@s").unwrap();
-    let mut all = vec![(Record::Begin(begin), vec![])];
+    let mut all = vec![(StreamRecord::Begin(begin), vec![])];
     for i in 0..4u64 {
         let write = Write {
             object: 9,
@@ -330,9 +332,9 @@ fn blocks() -> Vec<(Record, Vec<u8>)> {
             ..Write::default()
         };
         let data = (0..4096u32).map(|n| if i == 3 { ((n * n) >> 3) as u8 } else { i as u8 });
-        all.push((Record::Write(write), data.collect()));
+        all.push((StreamRecord::Write(write), data.collect()));
     }
-    all.push((Record::End(End { to_guid: 5, ..End::default() }), vec![]));
+    all.push((StreamRecord::End(End { to_guid: 5, ..End::default() }), vec![]));
     all
 }
 
@@ -344,7 +346,7 @@ fn recompressed_and_decompressed() {
         stream::recompress(&plain[..], &mut small, by).unwrap();
         assert!(small.len() < plain.len() - 8192, "{by:?}");
         let records = read_all(&small).unwrap();
-        let Record::Begin(begin) = records[0].0 else { panic!("no begin") };
+        let StreamRecord::Begin(begin) = records[0].0 else { panic!("no begin") };
         for (record, _) in &records {
             record.check(begin.features(), 0xC).unwrap();
         }
@@ -369,7 +371,8 @@ fn recompressed_and_decompressed() {
         assert!(n + failed.len() as u64 == 1 && read_all(&out).is_ok());
     }
     let mut raw = blocks();
-    raw[0].0 = Record::Begin(Begin::new(HeaderKind::Substream, Features::RAW, "t@s").unwrap());
+    raw[0].0 =
+        StreamRecord::Begin(Begin::new(HeaderKind::Substream, Features::RAW, "t@s").unwrap());
     let e = stream::recompress(&written(&raw, Endian::Little)[..], Vec::new(), Compression::Lz4);
     assert_eq!(e.unwrap_err().kind(), ErrorKind::Unsupported);
 }
@@ -388,12 +391,12 @@ fn records_are_dropped_and_references_resolved() {
         ref_offset: 8192,
         ..WriteByRef::default()
     };
-    records.insert(last, (Record::WriteByRef(by), vec![]));
+    records.insert(last, (StreamRecord::WriteByRef(by), vec![]));
     let bytes = written(&records, Endian::Little);
     let mut out = Vec::new();
     assert_eq!(stream::redup(Cursor::new(&bytes), &mut out).unwrap(), 1);
     let all = read_all(&out).unwrap();
-    let (Record::Write(copied), data) = &all[last] else { panic!("no write") };
+    let (StreamRecord::Write(copied), data) = &all[last] else { panic!("no write") };
     assert_eq!((copied.object, copied.offset), (11, 0));
     assert_eq!(data, &records[3].1);
     let mut out = Vec::new();
@@ -401,7 +404,7 @@ fn records_are_dropped_and_references_resolved() {
     assert_eq!(stream::drop_records(&bytes[..], &mut out, &selected).unwrap(), 1);
     assert_eq!(read_all(&out).unwrap().len(), records.len() - 1);
     let missing = WriteByRef { ref_guid: 6, ..by };
-    records[last] = (Record::WriteByRef(missing), vec![]);
+    records[last] = (StreamRecord::WriteByRef(missing), vec![]);
     let bytes = written(&records, Endian::Little);
     let e = stream::redup(Cursor::new(&bytes), Vec::new()).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Corrupt);
@@ -458,9 +461,9 @@ proptest! {
     fn headers_are_as_they_were(mut header in proptest::collection::vec(any::<u8>(), HEADER_SIZE), ty in 0u8..11) {
         header[..4].copy_from_slice(&[ty, 0, 0, 0]);
         let header: [u8; HEADER_SIZE] = header.try_into().unwrap();
-        let record = Record::parse(Endian::Little, &header).unwrap();
+        let record = StreamRecord::parse(Endian::Little, &header).unwrap();
         for order in [Endian::Little, Endian::Big] {
-            prop_assert_eq!(Record::parse(order, &record.encode(order)).unwrap(), record);
+            prop_assert_eq!(StreamRecord::parse(order, &record.encode(order)).unwrap(), record);
         }
         let _ = record.payload_len();
         let _ = record.check(Features(u64::MAX), u32::MAX);
