@@ -1,6 +1,7 @@
 //! File systems, volumes, snapshots and bookmarks by name, and their properties.
 
 mod open;
+mod sending;
 mod written;
 
 use std::sync::Arc;

@@ -57,6 +57,7 @@ mod vdev_props;
 
 pub use ::kstat;
 pub use ::nvlist;
+pub use ::stream;
 pub use ::zevent;
 pub use arc::{ArcStats, Config as ArcConfig, PolicyKind};
 pub use base::{Buf, Error, ErrorKind, Guid, ObjectId, Result, Txg};
@@ -69,6 +70,7 @@ pub use spa::engine::{CheckpointState, CheckpointStatus, JobKind, JobStatus};
 pub use spa::engine::{RebuildProgress, RebuildRecord, RebuildState};
 pub use spa::status::{ClassDetail, ImportReason, IoDetail, VdevClass, VdevState, VdevStatus};
 pub use spa::{ImportOptions, Rebuilt, Search};
+pub use stream::SendOptions;
 pub use zpl::{File, FileSystem};
 pub use zvol::Volume;
 

@@ -1,7 +1,6 @@
 //! Block pointers in all their forms (chapter 02 §1-3).
 //!
 //! # Theory
-//! 128 bytes mean one of four things: a [`Hole`], an [`Embedded`] payload, a
 //! 128 bytes represent one of four things: a [`Hole`], an [`Embedded`] payload, a
 //! *redacted* block, or a [`Block`] on disk. Parsing determines which (chapter 02 §2.3)
 //! and checks everything that does not need the vdev tree (§2.6). Whether an address

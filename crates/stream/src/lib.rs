@@ -7,10 +7,10 @@
 //! at the record where it begins. A BEGIN opens a *substream*, one snapshot's content, or is
 //! the header of a *package*, which lists datasets and is followed by their substreams.
 //!
-//! This crate knows bytes, not pools: [`StreamReader`] and [`StreamWriter`] check and make the
+//! The records know bytes, not pools: [`StreamReader`] and [`StreamWriter`] check and make the
 //! grammar, lengths and sums; [`StreamRecord::check`] holds a record against the limits that a
-//! receiver must enforce before it changes anything. What records say about objects is made
-//! and applied elsewhere.
+//! receiver must enforce before it changes anything. [`SendSnapshot`] makes the records of a
+//! snapshot from its blocks.
 //!
 //! # Invariants
 //! * No input makes the reader panic or allocate more than it has received, plus one buffer.
@@ -23,6 +23,7 @@ mod package;
 mod reader;
 mod record;
 mod rewrite;
+mod send;
 mod token;
 mod writer;
 
@@ -34,5 +35,6 @@ pub use record::{
     StreamRecord, TO_THE_END, Write, WriteByRef, WriteEmbedded, begin_flags, record_flags,
 };
 pub use rewrite::{Selected, decompress, drop_records, recompress, redup};
+pub use send::{SendFeatures, SendOptions, SendSnapshot, SendSource};
 pub use token::ResumeToken;
 pub use writer::StreamWriter;

@@ -16,7 +16,7 @@ pub const TO_THE_END: u64 = u64::MAX;
 /// The largest block.
 pub(crate) const BLOCK_MAX: u64 = 16 << 20;
 /// The largest block without LARGE_BLOCKS.
-const OLD_BLOCK_MAX: u64 = 128 << 10;
+pub(crate) const OLD_BLOCK_MAX: u64 = 128 << 10;
 /// The smallest block.
 const BLOCK_MIN: u64 = 512;
 /// The largest payload of a BEGIN, bytes (§3.1).
@@ -438,7 +438,7 @@ impl Features {
     }
 
     /// Whether payloads may have this compression function.
-    fn allows(self, compression: u8) -> bool {
+    pub(crate) fn allows(self, compression: u8) -> bool {
         match Compression::from_id(compression) {
             None => false,
             Some(Compression::Zstd(_)) => self.has(Features::ZSTD),

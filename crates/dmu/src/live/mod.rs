@@ -570,7 +570,10 @@ impl Objset {
 }
 
 /// Content of a level-0 block in little-endian order.
-pub(crate) fn to_little(of: ObjType, buf: Buf, endian: Endian) -> Result<Buf> {
+///
+/// # Errors
+/// `Unsupported` for types whose byte order is not converted.
+pub fn to_little(of: ObjType, buf: Buf, endian: Endian) -> Result<Buf> {
     if endian == Endian::Little {
         return Ok(buf);
     }
@@ -588,6 +591,9 @@ pub(crate) fn to_little(of: ObjType, buf: Buf, endian: Endian) -> Result<Buf> {
 }
 
 /// A bonus in little-endian order.
-pub(crate) fn to_little_bonus(dn: &Dnode) -> Result<Vec<u8>> {
+///
+/// # Errors
+/// As [`to_little`].
+pub fn to_little_bonus(dn: &Dnode) -> Result<Vec<u8>> {
     Ok(to_little(dn.bonus_type, Buf::copy_of(&dn.bonus), dn.endian)?.to_vec())
 }

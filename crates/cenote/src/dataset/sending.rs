@@ -1,0 +1,111 @@
+//! Sending snapshots as streams (chapter 07).
+
+use base::{Error, ErrorKind, Result, Txg};
+use ondisk::dslphys::DS_FLAG_CI_DATASET;
+use ondisk::objset::ObjsetType;
+use stream::{SendFeatures, SendOptions, SendSnapshot, SendSource};
+
+use super::{Dataset, DatasetKind, DatasetOrBookmark};
+use crate::props::PropData;
+
+/// First version of file systems whose spill blocks hold system attributes.
+const SA_VERSION: u64 = 5;
+
+impl Dataset {
+    /// Writes this snapshot as a stream to `output`: the whole of it, or what changed since
+    /// `from`, an earlier snapshot or bookmark of the same dataset or of one that it is a clone
+    /// of. `progress` gets the bytes written so far, and ends the stream with `false`.
+    ///
+    /// A file system or volume can be sent itself, as its content is on disk, if the pool is
+    /// imported read-only.
+    ///
+    /// # Errors
+    /// `CrossDevice` if `from` is no such snapshot; `Invalid` for what is no snapshot;
+    /// `Interrupted` by `progress`; `Locked`; `Unsupported`; those of reading and of writing.
+    pub fn send(
+        &self,
+        from: Option<&Dataset>,
+        options: SendOptions,
+        output: &mut (dyn std::io::Write + Send),
+        progress: &mut (dyn FnMut(u64) -> bool + Send),
+    ) -> Result<()> {
+        let fail = |e: Error| e.in_dataset(self.name());
+        let source = from.map(|from| self.send_source(from)).transpose().map_err(fail)?;
+        self.send_snapshot()?.send(source, options, output, progress).map_err(fail)
+    }
+
+    fn send_snapshot(&self) -> Result<SendSnapshot> {
+        let name = match self.kind {
+            DatasetKind::Snapshot => self.name().to_owned(),
+            DatasetKind::Filesystem | DatasetKind::Volume if self.core.writer.is_none() => {
+                format!("{}@--head--", self.name())
+            }
+            _ => {
+                let text = "only a snapshot can be sent, or a dataset of a pool that is imported \
+                            read-only";
+                return Err(Error::invalid(text).in_dataset(self.name()));
+            }
+        };
+        let objset = self.objset()?;
+        let (ds, mos) = (self.ds(), self.dir().mos());
+        let pool = dsl::features::FeatureState::load(mos)?;
+        let has = |guid: &str| ds.attribute(guid).map(|found| found.is_some());
+        let version = self.prop("version")?.map(|found| found.value);
+        let features = SendFeatures {
+            embedded_data: pool.is_active("com.delphix:embedded_data"),
+            lz4: pool.is_active("org.illumos:lz4_compress"),
+            large_blocks: has("org.open-zfs:large_blocks")?,
+            large_dnode: has("org.zfsonlinux:large_dnode")?,
+            zstd: has("org.freebsd:zstd_compress")?,
+            longname: has("org.zfsonlinux:longname")?,
+            large_microzap: has("com.klarasystems:large_microzap")?,
+            sa_spill: matches!(version, Some(PropData::Num(n)) if n >= SA_VERSION),
+        };
+        Ok(SendSnapshot {
+            zio: std::sync::Arc::clone(objset.zio()),
+            objset: objset.id(),
+            root: objset.root_bp(),
+            name,
+            guid: ds.phys().guid,
+            creation_time: ds.phys().creation_time,
+            objset_type: match objset.kind() {
+                ObjsetType::Zvol => 3,
+                _ => 2,
+            },
+            case_insensitive: ds.phys().flags & DS_FLAG_CI_DATASET != 0,
+            features,
+        })
+    }
+
+    /// Checks that `from` is in the history of this snapshot (§8).
+    fn send_source(&self, from: &Dataset) -> Result<SendSource> {
+        let unrelated = || {
+            let text = "not an earlier snapshot from the same fs";
+            Error::new(ErrorKind::CrossDevice, text)
+        };
+        let guid = match &from.what {
+            DatasetOrBookmark::Dataset(ds) => ds.phys().guid,
+            DatasetOrBookmark::Bookmark(mark) => mark.0.phys.guid,
+        };
+        if from.createtxg() >= self.createtxg() && self.kind == DatasetKind::Snapshot {
+            return Err(unrelated());
+        }
+        let is_origin = from.dir().object() != self.dir().object();
+        let source = SendSource { guid, txg: Txg(from.createtxg()), is_origin };
+        if from.kind == DatasetKind::Bookmark && !is_origin {
+            return Ok(source);
+        }
+        let mut at = self.ds().previous_dataset()?;
+        while let Some(earlier) = at {
+            if earlier.phys().guid == guid {
+                return Ok(source);
+            }
+            // The history is in order of creation, and ends with what is older than the source.
+            if earlier.phys().creation_txg.0 < from.createtxg() {
+                break;
+            }
+            at = earlier.previous_dataset()?;
+        }
+        Err(unrelated())
+    }
+}

@@ -1,0 +1,189 @@
+//! Sending: the stream of one snapshot (chapter 07 §8).
+//!
+//! # Theory
+//! A walk in order of objects and blocks ([`walk`]) says which records the stream has. It does
+//! not wait for data: it puts a record, or the read that a record needs, into a queue
+//! ([`queue`]) and goes on. Other threads make the reads; the calling thread takes the records
+//! from the queue in order, joins neighbouring holes ([`emit`]) and writes. So as many reads are
+//! under way as there are threads, and the queue bounds the memory.
+//!
+//! A snapshot does not change, so nothing here needs a lock of the pool. The caller keeps it
+//! from being destroyed.
+//!
+//! # Invariants
+//! * The stream depends on the snapshot and the options alone, not on the number of threads.
+//! * Blocks of file contents do not get into the cache; metadata does.
+//! * An error of reading or writing ends all threads; what was written is the beginning of a
+//!   valid stream.
+
+mod emit;
+mod queue;
+mod walk;
+
+use std::sync::Arc;
+
+use base::{Error, Result, Txg};
+use ondisk::BlkPtr;
+use zio::Zio;
+
+use super::record::{Begin, End, Features, HeaderKind, StreamRecord, begin_flags};
+use super::writer::StreamWriter;
+use emit::Emitter;
+use queue::Queue;
+use walk::SendWalk;
+
+/// What the stream may contain (`zfs send -L -e -c`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SendOptions {
+    /// Blocks above 128 KiB are not split.
+    pub large_blocks: bool,
+    /// Embedded blocks stay embedded.
+    pub embedded: bool,
+    /// Compressed blocks stay compressed.
+    pub compressed: bool,
+}
+
+/// The features of a dataset and its pool that a stream depends on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SendFeatures {
+    /// The pool has `embedded_data` active.
+    pub embedded_data: bool,
+    /// The pool has `lz4_compress` active.
+    pub lz4: bool,
+    /// The dataset has `large_blocks`.
+    pub large_blocks: bool,
+    /// The dataset has `large_dnode`.
+    pub large_dnode: bool,
+    /// The dataset has `zstd_compress`.
+    pub zstd: bool,
+    /// The dataset has `longname`.
+    pub longname: bool,
+    /// The dataset has `large_microzap`.
+    pub large_microzap: bool,
+    /// It is a file system of version 5 or later.
+    pub sa_spill: bool,
+}
+
+/// A snapshot to send.
+#[derive(Clone)]
+pub struct SendSnapshot {
+    /// The pool.
+    pub zio: Arc<Zio>,
+    /// Id of the object set in bookmarks.
+    pub objset: u64,
+    /// Pointer to the object set.
+    pub root: BlkPtr,
+    /// Full name, `pool/dataset@snapshot`.
+    pub name: String,
+    /// Its guid.
+    pub guid: u64,
+    /// When it was taken, seconds since 1970.
+    pub creation_time: u64,
+    /// Type of the object set: 2 file system, 3 volume.
+    pub objset_type: u32,
+    /// Names are looked up without regard to case.
+    pub case_insensitive: bool,
+    /// Features.
+    pub features: SendFeatures,
+}
+
+/// The snapshot or bookmark to which a stream is incremental.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SendSource {
+    /// Its guid.
+    pub guid: u64,
+    /// The txg in which it was taken.
+    pub txg: Txg,
+    /// It belongs to another dataset, the origin of the one that is sent.
+    pub is_origin: bool,
+}
+
+impl std::fmt::Debug for SendSnapshot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "SendSnapshot({})", self.name)
+    }
+}
+
+/// Reads under way at most.
+const THREADS: usize = 16;
+
+impl SendSnapshot {
+    /// The features of a stream with these options (§3).
+    ///
+    /// # Errors
+    /// `Unsupported` for a dataset with large micro ZAPs without large blocks.
+    pub fn stream_features(&self, options: SendOptions) -> Result<Features> {
+        let of = self.features;
+        let large = options.large_blocks && of.large_blocks;
+        let embedded = options.embedded && of.embedded_data;
+        if of.large_microzap && !large {
+            let message = "dataset contains large microzaps; use -L to send it";
+            return Err(Error::unsupported(message));
+        }
+        Ok(Features::default()
+            .with_if(Features::SA_SPILL, of.sa_spill)
+            .with_if(Features::EMBED_DATA, embedded)
+            .with_if(Features::LZ4, (embedded || options.compressed) && of.lz4)
+            .with_if(Features::LARGE_BLOCKS, large)
+            .with_if(Features::COMPRESSED, options.compressed)
+            .with_if(Features::LARGE_DNODE, of.large_dnode)
+            .with_if(Features::ZSTD, options.compressed && of.zstd)
+            .with_if(Features::LONGNAME, of.longname)
+            .with_if(Features::LARGE_MICROZAP, of.large_microzap))
+    }
+
+    /// Writes the stream. `progress` gets the bytes written so far, after each record, and
+    /// ends the stream with `false`.
+    ///
+    /// # Errors
+    /// `Interrupted` by `progress`; `Locked` for encrypted datasets; those of reading blocks
+    /// and of writing.
+    pub fn send(
+        &self,
+        source: Option<SendSource>,
+        options: SendOptions,
+        output: &mut (dyn std::io::Write + Send),
+        progress: &mut (dyn FnMut(u64) -> bool + Send),
+    ) -> Result<()> {
+        let features = self.stream_features(options)?;
+        let mut flags = begin_flags::FREE_RECORDS | begin_flags::SPILL_BLOCK;
+        if source.is_some_and(|source| source.is_origin) {
+            flags |= begin_flags::CLONE;
+        }
+        if self.case_insensitive {
+            flags |= begin_flags::CI_DATA;
+        }
+        let begin = Begin {
+            creation_time: self.creation_time,
+            objset_type: self.objset_type,
+            flags,
+            to_guid: self.guid,
+            from_guid: source.map_or(0, |source| source.guid),
+            ..Begin::new(HeaderKind::Substream, features, &self.name)?
+        };
+        let mut writer = StreamWriter::new(output);
+        writer.write(&StreamRecord::Begin(begin), &[])?;
+        let queue = Arc::new(Queue::new());
+        let min_txg = source.map_or(Txg::ZERO, |source| source.txg);
+        let walk =
+            SendWalk { snapshot: self.clone(), queue: Arc::clone(&queue), min_txg, features };
+        let walker = base::rt::spawn("send walk", move || walk.run())?;
+        let readers: Vec<_> = (0..THREADS)
+            .map_while(|_| {
+                let queue = Arc::clone(&queue);
+                base::rt::spawn("send read", move || queue.serve()).ok()
+            })
+            .collect();
+        let mut emitter = Emitter::new(writer, progress);
+        let done = {
+            let _ends = queue.ends_with_this();
+            queue.drain(|record, payload| emitter.record(record, payload))
+        };
+        walker.join();
+        for reader in readers {
+            let _ended = reader.join();
+        }
+        done?;
+        emitter.finish(&StreamRecord::End(End { to_guid: self.guid, ..End::default() }))
+    }
+}
