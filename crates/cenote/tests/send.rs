@@ -82,7 +82,7 @@ fn streams_are_those_of_openzfs() {
         println!("COMPARED the stream {stream}: {} bytes", ours.len());
         compared += 1;
     }
-    assert!(compared >= 3, "{compared} streams");
+    assert!(compared >= 2, "{compared} streams");
 }
 
 #[test]
