@@ -6,7 +6,7 @@ _cenote_commands() {
 	case $1 in
 	cenote) echo 'zpool zfs daemon zdb zstream arc arcstat arc_summary zilstat trace kstat tune ls tree cat cp uberblocks map io bench sim completion mount.cenote help version' ;;
 	zpool) echo 'create destroy add advise checkpoint clear attach detach replace split reopen offline online scrub resilver remove labelclear initialize list map status iostat import export upgrade reguid events history get set sync trim wait version' ;;
-	zfs) echo 'create destroy snapshot snap set inherit list get mount unmount umount rewrite version' ;;
+	zfs) echo 'create destroy snapshot snap set inherit list get mount unmount umount rewrite send version' ;;
 	esac
 }
 
@@ -50,6 +50,7 @@ _cenote_flags() {
 	'zfs mount') echo '-a -R -o -O' ;;
 	'zfs unmount' | 'zfs umount') echo '-a -f' ;;
 	'zfs rewrite') echo '-r -x -v -P -S -C -o -l' ;;
+	'zfs send') echo '-i -I -L --large-block -e --embed -c --compressed -w --raw -n --dryrun -v --verbose -P --parsable' ;;
 	'zfs version') echo '-j --json' ;;
 	'cenote daemon') echo '--foreground --metrics -f --force' ;;
 	'cenote zdb') echo '-b -c -d -h -i -l -m -u -y -C -O -e -p -L -P -t -F -X -v -q' ;;
@@ -224,6 +225,16 @@ _cenote_value() {
 		case $2 in
 		-o) echo 'any' ;;
 		-l) echo 'any' ;;
+		*) return 1 ;;
+		esac
+		;;
+	'zfs send')
+		case $2 in
+		-i) echo 'snapshot' ;;
+		-I) echo 'snapshot' ;;
+		-t | --resume) echo 'any' ;;
+		-d | --redact) echo 'any' ;;
+		-X | --exclude) echo 'any' ;;
 		*) return 1 ;;
 		esac
 		;;
@@ -614,6 +625,11 @@ _cenote_operand() {
 	'zfs rewrite')
 		case $2 in
 		*) echo 'file' ;;
+		esac
+		;;
+	'zfs send')
+		case $2 in
+		*) echo 'snapshot' ;;
 		esac
 		;;
 	'cenote daemon')

@@ -51,6 +51,8 @@ function __cenote_takes
             printf '%s\n' -R -o
         case 'zfs rewrite'
             printf '%s\n' -o -l
+        case 'zfs send'
+            printf '%s\n' -i -I -t --resume -d --redact -X --exclude
         case 'cenote daemon'
             printf '%s\n' --metrics
         case 'cenote zdb'
@@ -258,6 +260,7 @@ __cenote_complete -n '__cenote_wants zfs' -a mount -d 'mount file systems, or sh
 __cenote_complete -n '__cenote_wants zfs' -a unmount -d 'unmount file systems'
 __cenote_complete -n '__cenote_wants zfs' -a umount -d 'unmount file systems'
 __cenote_complete -n '__cenote_wants zfs' -a rewrite -d 'write the blocks of files again with the current properties'
+__cenote_complete -n '__cenote_wants zfs' -a send -d 'write a snapshot as a stream to standard output'
 __cenote_complete -n '__cenote_wants zfs' -a version -d 'show the version'
 __cenote_complete -n '__cenote_at zpool create' -s f -d 'even if devices seem to be in use, or redundancy differs'
 __cenote_complete -n '__cenote_at zpool create' -s n -d 'only show what would be made'
@@ -503,6 +506,16 @@ __cenote_complete -n '__cenote_at zfs rewrite' -s C -d 'skip cloned blocks'
 __cenote_complete -n '__cenote_at zfs rewrite' -s o -d 'begin at this byte of each file' -r -f
 __cenote_complete -n '__cenote_at zfs rewrite' -s l -d 'at most this many bytes of each file' -r -f
 __cenote_complete -n '__cenote_at zfs rewrite +0' -F
+__cenote_complete -n '__cenote_at zfs send' -s i -d 'only what changed since then' -r -f -a '(__cenote_snapshots)'
+__cenote_complete -n '__cenote_at zfs send' -s I -d 'also all snapshots since then' -r -f -a '(__cenote_snapshots)'
+__cenote_complete -n '__cenote_at zfs send' -s L -l large-block -d 'blocks above 128 KiB are not split'
+__cenote_complete -n '__cenote_at zfs send' -s e -l embed -d 'embedded blocks stay embedded'
+__cenote_complete -n '__cenote_at zfs send' -s c -l compressed -d 'compressed blocks stay compressed'
+__cenote_complete -n '__cenote_at zfs send' -s w -l raw -d 'as -c -e -L; encrypted datasets cannot be sent raw yet'
+__cenote_complete -n '__cenote_at zfs send' -s n -l dryrun -d 'tell the size only'
+__cenote_complete -n '__cenote_at zfs send' -s v -l verbose -d 'tell the size first, then what was sent, each second'
+__cenote_complete -n '__cenote_at zfs send' -s P -l parsable -d 'these figures for programs'
+__cenote_complete -n '__cenote_at zfs send +0' -f -a '(__cenote_snapshots)'
 __cenote_complete -n '__cenote_at zfs version' -s j -l json -d 'as JSON'
 __cenote_complete -n '__cenote_at cenote daemon' -l foreground -d 'stay in the foreground, for service managers'
 __cenote_complete -n '__cenote_at cenote daemon' -l metrics -d 'serve the kstats for Prometheus there' -r -f

@@ -79,6 +79,9 @@ fn streams_are_those_of_openzfs() {
         let ours = sent(&pool, name, from, options);
         let theirs = with_spill_records(theirs);
         assert!(ours == theirs, "{stream}: {}", difference(&ours, &theirs));
+        let dataset = pool.dataset(name).unwrap();
+        let from = from.map(|from| pool.dataset(from).unwrap());
+        assert_eq!(dataset.send_size(from.as_ref(), options).unwrap(), ours.len() as u64);
         println!("COMPARED the stream {stream}: {} bytes", ours.len());
         compared += 1;
     }

@@ -183,6 +183,39 @@ pub(super) const COMMANDS: &[Command] = &[
         ..ZFS
     },
     Command {
+        name: "send",
+        about: "write a snapshot as a stream to standard output",
+        synopsis: "send [-DLPVcenvw] [-i snapshot|bookmark] <filesystem|volume|snapshot>\n\tsend \
+                   [-DLPVcenvw] -I snapshot <snapshot>",
+        flags: &[
+            arg('i', "snapshot|bookmark", Word::DatasetOrSnapshot, "only what changed since then"),
+            arg('I', "snapshot", Word::DatasetOrSnapshot, "also all snapshots since then"),
+            flag('L', "blocks above 128 KiB are not split").or("large-block"),
+            flag('e', "embedded blocks stay embedded").or("embed"),
+            flag('c', "compressed blocks stay compressed").or("compressed"),
+            flag('w', "as -c -e -L; encrypted datasets cannot be sent raw yet").or("raw"),
+            flag('n', "tell the size only").or("dryrun"),
+            flag('v', "tell the size first, then what was sent, each second").or("verbose"),
+            flag('P', "these figures for programs").or("parsable"),
+            ignored('D').or("dedup"),
+            ignored('V').or("proctitle"),
+            flag('R', "sending all datasets below").or("replicate").refused(),
+            flag('p', "sending properties").or("props").refused(),
+            flag('b', "sending received properties").or("backup").refused(),
+            flag('h', "sending holds").or("holds").refused(),
+            flag('s', "skipping missing snapshots").or("skip-missing").refused(),
+            flag('S', "sending a partial receive").or("saved").refused(),
+            arg('t', "token", Word::Any, "resuming a stream").or("resume").refused(),
+            arg('d', "bookmark", Word::Any, "a redacted stream").or("redact").refused(),
+            arg('X', "dataset", Word::Any, "leaving datasets out").or("exclude").refused(),
+            flag('U', "sending an encrypted dataset's properties")
+                .or("no-preserve-encryption")
+                .refused(),
+        ],
+        words: &[Word::DatasetOrSnapshot],
+        ..ZFS
+    },
+    Command {
         name: "version",
         about: "show the version",
         synopsis: "version [-j]",

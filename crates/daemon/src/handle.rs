@@ -17,12 +17,14 @@ use proto::{
 use super::inspect::{LISTING_TIMEOUT, NAMED_POOL_TIMEOUT};
 use super::state::{DaemonState, Listener, pool_name};
 use super::watched::Relay;
-use super::{change, convert, datasets as changes, vdev_history};
+use super::{change, convert, datasets as changes, sending, vdev_history};
 
 /// Receives rows as well.
 pub(crate) trait RowListener: Listener {
     /// Some rows are ready.
     fn rows(&mut self, rows: Vec<DatasetRow>);
+    /// The next bytes of a stream.
+    fn bytes(&mut self, bytes: Vec<u8>);
 }
 
 /// Serves one request; the reply is the last message to the client.
@@ -104,6 +106,7 @@ fn serve(state: &Arc<DaemonState>, request: &Request, to: &mut dyn RowListener) 
             });
             Ok(Reply::SpaceMap(Box::new(looked?.map_err(one_line)?)))
         }
+        Request::Send(args) => sending::send(state, args, to),
         Request::Datasets(args) => {
             datasets(state, args, to)?;
             Ok(Reply::Done)

@@ -46,6 +46,7 @@ mod notify;
 mod recovery;
 mod registry;
 mod remount;
+mod sending;
 mod server;
 mod spares;
 mod state;

@@ -272,4 +272,7 @@ impl RowListener for Wire<'_> {
             self.send(&Reply::Rows(rows));
         }
     }
+    fn bytes(&mut self, bytes: Vec<u8>) {
+        self.broken |= proto::send_bytes(self.stream, &bytes).is_err();
+    }
 }

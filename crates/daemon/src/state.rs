@@ -41,6 +41,7 @@ pub(crate) struct Log;
 
 impl RowListener for Log {
     fn rows(&mut self, _: Vec<proto::DatasetRow>) {}
+    fn bytes(&mut self, _: Vec<u8>) {}
 }
 
 impl Listener for Log {

@@ -35,6 +35,7 @@ enum RelayEvent {
     Problem(String),
     Remark(String),
     Rows(Vec<DatasetRow>),
+    Bytes(Vec<u8>),
 }
 
 #[derive(Default)]
@@ -67,7 +68,7 @@ impl Relay {
             match event {
                 RelayEvent::Problem(line) => Log.problem(line),
                 RelayEvent::Remark(line) => Log.remark(line),
-                RelayEvent::Progress(..) | RelayEvent::Rows(_) => {}
+                RelayEvent::Progress(..) | RelayEvent::Rows(_) | RelayEvent::Bytes(_) => {}
             }
             return;
         }
@@ -95,6 +96,9 @@ impl Listener for Relay {
 impl RowListener for Relay {
     fn rows(&mut self, rows: Vec<DatasetRow>) {
         self.send(RelayEvent::Rows(rows));
+    }
+    fn bytes(&mut self, bytes: Vec<u8>) {
+        self.send(RelayEvent::Bytes(bytes));
     }
 }
 
@@ -124,6 +128,7 @@ fn pass(event: RelayEvent, to: &mut dyn RowListener) {
         RelayEvent::Problem(line) => to.problem(line),
         RelayEvent::Remark(line) => to.remark(line),
         RelayEvent::Rows(rows) => to.rows(rows),
+        RelayEvent::Bytes(bytes) => to.bytes(bytes),
     }
 }
 
@@ -212,6 +217,7 @@ mod tests {
         fn rows(&mut self, rows: Vec<DatasetRow>) {
             self.rows += rows.len().max(1);
         }
+        fn bytes(&mut self, _: Vec<u8>) {}
     }
 
     #[test]

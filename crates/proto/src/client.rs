@@ -11,7 +11,7 @@ use base::{Error, ErrorKind, Result, rt};
 use ui::progress::Progress;
 
 use crate::runtime::{self, Runtime};
-use crate::{Hello, Reply, Request};
+use crate::{Frame, Hello, Reply, Request};
 
 /// Environment variable: the address at which a daemon serves its metrics, unless its command
 /// line has one.
@@ -135,13 +135,41 @@ impl Client {
     pub fn request_rows(
         &mut self,
         request: &Request,
+        rows: impl FnMut(crate::DatasetRow),
+    ) -> Result<Reply> {
+        self.exchange(request, rows, |_| Err(Error::corrupt("a stream was not asked for")))
+    }
+
+    /// As [`Client::request`], for a stream, whose bytes go to `bytes`.
+    ///
+    /// # Errors
+    /// As [`Client::request_rows`]; those of `bytes`.
+    pub fn request_stream(
+        &mut self,
+        request: &Request,
+        bytes: impl FnMut(&[u8]) -> Result<()>,
+    ) -> Result<Reply> {
+        self.exchange(request, |_| {}, bytes)
+    }
+
+    fn exchange(
+        &mut self,
+        request: &Request,
         mut rows: impl FnMut(crate::DatasetRow),
+        mut bytes: impl FnMut(&[u8]) -> Result<()>,
     ) -> Result<Reply> {
         crate::send(&self.stream, request)?;
         let mut progress = Progress::new("", None);
         loop {
-            let reply = crate::receive(&self.stream)?
+            let frame = crate::receive_frame(&self.stream)?
                 .ok_or_else(|| Error::new(ErrorKind::Io, "the daemon closed the connection"))?;
+            let reply = match frame {
+                Frame::Bytes(data) => {
+                    bytes(&data)?;
+                    continue;
+                }
+                Frame::Message(body) => crate::decode(&body)?,
+            };
             match reply {
                 Reply::Rows(batch) => batch.into_iter().for_each(&mut rows),
                 Reply::Progress(what, done, total) => {

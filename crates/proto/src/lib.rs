@@ -23,13 +23,14 @@ mod dataset;
 mod events;
 mod pool;
 pub mod runtime;
+mod sending;
 mod space_map;
 mod stats;
 
 use std::io::{Read, Write};
 use std::path::PathBuf;
 
-use base::{Error, ErrorKind, Result};
+use base::{Error, Result};
 use cenote::props::{PropData, PropValue, Source};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -47,11 +48,12 @@ pub use pool::{
     Checkpoint, ClassIo, ErrorScrub, Expand, ImportCandidate, LeafJob, Pool, RebuildScan, Removal,
     Scan, Vdev, VdevHealth, VdevIoCounts, VdevRole,
 };
+pub use sending::{Frame, SendArgs, SendSize, receive_frame, send_bytes};
 pub use space_map::{MetaslabSpace, SpaceMap, VdevSpaceMap};
 pub use stats::{BATCH_MAX, Stat, TunableInfo, WhatIf};
 
 /// Version of the protocol.
-pub const VERSION: u32 = 11;
+pub const VERSION: u32 = 12;
 /// Largest frame in bytes.
 const FRAME_MAX: usize = 32 << 20;
 /// Largest request in bytes: names of [`TARGETS_MAX`] datasets, up to the length of a command
@@ -290,6 +292,9 @@ pub enum Request {
         /// Its name.
         name: String,
     },
+    /// Send a stream: frames of bytes, then [`Reply::Done`]; or, of a dry run,
+    /// [`Reply::SendSizes`].
+    Send(Box<SendArgs>),
     /// The history of a pool.
     History {
         /// Its name.
@@ -439,6 +444,8 @@ pub enum Reply {
     Remark(String),
     /// Success without a result.
     Done,
+    /// The sizes of the substreams of a stream that was not sent.
+    SendSizes(Vec<SendSize>),
     /// Success with a list of names.
     Names(Vec<String>),
     /// Answer to [`Request::Import`]: the pool's name, and lines for standard output.
@@ -489,7 +496,7 @@ pub enum Reply {
 /// Writes one message.
 ///
 /// # Errors
-/// [`ErrorKind::Limit`] if it is too long; the socket's errors.
+/// [`base::ErrorKind::Limit`] if it is too long; the socket's errors.
 pub fn send<T: Serialize>(mut to: impl Write, message: &T) -> Result<()> {
     let body = serde_json::to_vec(message)
         .map_err(|e| Error::invalid("a message cannot be encoded").caused_by(e))?;
@@ -511,40 +518,20 @@ pub(crate) fn timed_out(e: &Error) -> bool {
 /// Reads one message; `None` when the other side closed the connection.
 ///
 /// # Errors
-/// [`ErrorKind::Limit`] for a frame that is too long, [`ErrorKind::Corrupt`] for
+/// [`base::ErrorKind::Limit`] for a frame that is too long, [`base::ErrorKind::Corrupt`] for
 /// one that is not a message, the socket's errors.
 pub fn receive<T: DeserializeOwned>(mut from: impl Read) -> Result<Option<T>> {
-    let mut head = [0u8; 4];
-    let mut got = 0;
-    while got < head.len() {
-        match from.read(&mut head[got..]) {
-            Ok(0) if got == 0 => return Ok(None),
-            Ok(0) => return Err(Error::new(ErrorKind::Io, "the connection broke off")),
-            Ok(n) => got += n,
-            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset && got == 0 => {
-                return Ok(None);
-            }
-            Err(e) => return Err(Error::io("cannot receive", e)),
-        }
+    match receive_frame(&mut from)? {
+        None => Ok(None),
+        Some(Frame::Message(body)) => decode(&body).map(Some),
+        Some(Frame::Bytes(_)) => Err(Error::corrupt("bytes of a stream instead of a message")),
     }
-    let len = usize::try_from(u32::from_le_bytes(head)).unwrap_or(usize::MAX);
-    if len > FRAME_MAX {
-        return Err(Error::limit(format!("a message of {len} bytes is too long")));
-    }
-    let mut body = Vec::new();
-    let want = u64::try_from(len).unwrap_or(u64::MAX);
-    from.take(want).read_to_end(&mut body).map_err(|e| Error::io("cannot receive", e))?;
-    if body.len() != len {
-        return Err(Error::new(ErrorKind::Io, "the connection broke off"));
-    }
-    decode(&body).map(Some)
 }
 
 /// Parses a message from a whole frame.
 ///
 /// # Errors
-/// [`ErrorKind::Corrupt`] for bytes that are not a message.
+/// [`base::ErrorKind::Corrupt`] for bytes that are not a message.
 pub fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
     serde_json::from_slice(body)
         .map_err(|e| Error::corrupt("the other side sent no message of ours").caused_by(e))
@@ -621,6 +608,6 @@ mod tests {
     #[test]
     fn a_frame_too_long_is_refused_before_it_is_read() {
         let wire = u32::MAX.to_le_bytes();
-        assert_eq!(receive::<Hello>(&wire[..]).unwrap_err().kind(), ErrorKind::Limit);
+        assert_eq!(receive::<Hello>(&wire[..]).unwrap_err().kind(), base::ErrorKind::Limit);
     }
 }

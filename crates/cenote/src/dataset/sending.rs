@@ -3,7 +3,10 @@
 use base::{Error, ErrorKind, Result, Txg};
 use ondisk::dslphys::DS_FLAG_CI_DATASET;
 use ondisk::objset::ObjsetType;
-use stream::{SendFeatures, SendOptions, SendSnapshot, SendSource};
+use stream::{
+    Begin, End, Features, HeaderKind, SendFeatures, SendOptions, SendSnapshot, SendSource,
+    StreamRecord, StreamWriter,
+};
 
 use super::{Dataset, DatasetKind, DatasetOrBookmark};
 use crate::props::PropData;
@@ -26,12 +29,65 @@ impl Dataset {
         &self,
         from: Option<&Dataset>,
         options: SendOptions,
-        output: &mut (dyn std::io::Write + Send),
-        progress: &mut (dyn FnMut(u64) -> bool + Send),
+        output: &mut dyn std::io::Write,
+        progress: &mut dyn FnMut(u64) -> bool,
     ) -> Result<()> {
         let fail = |e: Error| e.in_dataset(self.name());
         let source = from.map(|from| self.send_source(from)).transpose().map_err(fail)?;
         self.send_snapshot()?.send(source, options, output, progress).map_err(fail)
+    }
+
+    /// Bytes of the stream that [`Dataset::send`] writes. No data is read.
+    ///
+    /// # Errors
+    /// As [`Dataset::send`].
+    pub fn send_size(&self, from: Option<&Dataset>, options: SendOptions) -> Result<u64> {
+        let fail = |e: Error| e.in_dataset(self.name());
+        let source = from.map(|from| self.send_source(from)).transpose().map_err(fail)?;
+        self.send_snapshot()?.size(source, options).map_err(fail)
+    }
+
+    /// The snapshots of `zfs send -I`: those after `from` up to this one, oldest first, each
+    /// with the one to which its stream is incremental. `from` is a snapshot of the same
+    /// dataset, or the one that it is a clone of.
+    ///
+    /// # Errors
+    /// `CrossDevice` if `from` is no such snapshot; those of reading.
+    pub fn snapshots_since(&self, from: &Dataset) -> Result<Vec<(Dataset, Dataset)>> {
+        if from.kind != DatasetKind::Snapshot {
+            let text = "the source of -I must be a snapshot";
+            return Err(Error::invalid(text).in_dataset(self.name()));
+        }
+        self.send_source(from)?;
+        let fs = self.name().split('@').next().unwrap_or_default();
+        let all = Dataset::find(&self.core, fs)?.snapshots()?;
+        let (after, last) = (from.createtxg(), self.createtxg());
+        let mut out: Vec<(Dataset, Dataset)> = Vec::new();
+        for snap in all.into_iter().filter(|s| s.createtxg() > after && s.createtxg() <= last) {
+            let before = out.last().map_or(from, |(_, to)| to).clone();
+            out.push((before, snap));
+        }
+        Ok(out)
+    }
+
+    /// Writes the header of a package whose substreams end with this snapshot, without a list
+    /// of datasets (`zfs send -I`, §11.1). [`Dataset::send_package_end`] ends it.
+    ///
+    /// # Errors
+    /// `NameTooLong`; those of writing.
+    pub fn send_package_header(&self, output: &mut dyn std::io::Write) -> Result<()> {
+        let begin = Begin::new(HeaderKind::Package, Features::default(), self.name())?;
+        let mut writer = StreamWriter::new(output);
+        writer.write(&StreamRecord::Begin(begin), &[])?;
+        writer.write(&StreamRecord::End(End::default()), &[])
+    }
+
+    /// Ends a package.
+    ///
+    /// # Errors
+    /// Those of writing.
+    pub fn send_package_end(output: &mut dyn std::io::Write) -> Result<()> {
+        StreamWriter::new(output).finish_package()
     }
 
     fn send_snapshot(&self) -> Result<SendSnapshot> {

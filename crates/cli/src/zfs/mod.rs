@@ -9,6 +9,7 @@ mod list;
 mod mount;
 mod rewrite;
 mod select;
+mod send;
 
 use std::ffi::OsString;
 
@@ -20,7 +21,7 @@ use proto::{DatasetChange, Reply, Request};
 use ui::Exit;
 
 /// Commands of OpenZFS's that Cenote does not have yet.
-const MISSING: [&str; 29] = [
+const MISSING: [&str; 28] = [
     "rollback",
     "clone",
     "promote",
@@ -34,7 +35,6 @@ const MISSING: [&str; 29] = [
     "project",
     "share",
     "unshare",
-    "send",
     "receive",
     "recv",
     "redact",
@@ -117,6 +117,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
         "mount" => mount::mount(rest),
         "unmount" | "umount" => mount::unmount(rest),
         "rewrite" => rewrite::main(rest),
+        "send" => send::main(rest),
         "version" | "-V" | "--version" => Ok(commands::version("zfs", rest)),
         "help" => commands::help("zfs", rest),
         "-?" | "--help" => {

@@ -1,21 +1,23 @@
 //! The last step of sending: neighbouring holes become one record (chapter 07 §8.4).
 
+use base::rt::Mutex;
 use base::{Buf, Error, ErrorKind, Result};
 
-use crate::record::{Free, FreeObjects, StreamRecord, TO_THE_END};
+use super::queue::{ReadSize, SendRead, SendSink};
+use crate::record::{Free, FreeObjects, HEADER_SIZE, StreamRecord, TO_THE_END};
 use crate::writer::StreamWriter;
 
 /// Writes records, of which it holds back at most one.
 pub(super) struct Emitter<'a, W> {
     writer: StreamWriter<W>,
     pending: Option<StreamRecord>,
-    progress: &'a mut (dyn FnMut(u64) -> bool + Send),
+    progress: &'a mut dyn FnMut(u64) -> bool,
 }
 
 impl<'a, W: std::io::Write> Emitter<'a, W> {
     pub(super) fn new(
         writer: StreamWriter<W>,
-        progress: &'a mut (dyn FnMut(u64) -> bool + Send),
+        progress: &'a mut dyn FnMut(u64) -> bool,
     ) -> Emitter<'a, W> {
         Emitter { writer, pending: None, progress }
     }
@@ -78,5 +80,37 @@ fn join(before: &mut StreamRecord, next: &StreamRecord) -> bool {
             follows
         }
         _ => false,
+    }
+}
+
+/// Counts the bytes of a stream that is not made.
+#[derive(Default)]
+pub(super) struct Counter(Mutex<(u64, Option<StreamRecord>)>);
+
+impl Counter {
+    pub(super) fn bytes(self) -> u64 {
+        self.0.into_inner().0
+    }
+}
+
+impl SendSink for Counter {
+    fn add(&self, record: StreamRecord, payload: Buf) -> Result<()> {
+        let mut state = self.0.lock();
+        if let (Some(before), true) = (&mut state.1, payload.is_empty())
+            && join(before, &record)
+        {
+            return Ok(());
+        }
+        state.0 += (HEADER_SIZE + payload.len()) as u64;
+        let joins = !matches!(record, StreamRecord::Free(Free { length: TO_THE_END, .. }));
+        state.1 = joins.then_some(record);
+        Ok(())
+    }
+
+    fn add_read(&self, size: ReadSize, _: SendRead) -> Result<()> {
+        let mut state = self.0.lock();
+        state.0 += size.records * HEADER_SIZE as u64 + size.bytes;
+        state.1 = None;
+        Ok(())
     }
 }

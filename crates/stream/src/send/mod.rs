@@ -26,9 +26,9 @@ use base::{Error, Result, Txg};
 use ondisk::BlkPtr;
 use zio::Zio;
 
-use super::record::{Begin, End, Features, HeaderKind, StreamRecord, begin_flags};
+use super::record::{Begin, End, Features, HEADER_SIZE, HeaderKind, StreamRecord, begin_flags};
 use super::writer::StreamWriter;
-use emit::Emitter;
+use emit::{Counter, Emitter};
 use queue::Queue;
 use walk::SendWalk;
 
@@ -142,8 +142,8 @@ impl SendSnapshot {
         &self,
         source: Option<SendSource>,
         options: SendOptions,
-        output: &mut (dyn std::io::Write + Send),
-        progress: &mut (dyn FnMut(u64) -> bool + Send),
+        output: &mut dyn std::io::Write,
+        progress: &mut dyn FnMut(u64) -> bool,
     ) -> Result<()> {
         let features = self.stream_features(options)?;
         let mut flags = begin_flags::FREE_RECORDS | begin_flags::SPILL_BLOCK;
@@ -165,9 +165,12 @@ impl SendSnapshot {
         writer.write(&StreamRecord::Begin(begin), &[])?;
         let queue = Arc::new(Queue::new());
         let min_txg = source.map_or(Txg::ZERO, |source| source.txg);
-        let walk =
-            SendWalk { snapshot: self.clone(), queue: Arc::clone(&queue), min_txg, features };
-        let walker = base::rt::spawn("send walk", move || walk.run())?;
+        let sink = Arc::clone(&queue);
+        let walk = SendWalk { snapshot: self.clone(), sink, min_txg, features };
+        let walker = base::rt::spawn("send walk", move || {
+            let ends = walk.sink.ends_with_walk();
+            ends.with(walk.walk());
+        })?;
         let readers: Vec<_> = (0..THREADS)
             .map_while(|_| {
                 let queue = Arc::clone(&queue);
@@ -185,5 +188,18 @@ impl SendSnapshot {
         }
         done?;
         emitter.finish(&StreamRecord::End(End { to_guid: self.guid, ..End::default() }))
+    }
+
+    /// Bytes of the stream that [`SendSnapshot::send`] writes, without reading data.
+    ///
+    /// # Errors
+    /// As [`SendSnapshot::send`].
+    pub fn size(&self, source: Option<SendSource>, options: SendOptions) -> Result<u64> {
+        let features = self.stream_features(options)?;
+        let min_txg = source.map_or(Txg::ZERO, |source| source.txg);
+        let sink = Counter::default();
+        let walk = SendWalk { snapshot: self.clone(), sink, min_txg, features };
+        walk.walk()?;
+        Ok(walk.sink.bytes() + 2 * HEADER_SIZE as u64)
     }
 }

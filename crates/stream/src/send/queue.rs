@@ -29,6 +29,29 @@ pub(super) type SendRecords = Vec<(StreamRecord, Buf)>;
 /// Yields a place's records.
 pub(super) type SendRead = Box<dyn FnOnce() -> Result<SendRecords> + Send>;
 
+/// What the walk finds.
+pub(super) trait SendSink {
+    /// A record that is complete.
+    ///
+    /// # Errors
+    /// `Interrupted` when nothing takes records any more.
+    fn add(&self, record: StreamRecord, payload: Buf) -> Result<()>;
+
+    /// A read of about `size.bytes`, which yields `size.records` with so many bytes of payload
+    /// in all.
+    ///
+    /// # Errors
+    /// As [`SendSink::add`].
+    fn add_read(&self, size: ReadSize, read: SendRead) -> Result<()>;
+}
+
+/// The size of what a read yields.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ReadSize {
+    pub(super) records: u64,
+    pub(super) bytes: u64,
+}
+
 struct QueuePlace {
     bytes: u64,
     content: Option<Result<SendRecords>>,
@@ -129,23 +152,6 @@ impl Queue {
         EndsQueue(self)
     }
 
-    /// Adds records that are complete.
-    ///
-    /// # Errors
-    /// `Interrupted` when the writer has ended.
-    pub(super) fn add(&self, record: StreamRecord, payload: Buf) -> Result<()> {
-        let bytes = payload.len() as u64;
-        self.put(bytes, Some(Ok(vec![(record, payload)])), None)
-    }
-
-    /// Adds a read of about `bytes`.
-    ///
-    /// # Errors
-    /// As [`Queue::add`].
-    pub(super) fn add_read(&self, bytes: u64, read: SendRead) -> Result<()> {
-        self.put(bytes, None, Some(read))
-    }
-
     fn put(
         &self,
         bytes: u64,
@@ -237,5 +243,26 @@ impl Queue {
             }
             self.changed.wait(&mut state);
         }
+    }
+}
+
+impl SendSink for Queue {
+    fn add(&self, record: StreamRecord, payload: Buf) -> Result<()> {
+        let bytes = payload.len() as u64;
+        self.put(bytes, Some(Ok(vec![(record, payload)])), None)
+    }
+
+    fn add_read(&self, size: ReadSize, read: SendRead) -> Result<()> {
+        self.put(size.bytes, None, Some(read))
+    }
+}
+
+impl SendSink for std::sync::Arc<Queue> {
+    fn add(&self, record: StreamRecord, payload: Buf) -> Result<()> {
+        (**self).add(record, payload)
+    }
+
+    fn add_read(&self, size: ReadSize, read: SendRead) -> Result<()> {
+        (**self).add_read(size, read)
     }
 }

@@ -18,7 +18,7 @@ use ondisk::{BlkPtr, Endian, ObjType, ObjsetPhys};
 use zio::Zio;
 
 use super::SendSnapshot;
-use super::queue::{Queue, SendRecords};
+use super::queue::{ReadSize, SendRecords, SendSink};
 use crate::record::{
     Features, Free, FreeObjects, OLD_BLOCK_MAX, Object, Spill, StreamRecord, TO_THE_END, Write,
     WriteEmbedded, record_flags,
@@ -27,9 +27,9 @@ use crate::record::{
 /// Function id of checksums that are off.
 const CHECKSUM_OFF: u8 = 2;
 
-pub(super) struct SendWalk {
+pub(super) struct SendWalk<S> {
     pub(super) snapshot: SendSnapshot,
-    pub(super) queue: Arc<Queue>,
+    pub(super) sink: S,
     /// Txg of the source.
     pub(super) min_txg: Txg,
     pub(super) features: Features,
@@ -53,14 +53,12 @@ struct DataBlock {
     features: Features,
 }
 
-impl SendWalk {
-    /// Queues all records but BEGIN and END, and the error that ended the walk.
-    pub(super) fn run(&self) {
-        let ends = self.queue.ends_with_walk();
-        ends.with(self.walk());
-    }
-
-    fn walk(&self) -> Result<()> {
+impl<S: SendSink> SendWalk<S> {
+    /// Finds all records but BEGIN and END.
+    ///
+    /// # Errors
+    /// Those of reading metadata and of the sink.
+    pub(super) fn walk(&self) -> Result<()> {
         let root = &self.snapshot.root;
         if root.is_hole() || root.birth() <= self.min_txg {
             return Ok(());
@@ -173,7 +171,7 @@ impl SendWalk {
 
     fn free_objects(&self, first: u64, count: u64) -> Result<()> {
         let record = FreeObjects { first, count, to_guid: self.snapshot.guid };
-        self.queue.add(StreamRecord::FreeObjects(record), Buf::default())
+        self.sink.add(StreamRecord::FreeObjects(record), Buf::default())
     }
 
     fn object(&self, of: &Sent) -> Result<()> {
@@ -197,7 +195,7 @@ impl SendWalk {
             to_guid: self.snapshot.guid,
             ..Object::default()
         };
-        self.queue.add(StreamRecord::Object(record), Buf::copy_of(&bonus))?;
+        self.sink.add(StreamRecord::Object(record), Buf::copy_of(&bonus))?;
         let tail = dnode.max_blkid.saturating_add(1).saturating_mul(size);
         self.free(of.number, tail, TO_THE_END)?;
         match &dnode.spill {
@@ -215,7 +213,7 @@ impl SendWalk {
 
     fn free(&self, object: u64, offset: u64, length: u64) -> Result<()> {
         let record = Free { object, offset, length, to_guid: self.snapshot.guid };
-        self.queue.add(StreamRecord::Free(record), Buf::default())
+        self.sink.add(StreamRecord::Free(record), Buf::default())
     }
 
     fn hole(&self, of: &Sent, first: u64, count: u64) -> Result<()> {
@@ -237,7 +235,8 @@ impl SendWalk {
             let record = Spill { object: number, length, to_guid, flags, ..Spill::default() };
             Ok(vec![(StreamRecord::Spill(record), content)])
         };
-        self.queue.add_read(bp.head().lsize.0, Box::new(read))
+        let size = ReadSize { records: 1, bytes: bp.head().lsize.0 };
+        self.sink.add_read(size, Box::new(read))
     }
 
     fn data(&self, of: &Sent, bp: &BlkPtr, blkid: u64) -> Result<()> {
@@ -254,15 +253,16 @@ impl SendWalk {
         if let BlkPtr::Embedded(_) = bp
             && let Some((record, payload)) = block.embedded(bp)
         {
-            return self.queue.add(record, payload);
+            return self.sink.add(record, payload);
         }
+        let payload = block.payload(bp);
         let (bp, zio) = (*bp, Arc::clone(&self.snapshot.zio));
         let read = move || {
             block
                 .read(&zio, &bp)
                 .map_err(|e| e.in_object(ObjectId(block.object)).at_block(0, blkid))
         };
-        self.queue.add_read(size, Box::new(read))
+        self.sink.add_read(payload, Box::new(read))
     }
 }
 
@@ -294,6 +294,19 @@ impl DataBlock {
 
     fn splits(&self) -> bool {
         self.size > OLD_BLOCK_MAX && !self.features.has(Features::LARGE_BLOCKS)
+    }
+
+    /// What [`DataBlock::read`] yields.
+    fn payload(&self, bp: &BlkPtr) -> ReadSize {
+        match bp {
+            BlkPtr::Block(block) if self.stays_compressed(block) => {
+                ReadSize { records: 1, bytes: block.psize.0 }
+            }
+            _ if self.splits() => {
+                ReadSize { records: self.size.div_ceil(OLD_BLOCK_MAX), bytes: self.size }
+            }
+            _ => ReadSize { records: 1, bytes: self.size },
+        }
     }
 
     /// Reads the block: one record, or several of 128 KiB.

@@ -1,0 +1,125 @@
+//! `zfs send` as users and scripts call it.
+
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use std::io::Read;
+use std::process::{Command, Stdio};
+
+use common::Sandbox;
+use testkit::{Need, golden, golden_streams};
+
+/// The golden pool `snaps`, imported read-only.
+fn imported(name: &str) -> Sandbox {
+    let s = Sandbox::new(name);
+    golden("snaps").unwrap().unpack(&s.dir("disks"));
+    let disks = s.text("disks");
+    s.ok(&["zpool", "import", "-d", &disks, "-N", "-f", "-o", "readonly=on", "snaps"]);
+    s
+}
+
+/// What a command writes.
+fn sent(s: &Sandbox, args: &[&str]) -> Vec<u8> {
+    let out = s.run(&[&["zfs", "send"], args].concat());
+    assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
+    out.stdout
+}
+
+#[test]
+fn streams_and_their_sizes() {
+    let s = imported("send-streams");
+    let incremental = sent(&s, &["-i", "@one", "snaps/promoted@two"]);
+    let streams = golden_streams();
+    let theirs = &streams.iter().find(|(name, _)| name == "incr").unwrap().1;
+    assert!(incremental == *theirs);
+    for from in ["one", "snaps/promoted@one"] {
+        assert!(sent(&s, &["-i", from, "snaps/promoted@two"]) == *theirs);
+    }
+    let marked = sent(&s, &["-i", "#mark", "snaps/promoted@three"]);
+    let theirs = &streams.iter().find(|(name, _)| name == "frommark").unwrap().1;
+    assert!(marked == *theirs);
+    // Sizes are exact.
+    let size = s.ok(&["zfs", "send", "-nvP", "-i", "@one", "snaps/promoted@two"]);
+    let n = incremental.len();
+    assert_eq!(size, format!("incremental\t@one\tsnaps/promoted@two\t{n}\nsize\t{n}\n"));
+    let full = sent(&s, &["-Lec", "snaps/promoted@one"]);
+    let n = full.len();
+    let size = s.ok(&["zfs", "send", "-LecnP", "snaps/promoted@one"]);
+    assert_eq!(size, format!("full\tsnaps/promoted@one\t{n}\nsize\t{n}\n"));
+    assert_eq!(sent(&s, &["-w", "snaps/promoted@one"]), full);
+    let said = s.say(&["zfs", "send", "-nv", "snaps/promoted@one"]);
+    assert!(said.out.starts_with("full send of snaps/promoted@one estimated size is "));
+    assert!(said.out.contains("\ntotal estimated size is "), "{}", said.out);
+    assert_eq!(s.ok(&["zfs", "send", "-n", "snaps/promoted@one"]), "");
+    // A package of all between.
+    let package = sent(&s, &["-I", "@one", "snaps/promoted@three"]);
+    std::fs::write(s.path("package"), &package).unwrap();
+    let dump = s.ok(&["zstream", "dump", &s.text("package")]);
+    for name in ["@three", "@two"] {
+        assert!(dump.contains(&format!("toname = snaps/promoted{name}")), "{dump}");
+    }
+    // The head of a pool that does not change.
+    let head = sent(&s, &["snaps/promoted"]);
+    assert!(head[56..].starts_with(b"snaps/promoted@--head--\0"));
+    if testkit::has_program(Need::Zdb, "zstream", "streams are not judged") {
+        for stream in [&package, &head, &full] {
+            std::fs::write(s.path("stream"), stream).unwrap();
+            let out = Command::new("zstream").arg("dump").arg(s.path("stream")).output().unwrap();
+            let text = String::from_utf8(out.stdout).unwrap();
+            assert!(out.status.success() && text.contains(&format!("= {} (", stream.len())));
+        }
+    }
+    s.ok(&["zpool", "export", "snaps"]);
+}
+
+#[test]
+fn what_cannot_be_sent() {
+    let s = imported("send-refused");
+    let cannot = |args: &[&str], message: &str| {
+        let said = s.say(&[&["zfs", "send"], args].concat());
+        assert_eq!((said.code, said.err.as_str()), (1, message), "{args:?}");
+        assert_eq!(said.out, "");
+    };
+    cannot(
+        &["snaps/promoted@nosuch"],
+        "cannot open 'snaps/promoted@nosuch': dataset does not exist\n",
+    );
+    cannot(
+        &["-i", "@nosuch", "snaps/promoted@one"],
+        "cannot send 'snaps/promoted@one': incremental source (snaps/promoted@nosuch) does not \
+         exist\n",
+    );
+    cannot(
+        &["-i", "@two", "snaps/promoted@one"],
+        "cannot send 'snaps/promoted@one': not an earlier snapshot from the same fs\n",
+    );
+    // Tools probe an option with a dataset that does not exist: 1, where 2 means unknown.
+    cannot(&["-L", "nosuch"], "cannot open 'nosuch': dataset does not exist\n");
+    for args in [&["-R", "snaps@one"][..], &["-t", "1-0-0-0"], &["-p", "snaps/promoted@one"]] {
+        let err = s.fail(1, &[&["zfs", "send"], args].concat());
+        assert!(err.contains("is not supported by this version of Cenote"), "{args:?}: {err}");
+    }
+    for args in [&[][..], &["-x", "a@b"], &["a@b", "c@d"], &["-i", "a", "-I", "b", "c@d"]] {
+        let err = s.fail(2, &[&["zfs", "send"], args].concat());
+        assert!(err.contains("usage:"), "{args:?}: {err}");
+    }
+    s.ok(&["zpool", "export", "snaps"]);
+}
+
+/// A reader that ends early ends the stream, and the daemon goes on.
+#[test]
+fn a_pipe_that_breaks() {
+    let s = imported("send-broken");
+    for _ in 0..5 {
+        let mut command = s.command(&["zfs", "send", "snaps/promoted@one"]);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut pipe = child.stdout.take().unwrap();
+        pipe.read_exact(&mut [0; 4000]).unwrap();
+        drop(pipe);
+        assert!(!child.wait().unwrap().success());
+    }
+    let full = sent(&s, &["snaps/promoted@one"]);
+    assert_eq!(full.len(), 9_548_208);
+    s.ok(&["zpool", "export", "snaps"]);
+}
