@@ -125,9 +125,12 @@ impl Engine {
     ///
     /// # Errors
     /// In OpenZFS's words: `NotFound`; `Invalid` for a device that may not be used or is too
-    /// small; `Unsupported` for a place where it cannot be; `Busy`; `ReadOnly`; the devices'.
+    /// small; `Unsupported` for a place where it cannot be; `Busy`; `ReadOnly`; that of a
+    /// suspension; the devices'.
     pub fn attach(&self, pool: &Pool, request: &AttachRequest) -> Result<()> {
         let writer = pool.writer()?;
+        // Before the new device is opened and gets labels.
+        writer.check_running()?;
         let old = pool.member_named(&request.old)?;
         let spare = match &request.new {
             Some(NewDevice::Spare(name)) => Some(pool.spare_named(name)?),
@@ -224,8 +227,9 @@ impl Engine {
         pool.writer()?.offline(guid, how, command(line))
     }
 
-    /// Takes a device back into use, and with `expand` lets its vdev use what its devices
-    /// gained (`zpool online [-e]`). A suspended pool goes on, as with [`Engine::clear`].
+    /// Takes a device back into use (`zpool online [-e]`). With `expand`, or with property
+    /// `autoexpand`, its vdev uses what its devices gained. A suspended pool goes on, as with
+    /// [`Engine::clear`].
     ///
     /// # Errors
     /// As [`Engine::offline`].
@@ -246,7 +250,10 @@ impl Engine {
         let writer = pool.writer()?;
         writer.online(guid, &pool.core.leaves, command(line))?;
         pool.vdev_event("vdev_online", guid);
-        if expand { writer.expand(guid, None) } else { Ok(()) }
+        match expand || writer.pool_flag("autoexpand") {
+            true => writer.expand(guid, None),
+            false => Ok(()),
+        }
     }
 
     /// Opens all devices again that are missing (`zpool reopen`).

@@ -139,6 +139,15 @@ fn devices_are_attached_sequentially() {
     let scrub = shown.find("  scan: scrub repaired 0B in ").unwrap();
     let resilver = shown.find("  scan: resilvered (mirror-0) ").unwrap();
     assert!(scrub < resilver && !shown.contains("status:"), "{shown}");
+    let json = s.ok(&["zpool", "status", "-jp", "tank"]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let scan = &json["pools"]["tank"]["scan_stats"];
+    let rebuild = &scan["rebuild_stats"]["mirror-0"];
+    assert_eq!((&scan["function"], &rebuild["state"]), (&"SCRUB".into(), &"COMPLETE".into()));
+    assert_eq!(rebuild["errors"], "0");
+    let number = |key: &str| rebuild[key].as_str().unwrap().parse::<u64>().unwrap();
+    assert!(number("start_time") <= number("end_time") && number("bytes_rebuilt") > 0, "{rebuild}");
+    assert!(number("bytes_issued") <= number("bytes_scanned"), "{rebuild}");
     s.ok(&["zpool", "replace", "-sw", "tank", &d[1], &d[2]]);
     let shown = s.ok(&["zpool", "status", "tank"]);
     assert!(shown.contains("with 0 errors on") && !shown.contains("d1"), "{shown}");

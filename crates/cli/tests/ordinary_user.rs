@@ -464,3 +464,60 @@ fn a_checkpoint_and_a_trim_of_an_ordinary_user() {
     u.ok(&["zpool", "checkpoint", "-d", "-w", "tank"]);
     u.judge();
 }
+
+/// What the user did: looked after a pool of their own: it was scrubbed, a device was attached,
+/// replaced, taken offline and back, a spare stepped in, and the pool was split.
+#[test]
+fn the_devices_of_an_ordinary_user() {
+    if !can_try("an ordinary user's devices") {
+        return;
+    }
+    let u = User::new("care");
+    let disk = |i: usize| {
+        let path = u.s.path(&format!("disks/d{i}"));
+        std::fs::File::create(&path).unwrap().set_len(96 << 20).unwrap();
+        chown(&path, Some(1000), Some(1000)).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let d: Vec<String> = (0..5).map(disk).collect();
+    let status = || u.ok(&["zpool", "status", "tank"]);
+    u.ok(&["zpool", "create", "-m", &u.s.text("own/mnt"), "tank", &d[0]]);
+    u.does("head -c 9000000 /dev/urandom >mnt/data; sha256sum mnt/data >sum");
+    u.ok(&["zpool", "attach", "-w", "tank", &d[0], &d[1]]);
+    u.ok(&["zpool", "scrub", "-w", "tank"]);
+    assert!(status().contains("scrub repaired 0B") && status().contains("mirror-0"));
+    u.ok(&["zpool", "replace", "-w", "tank", &d[0], &d[2]]);
+    u.ok(&["zpool", "offline", "tank", &d[1]]);
+    u.does("cp mnt/data mnt/again; sha256sum -c --quiet sum");
+    u.ok(&["zpool", "online", "-e", "tank", &d[1]]);
+    u.ok(&["zpool", "wait", "-t", "resilver", "tank"]);
+    u.ok(&["zpool", "add", "tank", "spare", &d[3]]);
+    u.ok(&["zpool", "offline", "-f", "tank", &d[1]]);
+    common::eventually("the spare steps in", || status().contains("INUSE"));
+    u.ok(&["zpool", "wait", "-t", "resilver", "tank"]);
+    u.ok(&["zpool", "detach", "tank", &d[1]]);
+    assert!(!status().contains("spare"), "{}", status());
+    u.ok(&["zpool", "reopen", "tank"]);
+    u.ok(&["zpool", "clear", "tank"]);
+    u.ok(&["zpool", "resilver", "tank"]);
+    u.ok(&["zpool", "wait", "tank"]);
+    assert!(u.ok(&["zpool", "events", "-H", "tank"]).contains("vdev_spare"));
+    u.ok(&["zpool", "split", "tank", "half"]);
+    u.does("sha256sum -c --quiet sum; cmp mnt/data mnt/again");
+    // A device of root's.
+    let foreign = disk(5);
+    chown(&foreign, Some(0), Some(0)).unwrap();
+    std::fs::set_permissions(&foreign, std::os::unix::fs::PermissionsExt::from_mode(0o600))
+        .unwrap();
+    for args in [
+        &["zpool", "attach", "tank", &d[2], &foreign][..],
+        &["zpool", "replace", "tank", &d[2], &foreign],
+        &["zpool", "add", "tank", "spare", &foreign],
+        &["zpool", "labelclear", &foreign],
+    ] {
+        let told = u.fail(args);
+        assert!(told.contains(&foreign) && told.contains("ermission denied"), "{args:?}: {told}");
+    }
+    std::fs::remove_file(&foreign).unwrap();
+    u.judge();
+}

@@ -332,6 +332,104 @@ fn permission_denied() {
     assert!(told.err.contains("Permission denied"), "{told:?}");
 }
 
+/// The commands that look after devices: wrong pools, devices and options. None of them changes
+/// anything.
+#[test]
+fn pools_and_devices_that_are_not_there() {
+    let s = Sandbox::new("care");
+    let file = |name: &str, mib: u64| {
+        let path = s.dir("disks").join(name);
+        std::fs::File::create(&path).unwrap().set_len(mib << 20).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let (d0, d1, d2, tiny) = (file("d0", 96), file("d1", 96), file("d2", 96), file("tiny", 20));
+    let (dir, none) = (s.dir("dir").to_str().unwrap().to_owned(), s.text("none"));
+    s.ok(&["zpool", "create", "-m", "none", "tank", "mirror", &d0, &d1]);
+    let before = s.ok(&["zpool", "status", "-P", "tank"]);
+    let named = |text: &str| {
+        let names = [("{d0}", &d0), ("{d2}", &d2), ("{tiny}", &tiny), ("{dir}", &dir)];
+        let names = names.into_iter().chain([("{none}", &none)]);
+        names.fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
+    };
+    let cases: [(i32, &str, &str); 48] = [
+        (1, "scrub nosuch", "cannot open 'nosuch': no such pool"),
+        (1, "scrub -w nosuch", "cannot open 'nosuch': no such pool"),
+        (1, "scrub -s tank", "cannot cancel scrubbing tank: there is no active scrub"),
+        (1, "scrub -p tank", "cannot pause scrubbing tank: there is no active scrub"),
+        (2, "scrub", "missing pool name argument"),
+        (2, "scrub -s -p tank", "invalid option combination: -s and -p are mutually exclusive"),
+        (2, "scrub -e -C tank", "invalid option combination: -e and -C are mutually exclusive"),
+        (1, "resilver nosuch", "cannot open 'nosuch': no such pool"),
+        (1, "attach nosuch {d0} {d2}", "cannot open 'nosuch': no such pool"),
+        (1, "attach tank {none} {d2}", "cannot attach {d2} to {none}: no such device in pool"),
+        (1, "attach tank {d0} {none}", "cannot resolve path '{none}'"),
+        (1, "attach tank {d0} {dir}", "cannot use '{dir}': must be a block device or regular file"),
+        (1, "attach tank {d0} {tiny}", "cannot attach {tiny} to {d0}: too small: "),
+        (
+            1,
+            "attach tank mirror-0 {d2}",
+            "cannot attach {d2} to mirror-0: can only attach to mirrors and top-level disks",
+        ),
+        (
+            1,
+            "attach -o ashift=99 tank {d0} {d2}",
+            "invalid 'ashift=99' property: only values between 9 and 16 are allowed.",
+        ),
+        (1, "replace nosuch {d0} {d2}", "cannot open 'nosuch': no such pool"),
+        (1, "replace tank {none}", "cannot replace {none} with {none}: no such device in pool"),
+        (1, "replace tank {d0} {none}", "cannot resolve path '{none}'"),
+        (1, "replace tank {d0} {tiny}", "cannot replace {d0} with {tiny}: too small: "),
+        (1, "replace tank mirror-0 {d2}", "cannot replace mirror-0 with {d2}: can only replace"),
+        (2, "replace tank {d0} {d2} {d2}", "too many arguments"),
+        (1, "detach tank {none}", "cannot detach {none}: no such device in pool"),
+        (1, "detach nosuch {d0}", "cannot open 'nosuch': no such pool"),
+        (1, "offline tank {none}", "cannot offline {none}: no such device in pool"),
+        (1, "offline nosuch {d0}", "cannot open 'nosuch': no such pool"),
+        (2, "offline tank", "missing device name"),
+        (1, "online tank {none}", "couldn't find device \"{none}\" in pool \"tank\""),
+        (
+            1,
+            "online -e tank mirror-0",
+            "cannot online mirror-0: operation not supported on this type of pool",
+        ),
+        (1, "split tank half {none}", "Unable to split tank: no such device in pool"),
+        (1, "split nosuch half", "cannot open 'nosuch': no such pool"),
+        (1, "split tank tank", "Unable to split tank: pool already exists"),
+        (2, "split tank", "Missing new pool name"),
+        (1, "checkpoint nosuch", "cannot open 'nosuch': no such pool"),
+        (1, "checkpoint -d tank", "cannot discard checkpoint in 'tank': checkpoint does not exist"),
+        (1, "trim nosuch", "cannot open 'nosuch': no such pool"),
+        (1, "trim tank {none}", "cannot trim '{none}': no such device in pool"),
+        (2, "trim -r x tank", "invalid value for rate 'x': bad numeric value 'x'"),
+        (1, "initialize nosuch", "cannot open 'nosuch': no such pool"),
+        (1, "initialize tank {none}", "cannot initialize '{none}': no such device in pool"),
+        (2, "wait -t nosuch tank", "invalid activity 'nosuch'"),
+        (1, "wait nosuch", "cannot open 'nosuch': no such pool"),
+        (1, "reopen nosuch", "cannot open 'nosuch': no such pool"),
+        (1, "clear tank {none}", "cannot clear errors for {none}: no such device in pool"),
+        (1, "labelclear {none}", "failed to open {none}: No such file or directory"),
+        (1, "labelclear -f {d0}", "{d0} is a member (ACTIVE) of pool \"tank\""),
+        (1, "add tank spare {none}", "cannot resolve path '{none}'"),
+        (1, "remove tank {none}", "cannot remove {none}: no such device in pool"),
+        (
+            1,
+            "set checksum_n=5 tank {none}",
+            "cannot set property for '{none}' on 'tank': no such device in pool",
+        ),
+    ];
+    for (code, line, words) in cases {
+        let words = named(words);
+        let line = named(line);
+        let args: Vec<&str> = ["zpool"].into_iter().chain(line.split(' ')).collect();
+        let told = s.fail(code, &args);
+        assert!(told.starts_with(&words), "{line}: {told}");
+    }
+    assert_eq!(s.ok(&["zpool", "status", "-P", "tank"]), before);
+    assert!(std::fs::read(&d2).unwrap().iter().all(|byte| *byte == 0), "a device was written");
+    s.ok(&["zpool", "destroy", "tank"]);
+    s.ok(&["daemon", "stop"]);
+}
+
 #[test]
 fn the_simulator_and_its_arguments() {
     let s = Sandbox::new("simulator");

@@ -362,9 +362,9 @@ fn attach(
     let old = &args.old;
     state.engine().attach(pool, &request).map_err(|e| {
         let why = e.message();
-        if COMPLETE_PREFIXES.iter().any(|w| why.starts_with(w))
-            && !why.starts_with("cannot replace a")
-        {
+        // Those of a device begin like this, too.
+        let whole = e.kind() != ErrorKind::Io && !why.starts_with("cannot replace a");
+        if whole && COMPLETE_PREFIXES.iter().any(|w| why.starts_with(w)) {
             return Error::new(e.kind(), why);
         }
         let text = match args.replace {

@@ -298,6 +298,10 @@ impl DaemonState {
         to: &mut dyn Listener,
     ) -> Result<()> {
         let slot = self.registry.find(name)?;
+        // A command that holds the pool may wait for the end of the suspension.
+        if slot.is_suspended() {
+            return Err(Error::new(ErrorKind::Io, "pool I/O is currently suspended"));
+        }
         let _turn = slot.lock_pool("vdevs are added", to)?;
         let missing = || Error::not_found(format!("cannot open '{name}': no such pool"));
         let pool = slot.pool().ok_or_else(missing)?;

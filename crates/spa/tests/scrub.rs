@@ -26,12 +26,32 @@ fn small_steps() -> ScanLimits {
     }
 }
 
+/// Also of gang blocks and their headers.
 #[test]
 fn damage_is_repaired_on_every_kind_of_vdev() {
-    testkit::side_by_side(&redundant_shapes(), |shape| {
-        let what = format!("{shape:?}");
-        let (d, w) = shape.make("scrub", 96 * MB);
+    let cases = redundant_shapes().into_iter().flat_map(|shape| {
+        let gangs = shape.name != "mirrors" && shape.name != "raidz1w5";
+        [(shape, false), (shape, gangs)].into_iter().take(1 + usize::from(gangs))
+    });
+    testkit::side_by_side(&cases.collect::<Vec<_>>(), |(shape, gangs)| {
+        let what = format!("{shape:?}, gangs {gangs}");
+        let (d, w) = shape.make(if *gangs { "scrub-gangs" } else { "scrub" }, 96 * MB);
+        let ganging = &w.space().force_ganging;
+        if *gangs {
+            ganging.larger_than.store(8192, Relaxed);
+            ganging.one_in.store(2, Relaxed);
+        }
         let files = KnownFiles::make(&w, &shape.pool(), 20, 200_000);
+        ganging.larger_than.store(0, Relaxed);
+        ganging.one_in.store(0, Relaxed);
+        let is_gang = |(id, _): &(base::ObjectId, u64)| {
+            let object = files.os.object(*id, dmu::Io::WAIT).unwrap();
+            (0..6).any(|n| {
+                let bp = object.block_pointer(0, n, dmu::Io::WAIT).unwrap();
+                bp.as_block().is_some_and(|block| block.dva().gang)
+            })
+        };
+        assert_eq!(files.all.iter().any(is_gang), *gangs, "{what}");
         // As many leaves as may be lost.
         let bad: Vec<usize> = (0..redundancy(shape)).map(|i| i * 2 % shape.disks).collect();
         bad.iter().for_each(|&leaf| damage(&d, leaf, 8192, 8192));
@@ -60,14 +80,16 @@ fn damage_is_repaired_on_every_kind_of_vdev() {
     });
 }
 
-/// Without redundancy a block is lost, and is noted. When its file is gone, a scrub is clean,
-/// and the note goes.
+/// Without redundancy a block is lost, and is noted, also across an import. When its file is gone,
+/// a scrub is clean, and the note goes. Pools without features have the old form of the log.
 #[test]
 fn lost_blocks_are_noted_until_a_clean_scrub() {
-    let singles: Vec<PoolShape> = shapes().into_iter().filter(|s| redundancy(s) == 0).collect();
-    testkit::side_by_side(&singles, |shape| {
-        let what = format!("{shape:?}");
-        let (d, w) = shape.make("lost", 96 * MB);
+    let singles = shapes().into_iter().filter(|s| redundancy(s) == 0);
+    let cases: Vec<_> = singles.flat_map(|shape| [(shape, true), (shape, false)]).collect();
+    testkit::side_by_side(&cases, |(shape, features)| {
+        let what = format!("{shape:?}, features {features}");
+        let test = if *features { "lost" } else { "lost-old" };
+        let (d, w) = shape.make_with(test, 96 * MB, *features);
         let files = KnownFiles::make(&w, &shape.pool(), 10, 300_000);
         // The last stretch of file 3 on its disk.
         let os = files.os.object(files.all[3].0, dmu::Io::WAIT).unwrap();
@@ -77,18 +99,29 @@ fn lost_blocks_are_noted_until_a_clean_scrub() {
         let file = std::fs::OpenOptions::new().write(true).open(disk).unwrap();
         std::os::unix::fs::FileExt::write_all_at(&file, &[7; 512], dva.offset + 4 * MB).unwrap();
         drop(os);
-        let noted = || {
+        let noted_in = |w: &Writer| {
             let mos: &dyn MosRead = w.mos();
+            assert_eq!(errlog::is_by_head(mos).unwrap(), *features, "{what}");
             let of = |log| errlog::entries(mos, log).unwrap();
             (of(StoredLog::Last), of(StoredLog::Scrub).len())
         };
+        let noted = || noted_in(&w);
         for _ in 0..2 {
             let done = scrub(&w, &what);
             assert_eq!((done.scan.errors, done.scan.processed), (1, 0), "{what}");
             let (last, found) = noted();
             assert_eq!((last.len(), found), (1, 0), "{what}");
             assert_eq!((last[0].object, last[0].blkid), (files.all[3].0.0, 2), "{what}");
+            assert_eq!(last[0].birth != 0, *features, "{what}");
         }
+        let before = noted();
+        let KnownFiles { os, all, len } = files;
+        drop(os);
+        export(w);
+        let w = write_with(&d.dir, &ImportOptions::default());
+        let noted = || noted_in(&w);
+        assert_eq!(noted(), before, "{what}: after an import");
+        let files = KnownFiles::open(&w, &shape.pool(), &all, len);
         // An error scrub reads this block only, and it is lost as before.
         let error_scrub = || {
             w.scan(ScanRequest::ScrubErrors, None).unwrap();

@@ -90,6 +90,8 @@ impl Engine {
     /// `ReadOnly` for a pool imported read-only; as [`Engine::create_pool`].
     pub fn add_vdevs(&self, pool: &Arc<Pool>, request: &AddRequest) -> Result<()> {
         writable(pool)?;
+        // Before the devices get labels.
+        pool.writer()?.check_running()?;
         self.check_devices(&request.vdevs, Some(pool), request.force)?;
         if request.dry_run {
             return Ok(());

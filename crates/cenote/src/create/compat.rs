@@ -21,7 +21,7 @@ const KNOWN_TO_2_3: usize = 44;
 
 /// Features whose data Cenote does not write. A new pool has them only on request, and they
 /// never become active.
-const NOT_WRITTEN: [&str; 10] = [
+const NOT_WRITTEN: [&str; 9] = [
     "com.datto:encryption",
     "com.delphix:device_removal",
     "com.delphix:obsolete_counts",
@@ -31,7 +31,6 @@ const NOT_WRITTEN: [&str; 10] = [
     "com.fudosecurity:block_cloning",
     "com.klarasystems:fast_dedup",
     "org.openzfs:raidz_expansion",
-    "com.datto:resilver_defer",
 ];
 
 /// Features of the built-in sets.

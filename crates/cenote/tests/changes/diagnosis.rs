@@ -14,10 +14,10 @@ use device::{Device, Fault, FaultDevice};
 use crate::caches::{content, fill, read_all, small_engine};
 use crate::{DiskFiles, MB, judge, request};
 
-type Disks = Arc<Mutex<Vec<(String, Weak<FaultDevice>)>>>;
+pub(crate) type Disks = Arc<Mutex<Vec<(String, Weak<FaultDevice>)>>>;
 
 /// An engine whose devices can fail, by the names of their files.
-fn faulty_engine() -> (Arc<Engine>, Disks) {
+pub(crate) fn faulty_engine() -> (Arc<Engine>, Disks) {
     let list = Disks::default();
     let own = Arc::clone(&list);
     let wrap = move |device: Arc<dyn Device>| -> Arc<dyn Device> {
@@ -30,13 +30,13 @@ fn faulty_engine() -> (Arc<Engine>, Disks) {
 }
 
 /// The device of a file, as it is open now.
-fn disk(disks: &Disks, file: &str) -> Arc<FaultDevice> {
+pub(crate) fn disk(disks: &Disks, file: &str) -> Arc<FaultDevice> {
     let list = disks.lock();
     let named = list.iter().rev().filter(|(name, _)| name.contains(file));
     named.filter_map(|(_, device)| device.upgrade()).next().unwrap()
 }
 
-fn leaf(status: &VdevStatus, file: &str) -> Option<VdevStatus> {
+pub(crate) fn leaf(status: &VdevStatus, file: &str) -> Option<VdevStatus> {
     if status.children.is_empty() {
         return status.name.ends_with(file).then(|| status.clone());
     }
@@ -44,7 +44,7 @@ fn leaf(status: &VdevStatus, file: &str) -> Option<VdevStatus> {
 }
 
 /// What the daemon's thread does: reads the events and acts on them.
-struct Daemon<'a> {
+pub(crate) struct Daemon<'a> {
     engine: &'a Engine,
     pool: &'a Pool,
     diagnosis: Diagnosis,
@@ -53,8 +53,13 @@ struct Daemon<'a> {
     classes: BTreeSet<String>,
 }
 
-impl Daemon<'_> {
-    fn follow(&mut self) {
+impl<'a> Daemon<'a> {
+    pub(crate) fn new(engine: &'a Engine, pool: &'a Pool) -> Daemon<'a> {
+        let diagnosis = Diagnosis::default();
+        Daemon { engine, pool, diagnosis, last: 0, classes: BTreeSet::new() }
+    }
+
+    pub(crate) fn follow(&mut self) {
         let batch = self.engine.events().read(self.last);
         self.last = batch.last;
         self.classes.extend(batch.events.iter().map(|event| event.subclass().to_owned()));
@@ -142,9 +147,7 @@ fn suffer(name: &str, kind: NewKind, width: usize, ashift: u64, failure: &Failin
     pool.set_vdev_prop(victim, "slow_io_t", "600", None).unwrap();
     let objects = pool.root().unwrap().open_rw().unwrap();
     let ids = fill(&objects, 96);
-    let diagnosis = Diagnosis::default();
-    let (classes, last) = (BTreeSet::new(), 0);
-    let mut daemon = Daemon { engine: &engine, pool: &pool, diagnosis, last, classes };
+    let mut daemon = Daemon::new(&engine, &pool);
     daemon.follow();
     failure.faults.iter().for_each(|fault| disk(&opened, "/d1").inject(fault.clone()));
     let state = || leaf(&pool.status().unwrap().root, "d1").unwrap();

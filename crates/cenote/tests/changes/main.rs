@@ -6,9 +6,11 @@
 
 mod cache_loss;
 mod caches;
+mod care;
 mod datasets;
 mod devices;
 mod diagnosis;
+mod growing;
 mod pools;
 mod random;
 mod space_kept;

@@ -47,12 +47,22 @@ impl Rig {
         ashift: u64,
     ) -> Rig {
         let disks = DiskFiles::new(&format!("topology-{what}"), disks, 128 * MB);
-        let engine = testkit::engine();
         let settings = vec![PoolSetting::Stored("ashift", ashift)];
-        let pool = engine.create_pool(&request(vec![vdev(&disks)], settings)).unwrap().unwrap();
+        let vdevs = vec![vdev(&disks)];
+        Rig::on(disks, vdevs, settings, &format!("{what}, ashift {ashift}"))
+    }
+
+    /// A pool without content.
+    pub(crate) fn on(
+        disks: DiskFiles,
+        vdevs: Vec<NewVdev>,
+        settings: Vec<PoolSetting>,
+        what: &str,
+    ) -> Rig {
+        let engine = testkit::engine();
+        let pool = engine.create_pool(&request(vdevs, settings)).unwrap().unwrap();
         let objects = pool.root().unwrap().open_rw().unwrap();
-        let what = format!("{what}, ashift {ashift}");
-        Rig { disks, engine, pool, objects, content: BTreeMap::new(), what }
+        Rig { disks, engine, pool, objects, content: BTreeMap::new(), what: what.to_owned() }
     }
 
     /// Writes objects; they are on disk afterwards.

@@ -467,7 +467,11 @@ impl Ledger {
                 Log => {}
             }
         }
-        let kept = metaslab::slop(capacity, 0).saturating_add(self.unfreed.load(Relaxed));
+        let slop = match self.slop_in_tests.load(Relaxed) {
+            0 => metaslab::slop(capacity, 0),
+            bytes => bytes,
+        };
+        let kept = slop.saturating_add(self.unfreed.load(Relaxed));
         let all = capacity.saturating_sub(kept).saturating_add(others);
         all.saturating_sub(self.checkpointed.load(Relaxed))
     }

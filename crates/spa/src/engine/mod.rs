@@ -189,6 +189,8 @@ pub struct Writer {
     first_txg: Txg,
     /// The import has not ended: the pool is not registered yet, so no user can clear it.
     pub(crate) opening: AtomicBool,
+    /// The pool is being exported or destroyed.
+    closing: AtomicBool,
     tasks: Mutex<BTreeMap<Txg, Vec<SyncTask>>>,
     /// Tasks that run before anything else of their txg.
     early_tasks: Mutex<BTreeMap<Txg, Vec<SyncTask>>>,
@@ -209,7 +211,7 @@ pub struct Writer {
     outages: Arc<outage::Outages>,
     resilver_request: resilver_request::ResilverRequest,
     topology: topology::TopologyState,
-    scans: scan::Scans,
+    scans: Arc<scan::Scans>,
     stored_errors: errlog::StoredErrors,
     /// Most passes of a txg since the pool was opened.
     passes: AtomicU64,
@@ -306,6 +308,7 @@ impl Writer {
     pub fn export(&self, state: PoolState) -> Result<()> {
         // The caller gets an error for a suspension, instead of waiting for its end.
         self.check_running()?;
+        let failmode = self.txgs.failmode();
         self.txgs.set_failmode(txg::FailMode::Continue);
         // Nothing is written after the state of the labels.
         self.end_settling();
@@ -313,32 +316,56 @@ impl Writer {
         self.rebuilds.stop(true);
         self.autotrim.stop(true);
         self.jobs.stop(true);
+        self.closing.store(true, Relaxed);
         let last = self.last_txg(state);
         if last.is_err() {
-            self.resume_settling();
-            self.scans.allow();
-            self.wake_scan();
-            self.jobs.allow();
-            self.rebuilds.allow();
-            self.wake_rebuilds();
-            self.autotrim.allow();
-            self.resume_jobs();
-            self.follow_autotrim(&self.mos)?;
+            self.stay_open(failmode);
             return last;
         }
         self.stop();
         Ok(())
     }
 
+    /// The pool could not be exported: what was stopped goes on, as it was before.
+    fn stay_open(&self, failmode: txg::FailMode) {
+        // A txg that has the other state already is followed by one that takes it back.
+        self.closing.store(false, Relaxed);
+        self.reopen_logs();
+        self.resume_settling();
+        self.scans.allow();
+        self.wake_scan();
+        self.jobs.allow();
+        self.rebuilds.allow();
+        self.wake_rebuilds();
+        self.autotrim.allow();
+        self.resume_jobs();
+        // The property can be read as long as the pool is in use; else nothing is trimmed.
+        let _trims = self.follow_autotrim(&self.mos);
+        self.txgs.set_failmode(failmode);
+        // Replacements that ended meanwhile.
+        self.topology_settled();
+    }
+
     fn last_txg(&self, state: PoolState) -> Result<()> {
         self.close_logs()?;
         self.sync()?;
         let closed = move |cx: &mut TaskCx<'_>, ()| {
-            cx.config().state = state;
-            cx.state.flush_all = true;
+            // The caller may have got an error meanwhile.
+            if cx.writer.closing.load(Relaxed) {
+                cx.config().state = state;
+                cx.state.flush_all = true;
+            }
             Ok(())
         };
         self.sync_task(|_| Ok(()), closed).map(drop)
+    }
+
+    /// At the beginning of a txg: a pool whose export failed is in use again.
+    fn take_back_export(&self, state: &mut SyncState) {
+        if state.config.state != PoolState::Active && !self.closing.load(Relaxed) {
+            state.config.state = PoolState::Active;
+            state.dirty = true;
+        }
     }
 
     /// Fails if the pool is suspended.
@@ -380,6 +407,7 @@ impl Drop for Writer {
         self.autotrim.stop(false);
         self.jobs.stop(false);
         self.rebuilds.stop(false);
+        self.scans.begin_stop();
         self.txgs.abandon(Error::bug("the pool was closed"));
     }
 }

@@ -211,6 +211,7 @@ pub(crate) fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Write
         orphaned_blocks: Mutex::default(),
         first_txg: uberblock_txg.next(),
         opening: AtomicBool::new(known_pool),
+        closing: AtomicBool::new(false),
         tasks: Mutex::default(),
         early_tasks: Mutex::default(),
         checkpoint: Default::default(),

@@ -274,6 +274,8 @@ impl Writer {
             command.map_or(Ok(()), |c| cx.log_command(&c))
         };
         self.sync_task(check, act)?;
+        // With `autoexpand`, vdevs use what their devices have.
+        self.topology_settled();
         self.follow_autotrim(&self.mos)
     }
 

@@ -305,6 +305,7 @@ impl Writer {
     fn sync_txg(&self, state: &mut SyncState, txg: Txg) -> Result<()> {
         state.dirty |= self.outages.relabel.swap(false, Relaxed);
         state.dirty |= self.topology.has_repaired();
+        self.take_back_export(state);
         let mos = self.mos.for_sync();
         let waiting = bpobj::deferred(&mos)?.filter(|(_, list)| list.num_blkptrs > 0);
         let deferred = waiting.map(|(list, _)| list);

@@ -66,8 +66,13 @@ impl PoolShape {
 
     /// Makes the pool on files of `size` bytes.
     pub fn make(&self, test: &str, size: u64) -> (FileDisks, Arc<Writer>) {
+        self.make_with(test, size, true)
+    }
+
+    /// As [`PoolShape::make`], with the default features or with none.
+    pub fn make_with(&self, test: &str, size: u64, features: bool) -> (FileDisks, Arc<Writer>) {
         let d = disks(&format!("{test}-{}", self.pool()), self.disks, size);
-        let w = make_with(&d, &self.pool(), &self.vdevs(&d), true, Some(self.ashift));
+        let w = make_with(&d, &self.pool(), &self.vdevs(&d), features, Some(self.ashift));
         (d, w)
     }
 }

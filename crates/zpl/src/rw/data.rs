@@ -30,7 +30,10 @@ use super::types::{
 use crate::fs::FileSystem;
 
 /// Bytes that one transaction writes at most, but at least one block.
-const WRITE_MAX: u64 = 1 << 20;
+pub(super) const WRITE_MAX: u64 = 1 << 20;
+/// Bytes to which a write is divided when there is no space for more at once, but at least one
+/// block.
+const WRITE_LEAST: u64 = WRITE_MAX / 64;
 /// Bytes that are read at a time for a copy.
 const COPY_MAX: u64 = 1 << 20;
 const S_ISUID: u32 = 0o4000;
@@ -91,8 +94,10 @@ impl FileSystem {
     }
 
     /// Writes `data`; the file grows as necessary. Clears set-id bits if the caller has no
-    /// privileges. A write of more than 1 MiB takes several transactions. When space runs
-    /// out in between, the result says how much was written.
+    /// privileges. A write of more than 1 MiB takes several transactions, and so does a
+    /// smaller one if a transaction for all of it could take more space than is left: the
+    /// reservation for one is many times its bytes. When space runs out in between, the result
+    /// says how much was written.
     ///
     /// # Errors
     /// `NotFound`; `IsDir`, `Invalid` for anything but a regular file; `TooLarge` from
@@ -151,11 +156,15 @@ impl FileSystem {
         }
         let end = offset + len;
         let mut done = WriteSummary { offset, bytes: 0, size: 0 };
+        let mut most = WRITE_MAX;
         while done.bytes < len {
             let from = offset + done.bytes;
             let rest = &data[done.bytes as usize..len as usize];
             let bare = drop_xattr.is_some();
-            match self.write_piece(by, id, from, rest, end, &props, alone.is_some(), bare) {
+            let written =
+                self.write_piece(by, id, from, rest, end, &props, alone.is_some(), bare, most);
+            match written {
+                Err(e) if e.kind() == ErrorKind::NoSpace && most > WRITE_LEAST => most /= 8,
                 Ok(Some((bytes, size))) => {
                     done.bytes += bytes;
                     done.size = size;
@@ -211,7 +220,8 @@ impl FileSystem {
     }
 
     /// Writes the part that fits one transaction; returns how much, and the new size.
-    /// Nothing is written if the file must be `bare` and may have extended attributes.
+    /// Nothing is written if the file must be `bare` and may have extended attributes. It is at
+    /// most `most` bytes, or one block.
     #[expect(clippy::too_many_arguments, reason = "a step of the loop in `write`")]
     pub(crate) fn write_piece(
         &self,
@@ -223,10 +233,11 @@ impl FileSystem {
         props: &RwProps,
         alone: bool,
         bare: bool,
+        most: u64,
     ) -> Result<Option<(u64, u64)>> {
         let rw = self.rw_always()?;
         let record = props.record_size;
-        let unit = WRITE_MAX.max(u64::from(record));
+        let unit = most.max(u64::from(record));
         let to = (from / unit + 1).saturating_mul(unit).min(from + rest.len() as u64);
         let (mut _lock, mut node) = if alone {
             (None, self.content_from(id, from)?)
@@ -250,7 +261,7 @@ impl FileSystem {
         let block = grows.map_or(node.object.block_size(), u64::from);
         // A file with blocks larger than the present record size: as many blocks as the
         // maximum allows.
-        let most = (WRITE_MAX / block).max(1).saturating_mul(block);
+        let most = (most / block).max(1).saturating_mul(block);
         let to = (from / most + 1).saturating_mul(most).min(to);
         let piece = &rest[..(to - from) as usize];
         let blocks = blocks_cost(to.div_ceil(block) - from / block, block);

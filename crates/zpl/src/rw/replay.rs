@@ -40,7 +40,7 @@ use ondisk::zil::{
 };
 use ondisk::znode::{FileType, Time, ZFS_PROJINHERIT, ZFS_XATTR};
 
-use super::data::grown;
+use super::data::{WRITE_MAX, grown};
 use super::journal::AT_XVATTR;
 use super::journal::{AT_ATIME, AT_CTIME, AT_FILE, AT_GID, AT_MODE, AT_MTIME, AT_SIZE, AT_UID};
 use super::make::{DNODE_BLOCK, NewFileSpec, PreparedFile, blocks_cost};
@@ -252,7 +252,8 @@ impl FileSystem {
                 // The last transaction of the last piece notes the record as done.
                 let from = offset + done as u64;
                 let rest = &data[done..];
-                let piece = self.write_piece(root, id, from, rest, end, &props, true, false)?;
+                let piece =
+                    self.write_piece(root, id, from, rest, end, &props, true, false, WRITE_MAX)?;
                 let (n, _) = piece.ok_or_else(|| base::bug!("a piece was not written"))?;
                 done += n as usize;
             }

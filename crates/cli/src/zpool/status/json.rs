@@ -2,7 +2,7 @@
 
 use cenote::props::{nicebytes, nicenum};
 use proto::{
-    Checkpoint, ErrorScrub, Expand, LeafJob, Pool, Removal, Scan, Vdev, VdevHealth, VdevRole,
+    Checkpoint, Expand, LeafJob, Pool, RebuildScan, Removal, Scan, Vdev, VdevHealth, VdevRole,
 };
 use ui::json::Json;
 use ui::time::strftime;
@@ -133,8 +133,8 @@ impl JsonReport<'_> {
                 put(&mut out, "moreinfo", Json::str(format!("{SITE}ZFS-8000-{id}")));
             }
         }
-        if p.scan.is_some() || p.error_scrub.is_some() {
-            put(&mut out, "scan_stats", self.scan(p.scan.as_ref(), p.error_scrub.as_ref()));
+        if p.scan.is_some() || p.error_scrub.is_some() || !p.rebuilds.is_empty() {
+            put(&mut out, "scan_stats", self.scan(p));
         }
         out.extend(p.removal.as_ref().map(|r| ("removal_stats".to_owned(), self.removal(r))));
         let checkpoint = p.checkpoint.as_ref();
@@ -151,11 +151,11 @@ impl JsonReport<'_> {
         (key, Json::Object(out))
     }
 
-    fn scan(&self, scan: Option<&Scan>, errors: Option<&ErrorScrub>) -> Json {
+    fn scan(&self, p: &Pool) -> Json {
         let n = self.numbers();
         let none = Scan::default();
-        let s = scan.unwrap_or(&none);
-        let function = match scan {
+        let s = p.scan.as_ref().unwrap_or(&none);
+        let function = match &p.scan {
             None => "NONE",
             Some(s) if s.resilver => "RESILVER",
             Some(_) => "SCRUB",
@@ -176,7 +176,7 @@ impl JsonReport<'_> {
         put(&mut out, "scrub_spent_paused", n.plain(s.spent_paused));
         put(&mut out, "issued_bytes_per_scan", n.bytes(s.pass_issued));
         put(&mut out, "issued", n.bytes(s.issued));
-        if let Some(e) = errors {
+        if let Some(e) = &p.error_scrub {
             let state = if e.state == 1 { "ERRORSCRUBBING" } else { scan_state(e.state) };
             put(&mut out, "err_scrub_func", Json::str("ERRORSCRUB"));
             put(&mut out, "err_scrub_state", Json::str(state));
@@ -187,7 +187,36 @@ impl JsonReport<'_> {
             put(&mut out, "err_scrub_errors", n.count(e.errors));
             put(&mut out, "err_scrub_pause", n.time(e.paused));
         }
+        if !p.rebuilds.is_empty() {
+            let rebuilds = p.rebuilds.iter().map(|r| (r.name.clone(), self.rebuild(r)));
+            put(&mut out, "rebuild_stats", Json::Object(rebuilds.collect()));
+        }
         Json::Object(out)
+    }
+
+    /// The last sequential resilver of a top-level vdev.
+    fn rebuild(&self, r: &RebuildScan) -> Json {
+        let n = self.numbers();
+        let state = match r.state {
+            1 => "ACTIVE",
+            2 => "CANCELED",
+            3 => "COMPLETE",
+            _ => "NONE",
+        };
+        Json::object([
+            ("state", Json::str(state)),
+            ("start_time", n.time(r.start)),
+            ("end_time", n.time(r.end)),
+            ("scan_time_ms", n.plain(r.time_ms)),
+            ("bytes_est", n.bytes(r.estimated)),
+            ("bytes_scanned", n.bytes(r.scanned)),
+            ("bytes_issued", n.bytes(r.issued)),
+            ("bytes_rebuilt", n.bytes(r.rebuilt)),
+            ("errors", n.count(r.errors)),
+            ("pass_time_ms", n.plain(r.pass_ms)),
+            ("pass_bytes_scanned", n.bytes(r.pass_scanned)),
+            ("pass_bytes_issued", n.bytes(r.pass_issued)),
+        ])
     }
 
     fn removal(&self, r: &Removal) -> Json {

@@ -339,9 +339,7 @@ impl Writer {
         }
         drop(state);
         if complete {
-            let open = self.txgs.open_txg();
-            self.txgs.dirty(open, 0);
-            self.txgs.kick(open);
+            self.want_txg();
         }
         Some(ScanStep::Again)
     }

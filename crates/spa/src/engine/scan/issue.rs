@@ -170,7 +170,7 @@ impl Writer {
                 match pin {
                     Some(pin) => return Some(pin),
                     // A txg has ended and is about to be announced.
-                    None => self.scans.wait_announced(&self.zio, since),
+                    None => self.scans.wait_announced(since),
                 }
             } else {
                 return None;

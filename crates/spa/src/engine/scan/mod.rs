@@ -64,7 +64,7 @@ use dsl::write::scan::{NO_DATASET, ScanEvent, ScanPosition};
 use ondisk::blkptr::Block;
 use ondisk::scan::{Scan, ScanFunc, ScanState};
 use vdev::ScanLeaves;
-use zio::{ErrorEntry, Zio};
+use zio::ErrorEntry;
 
 use super::Writer;
 use super::resilver_request::{RESILVER_DEFER, ResilverWish};
@@ -271,6 +271,8 @@ pub(super) struct Scans {
     interrupt: AtomicBool,
     /// The pool is closed.
     stopped: AtomicBool,
+    /// The last announced txg; 0: none since the pool was opened.
+    newest: AtomicU64,
     queue: ScanQueue,
     limits: Mutex<ScanLimits>,
     writer: Mutex<Weak<Writer>>,
@@ -287,6 +289,7 @@ impl Default for Scans {
             changed: Condvar::new(),
             interrupt: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
+            newest: AtomicU64::new(0),
             queue: ScanQueue::new(16 << 20),
             limits: Mutex::new(ScanLimits::default()),
             writer: Mutex::new(Weak::new()),
@@ -321,14 +324,23 @@ impl Scans {
     pub(super) fn announced(&self, txg: Txg) {
         self.queue.announced(txg);
         let _run = self.run.lock();
+        self.newest.store(txg.0, Relaxed);
         self.changed.notify_all();
     }
 
     /// Waits until a txg after `since` is announced; for a second at most, or until the state
     /// changes.
-    fn wait_announced(&self, zio: &Zio, since: Txg) {
+    fn wait_announced(&self, since: Txg) {
         let mut run = self.run.lock();
-        if zio.healing_since().is_none_or(|now| now <= since) && !self.is_interrupted() {
+        if self.newest.load(Relaxed) <= since.0 && !self.is_interrupted() {
+            self.changed.wait_timeout(&mut run, WAIT);
+        }
+    }
+
+    /// Waits for a change, for a second at most.
+    fn wait_changed(&self) {
+        let mut run = self.run.lock();
+        if !self.is_interrupted() {
             self.changed.wait_timeout(&mut run, WAIT);
         }
     }
@@ -364,30 +376,22 @@ enum ScanStep {
     End,
 }
 
-fn scan_thread(scans: &Weak<Writer>) {
+fn scan_thread(pool: &Weak<Writer>, scans: &Scans) {
     // An error only means that other threads wait longer.
     let _as_before = raise_niceness(NICE);
-    let Some(mut writer) = scans.upgrade() else { return };
     loop {
-        match writer.scan_step() {
-            ScanStep::Again => {}
-            ScanStep::Announced(txg) => {
-                let open = writer.txgs.open_txg();
-                writer.txgs.dirty(open, 0);
-                writer.txgs.kick(open);
-                writer.scans.wait_announced(&writer.zio, txg);
-            }
-            ScanStep::Wait => {
-                let mut run = writer.scans.run.lock();
-                writer.scans.changed.wait_timeout(&mut run, WAIT);
-            }
-            ScanStep::End => return,
+        let Some(writer) = pool.upgrade() else { return };
+        let step = writer.scan_step();
+        if let ScanStep::Announced(_) = step {
+            writer.want_txg();
         }
         // The pool may be closed meanwhile.
         drop(writer);
-        match scans.upgrade() {
-            Some(again) => writer = again,
-            None => return,
+        match step {
+            ScanStep::Again => {}
+            ScanStep::Announced(txg) => scans.wait_announced(txg),
+            ScanStep::Wait => scans.wait_changed(),
+            ScanStep::End => return,
         }
     }
 }
@@ -549,8 +553,9 @@ impl Writer {
             return;
         }
         let writer = Weak::clone(&self.scans.writer.lock());
+        let scans = Arc::clone(&self.scans);
         // A thread that has ended needs no joining.
-        thread.handle = spawn("scan", move || scan_thread(&writer)).ok();
+        thread.handle = spawn("scan", move || scan_thread(&writer, &scans)).ok();
         thread.runs = thread.handle.is_some();
     }
 
@@ -681,10 +686,15 @@ impl Writer {
             run.gathered = false;
             run.ready = run.position.is_end();
         }
+        self.want_txg();
+        ScanStep::Again
+    }
+
+    /// Has a txg written, although it may have no other change.
+    fn want_txg(&self) {
         let open = self.txgs.open_txg();
         self.txgs.dirty(open, 0);
         self.txgs.kick(open);
-        ScanStep::Again
     }
 }
 

@@ -3,9 +3,10 @@
 //! # Theory
 //! A predecessor below a `replacing` vdev leaves when its successor misses nothing, and a spare
 //! when its original does (`unspare`, chapter 01 §4.2), and no data is on the leaving device
-//! alone. A thread of its own detaches them like a user would, because detaching waits for
-//! txgs, and the sync thread cannot. It ends when nothing is left to do. The state is
-//! in the configuration and the DTLs, so an import finds what a crash interrupted.
+//! alone. Of a predecessor with a spare, the spare leaves first. A thread of its own detaches
+//! them like a user would, because detaching waits for txgs, and the sync thread cannot. It
+//! ends when nothing is left to do. The state is in the configuration and the DTLs, so an
+//! import finds what a crash interrupted.
 //!
 //! # Invariants
 //! * At most one such thread runs; a request made while it ends is not lost.
@@ -29,9 +30,19 @@ fn complete(tree: &Tree, vdev: &VdevConfig) -> bool {
     })
 }
 
+/// The leaf below a vdev that leaves first: the spare, which returns to the list, before the device
+/// in whose place it is.
+fn first_to_leave(vdev: &VdevConfig) -> &VdevConfig {
+    let mut at = vdev;
+    while let Some(last) = at.children.last() {
+        at = last;
+    }
+    at
+}
+
 /// A leaf that is no longer needed.
 pub(super) fn superfluous(root: &VdevConfig, tree: &Tree) -> Option<Guid> {
-    let spare_free = |leaf: &&VdevConfig| leaf.kind.is_leaf() && !required(tree, leaf.guid);
+    let spare_free = |leaf: &&VdevConfig| !required(tree, leaf.guid);
     root.walk().find_map(|vdev| {
         let (first, last) = (vdev.children.first()?, vdev.children.last()?);
         let candidates = match vdev.kind {
@@ -41,7 +52,7 @@ pub(super) fn superfluous(root: &VdevConfig, tree: &Tree) -> Option<Guid> {
             VdevType::Spare if first.leaf.unspare && complete(tree, first) => &vdev.children[1..],
             _ => return None,
         };
-        candidates.iter().find(spare_free).map(|leaf| leaf.guid)
+        candidates.iter().map(first_to_leave).find(spare_free).map(|leaf| leaf.guid)
     })
 }
 

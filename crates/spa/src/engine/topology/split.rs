@@ -130,6 +130,7 @@ impl Writer {
     /// the only copy of something, for a pool with a checkpoint or a removal in progress; those
     /// of a suspension.
     pub fn begin_split(&self, leaves: &[Guid]) -> Result<Vec<SplitDevice>> {
+        self.check_running()?;
         // What was promised to callers goes along.
         self.sync()?;
         let (guids, mine) = (leaves.to_vec(), leaves.to_vec());
