@@ -6,9 +6,11 @@
 
 mod cache_loss;
 mod caches;
+mod clones;
 mod datasets;
 mod devices;
 mod diagnosis;
+mod lineage;
 mod pools;
 mod random;
 mod space_kept;
