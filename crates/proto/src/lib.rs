@@ -39,7 +39,8 @@ pub use change::{
     HistoryEvent, HistoryRecord, JobAction, NewKind, NewVdev, ScanCommand, SplitArgs, SplitReport,
 };
 pub use dataset::{
-    Assign, DatasetChange, DestroyArgs, NewDatasetArgs, PropsArgs, SnapshotArgs, TARGETS_MAX,
+    Assign, BookmarkArgs, CloneArgs, DatasetChange, DestroyArgs, HeldSnapshot, HoldArgs,
+    NewDatasetArgs, PromoteArgs, PropsArgs, RenameArgs, RollbackArgs, SnapshotArgs, TARGETS_MAX,
     VolumeArgs,
 };
 pub use events::{EVENTS_PAGE, EventInfo, EventsPage};
@@ -51,7 +52,7 @@ pub use space_map::{MetaslabSpace, SpaceMap, VdevSpaceMap};
 pub use stats::{BATCH_MAX, Stat, TunableInfo, WhatIf};
 
 /// Version of the protocol.
-pub const VERSION: u32 = 11;
+pub const VERSION: u32 = 12;
 /// Largest frame in bytes.
 const FRAME_MAX: usize = 32 << 20;
 /// Largest request in bytes: names of [`TARGETS_MAX`] datasets, up to the length of a command
@@ -269,6 +270,13 @@ pub enum Request {
     },
     /// Create or change datasets.
     ChangeDatasets(Box<DatasetChange>),
+    /// Who holds snapshots.
+    Holds {
+        /// Full names of snapshots.
+        snapshots: Vec<String>,
+        /// The snapshots of the same names of all descendants, too.
+        recursive: bool,
+    },
     /// Clear the labels of a device that is in no imported pool.
     LabelClear {
         /// Its absolute path.
@@ -475,6 +483,8 @@ pub enum Reply {
     History(Vec<HistoryRecord>, bool),
     /// Answer to [`Request::VdevProps`]: guids of vdevs, and names and values of properties.
     VdevProps(Vec<(u64, Vec<(String, String)>)>),
+    /// Answer to [`Request::Holds`].
+    Holds(Vec<HeldSnapshot>),
     /// Answer to [`Request::Events`].
     Events(EventsPage),
     /// Answer to [`Request::ClearEvents`]: how many there were.
