@@ -6,7 +6,7 @@ _cenote_commands() {
 	case $1 in
 	cenote) echo 'zpool zfs daemon zdb zstream arc arcstat arc_summary zilstat trace kstat tune ls tree cat cp uberblocks map io bench sim completion mount.cenote help version' ;;
 	zpool) echo 'create destroy add advise checkpoint clear attach detach replace split reopen offline online scrub resilver remove labelclear initialize list map status iostat import export upgrade reguid events history get set sync trim wait version' ;;
-	zfs) echo 'create destroy snapshot snap set inherit list get mount unmount umount rewrite send version' ;;
+	zfs) echo 'create destroy snapshot snap clone promote rollback rename bookmark hold holds release set inherit list get mount unmount umount rewrite send version' ;;
 	esac
 }
 
@@ -43,10 +43,16 @@ _cenote_flags() {
 	'zfs create') echo '-P -n -p -u -v -s -V -b -o' ;;
 	'zfs destroy') echo '-v -p -n -d -f -r -R' ;;
 	'zfs snapshot' | 'zfs snap') echo '-r -o' ;;
+	'zfs clone') echo '-p -u -o' ;;
+	'zfs rollback') echo '-r -R -f' ;;
+	'zfs rename') echo '-f -p -u -r' ;;
+	'zfs hold') echo '-r' ;;
+	'zfs holds') echo '-r -H -p' ;;
+	'zfs release') echo '-r' ;;
 	'zfs set') echo '-u' ;;
 	'zfs inherit') echo '-r -S' ;;
-	'zfs list') echo '-H -p -r -d -o -s -S -t' ;;
-	'zfs get') echo '-r -H -p -d -o -t -s' ;;
+	'zfs list') echo '-H -p -r -d -o -s -S -t -j --json --json-int' ;;
+	'zfs get') echo '-r -H -p -d -o -t -s -j --json --json-int' ;;
 	'zfs mount') echo '-a -R -o -O' ;;
 	'zfs unmount' | 'zfs umount') echo '-a -f' ;;
 	'zfs rewrite') echo '-r -x -v -P -S -C -o -l' ;;
@@ -190,6 +196,12 @@ _cenote_value() {
 		esac
 		;;
 	'zfs snapshot' | 'zfs snap')
+		case $2 in
+		-o) echo 'dataset_assign' ;;
+		*) return 1 ;;
+		esac
+		;;
+	'zfs clone')
 		case $2 in
 		-o) echo 'dataset_assign' ;;
 		*) return 1 ;;
@@ -587,6 +599,51 @@ _cenote_operand() {
 	'zfs snapshot' | 'zfs snap')
 		case $2 in
 		*) echo 'dataset' ;;
+		esac
+		;;
+	'zfs clone')
+		case $2 in
+		0) echo 'snapshot' ;;
+		*) echo 'dataset' ;;
+		esac
+		;;
+	'zfs promote')
+		case $2 in
+		*) echo 'dataset' ;;
+		esac
+		;;
+	'zfs rollback')
+		case $2 in
+		*) echo 'snapshot' ;;
+		esac
+		;;
+	'zfs rename')
+		case $2 in
+		0) echo 'snapshot' ;;
+		*) echo 'snapshot' ;;
+		esac
+		;;
+	'zfs bookmark')
+		case $2 in
+		0) echo 'snapshot' ;;
+		*) echo 'dataset' ;;
+		esac
+		;;
+	'zfs hold')
+		case $2 in
+		0) echo 'any' ;;
+		*) echo 'snapshot' ;;
+		esac
+		;;
+	'zfs holds')
+		case $2 in
+		*) echo 'snapshot' ;;
+		esac
+		;;
+	'zfs release')
+		case $2 in
+		0) echo 'any' ;;
+		*) echo 'snapshot' ;;
 		esac
 		;;
 	'zfs set')

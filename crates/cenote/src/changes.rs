@@ -125,7 +125,7 @@ impl Pool {
         }
     }
 
-    fn set_owner_quotas(&self, name: &str, owners: &[(String, PropData)]) -> Result<()> {
+    pub(crate) fn set_owner_quotas(&self, name: &str, owners: &[(String, PropData)]) -> Result<()> {
         for (prop, limit) in owners {
             let PropData::Num(limit) = limit else { continue };
             self.set_owner_quota(name, prop, *limit).map_err(|e| e.in_dataset(name))?;
@@ -271,6 +271,33 @@ impl Pool {
 }
 
 impl Dataset {
+    /// Takes a snapshot of this dataset; `name` is the part behind the `@`.
+    ///
+    /// # Errors
+    /// As [`Pool::snapshot`].
+    pub fn take_snapshot(&self, name: &str) -> Result<()> {
+        let full = format!("{}@{name}", self.name());
+        self.core().writer()?.snapshot(&[full], &[], None)
+    }
+
+    /// Destroys a snapshot of this dataset.
+    ///
+    /// # Errors
+    /// As [`Pool::destroy_snapshots`].
+    pub fn destroy_snapshot(&self, name: &str) -> Result<()> {
+        let full = format!("{}@{name}", self.name());
+        self.core().writer()?.destroy_snapshots(&[full], false, None)
+    }
+
+    /// Renames a snapshot of this dataset.
+    ///
+    /// # Errors
+    /// As [`Pool::rename_snapshot`].
+    pub fn rename_snapshot(&self, from: &str, to: &str) -> Result<()> {
+        let writer = self.core().writer()?;
+        writer.rename_snapshot(self.name(), (from, to), false, None).map(drop)
+    }
+
     /// Whether a new file system fits into its own quota. The size of an empty one is known
     /// only after it was created.
     fn check_quota(&self) -> Result<()> {

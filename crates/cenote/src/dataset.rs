@@ -581,6 +581,18 @@ impl Dataset {
         Ok(self.dir().mos().zap_entries(self.ds().phys().userrefs_obj)?.len() as u64)
     }
 
+    /// Tags and times of the holds, sorted.
+    pub(crate) fn hold_entries(&self) -> Result<Vec<(String, u64)>> {
+        let mut out = Vec::new();
+        for entry in self.dir().mos().zap_entries(self.ds().phys().userrefs_obj)? {
+            let time = entry.value.as_u64();
+            let time = time.ok_or_else(|| Error::corrupt("the time of a hold is not a number"))?;
+            out.push((String::from_utf8_lossy(&entry.name).into_owned(), time));
+        }
+        out.sort();
+        Ok(out)
+    }
+
     fn count(&self, key: &str) -> Result<Option<PropValue>> {
         let stored = self.dir().attribute(key)?.and_then(|v| v.first().copied());
         match stored {

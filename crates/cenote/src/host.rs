@@ -11,11 +11,11 @@
 use std::sync::Arc;
 
 use base::rt::RwLock;
-use base::{Error, Result, Txg};
+use base::{Error, ErrorKind, Result, Txg};
 use dmu::{OutagePolicy, Tx};
 use dsl::stored::Stored;
 use dsl::write::{MosRead, features};
-use spa::engine::{SpaceAccount, Writer, effective, find_dir};
+use spa::engine::{SpaceAccount, Writer, effective};
 use zpl::Time;
 use zpl::rw::{Atime, Host, HostSpace, RwProps, XattrForm};
 
@@ -56,8 +56,18 @@ impl PoolHost {
         Ok(Arc::new(host))
     }
 
+    /// The dataset's directory. It is found by its head, because its name may change.
     fn dir(&self) -> Result<u64> {
-        find_dir(self.writer.mos(), self.writer.name(), &self.name)
+        let mos: &dyn MosRead = self.writer.mos();
+        let gone = || Error::not_found("the dataset was destroyed").in_dataset(&self.name);
+        let dir = match mos.dataset(self.head) {
+            // Its object may be another one's by now.
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::Corrupt) => {
+                return Err(gone());
+            }
+            other => other?.dir_obj,
+        };
+        if mos.dir(dir)?.head_dataset_obj == self.head { Ok(dir) } else { Err(gone()) }
     }
 
     /// Reads the properties again.

@@ -17,12 +17,12 @@ use std::sync::Arc;
 use base::{Buf, Error, ErrorKind, ObjectId, Result, Txg};
 use dmu::{Io, Object, ObjectSpec, Objset, OutagePolicy, Tx, Zap};
 use dsl::stored::Stored;
-use dsl::write::features;
+use dsl::write::{MosRead, features};
 use ondisk::ObjType;
 use ondisk::dnode::DNODE_SIZE;
 use ondisk::objset::ObjsetType;
 use ondisk::uberblock::VERSION_FEATURES;
-use spa::engine::{SpaceAccount, Writer, effective, find_dir};
+use spa::engine::{SpaceAccount, Writer, effective};
 
 /// Bytes that one transaction writes at most, but at least one block.
 pub const WRITE_MAX: u64 = 1 << 20;
@@ -108,9 +108,9 @@ impl Objects {
     /// # Errors
     /// Those of reading the MOS.
     pub fn record_size(&self) -> Result<u64> {
-        let mos = self.writer.mos();
+        let mos: &dyn MosRead = self.writer.mos();
         let _names = self.writer.names();
-        let dir = find_dir(mos, self.writer.name(), &self.name)?;
+        let dir = mos.dataset(self.os.id())?.dir_obj;
         let stored = effective(mos, dir, "recordsize")?;
         let size = stored.as_ref().and_then(Stored::number).unwrap_or(RECORD_DEFAULT);
         let large = features::is_enabled(mos, features::LARGE_BLOCKS)?;
@@ -119,12 +119,12 @@ impl Objects {
 
     /// Slots of new dnodes: property `dnodesize`, as far as the pool's features allow it.
     fn dnode_slots(&self) -> Result<u8> {
-        let mos = self.writer.mos();
+        let mos: &dyn MosRead = self.writer.mos();
         let _names = self.writer.names();
         if !features::is_enabled(mos, features::LARGE_DNODE)? {
             return Ok(1);
         }
-        let dir = find_dir(mos, self.writer.name(), &self.name)?;
+        let dir = mos.dataset(self.os.id())?.dir_obj;
         let stored = effective(mos, dir, "dnodesize")?;
         Ok(match stored.as_ref().and_then(Stored::number).unwrap_or(0) {
             0 => 1,

@@ -266,7 +266,311 @@ fn refusals_of_properties() {
         let told = s.fail(2, &[&["zfs"], args].concat());
         assert_eq!(told.lines().next(), Some(first), "{args:?}");
     }
-    let clone = s.fail(2, &["zfs", "clone", "tank/a@s", "tank/c"]);
-    assert!(clone.starts_with("unrecognized command 'clone'\n"), "{clone}");
+    let send = s.fail(2, &["zfs", "send", "tank/a@s"]);
+    assert!(send.starts_with("unrecognized command 'send'\n"), "{send}");
+    judge(&s);
+}
+
+#[test]
+fn snapshots_are_cloned_bookmarked_and_held() {
+    if !can_mount("snapshots are cloned") {
+        return;
+    }
+    let s = Sandbox::new("zfsclone");
+    new_pool(&s, 256, &["-O", "canmount=off"]);
+    let zfs = |args: &[&str]| s.ok(&[&["zfs"], args].concat());
+    let no = |args: &[&str]| s.fail(1, &[&["zfs"], args].concat());
+    zfs(&["create", "-p", "tank/a/b"]);
+    std::fs::write(s.path("mnt/a/file"), "first").unwrap();
+    zfs(&["snapshot", "-r", "tank/a@s"]);
+    std::fs::write(s.path("mnt/a/file"), "second").unwrap();
+
+    assert_eq!(zfs(&["clone", "-o", "atime=off", "tank/a@s", "tank/c"]), "");
+    assert_eq!(mounted("tank/c", &s).unwrap().0, s.text("mnt/c"));
+    assert_eq!(std::fs::read_to_string(s.path("mnt/c/file")).unwrap(), "first");
+    std::fs::write(s.path("mnt/c/file"), "third").unwrap();
+    assert_eq!(value(&s, "origin", "tank/c"), "tank/a@s -");
+    assert_eq!(value(&s, "clones", "tank/a@s"), "tank/c -");
+    assert_eq!(value(&s, "atime", "tank/c"), "off local");
+    zfs(&["clone", "-pu", "tank/a/b@s", "tank/p/q/c"]);
+    assert!(mounted("tank/p/q", &s).is_some() && mounted("tank/p/q/c", &s).is_none());
+    assert_eq!(zfs(&["clone", "-p", "tank/a@s", "tank/c"]), "");
+    assert_eq!(
+        no(&["clone", "tank/a@s", "tank/c"]),
+        "cannot create 'tank/c': dataset already exists\n"
+    );
+    assert_eq!(
+        no(&["clone", "tank/a@s", "tank/x/y"]),
+        "cannot create 'tank/x/y': parent does not exist\n"
+    );
+    assert_eq!(
+        no(&["clone", "tank/a@no", "tank/d"]),
+        "cannot open 'tank/a@no': dataset does not exist\n"
+    );
+    assert_eq!(
+        no(&["clone", "tank/a", "tank/d"]),
+        "cannot open 'tank/a': missing '@' delimiter in snapshot name\n"
+    );
+    assert_eq!(
+        no(&["clone", "-o", "casesensitivity=mixed", "tank/a@s", "tank/d"]),
+        "cannot create 'tank/d': 'casesensitivity' is readonly\n"
+    );
+    assert!(s.fail(2, &["zfs", "clone", "tank/a@s"]).starts_with("missing target dataset"));
+    assert_eq!(
+        no(&["destroy", "tank/a@s"]),
+        "cannot destroy snapshot tank/a@s: snapshot is cloned\n"
+    );
+
+    zfs(&["bookmark", "tank/a@s", "#m"]);
+    zfs(&["bookmark", "tank/a#m", "tank/a#n"]);
+    assert_eq!(names(&s, "bookmark"), ["tank/a#m", "tank/a#n"]);
+    assert_eq!(
+        no(&["bookmark", "tank/a@s", "tank/a#m"]),
+        "cannot create bookmark 'tank/a#m': bookmark exists\n"
+    );
+    assert_eq!(
+        no(&["bookmark", "tank/a", "tank/a#k"]),
+        "cannot create bookmark 'tank/a#k': invalid source name 'tank/a': must contain a '@' or \
+         '#'\n"
+    );
+    zfs(&["destroy", "tank/a#n"]);
+    assert_eq!(no(&["destroy", "tank/a#n"]), "bookmark 'tank/a#n' does not exist.\n");
+
+    zfs(&["hold", "-r", "keep", "tank/a@s"]);
+    zfs(&["hold", "also", "tank/a@s"]);
+    let held = zfs(&["holds", "-rH", "tank/a@s"]);
+    let tags: Vec<Vec<&str>> = held.lines().map(|l| l.split('\t').take(2).collect()).collect();
+    assert_eq!(tags, [["tank/a@s", "also"], ["tank/a@s", "keep"], ["tank/a/b@s", "keep"]]);
+    let seconds = zfs(&["holds", "-Hp", "tank/a/b@s"]);
+    assert!(seconds.trim().rsplit('\t').next().unwrap().parse::<u64>().unwrap() > 1_600_000_000);
+    assert!(zfs(&["holds", "tank/a@s"]).starts_with("NAME      TAG   TIMESTAMP\n"));
+    assert_eq!(
+        no(&["hold", "keep", "tank/a@s"]),
+        "cannot hold snapshot 'tank/a@s': tag already exists on this dataset\n"
+    );
+    assert_eq!(
+        no(&["release", "nobody", "tank/a@s"]),
+        "cannot release hold from snapshot 'tank/a@s': no such tag on this dataset\n"
+    );
+    assert!(
+        s.fail(2, &["zfs", "hold", ".x", "tank/a@s"]).starts_with("tag may not start with '.'")
+    );
+    assert_eq!(no(&["holds", "tank/a"]), "'tank/a' is not a snapshot\n");
+    assert_eq!(
+        no(&["destroy", "tank/a@s"]),
+        "cannot destroy snapshot tank/a@s: it's being held. Run 'zfs holds -r tank/a@s' to see \
+         holders.\n"
+    );
+    zfs(&["destroy", "-d", "tank/a@s"]);
+    assert_eq!(value(&s, "defer_destroy,userrefs", "tank/a@s"), "on -\n2 -");
+    zfs(&["release", "-r", "keep", "tank/a@s"]);
+    zfs(&["release", "also", "tank/a@s"]);
+    assert!(names(&s, "snap").contains(&"tank/a@s".to_owned()), "the clone needs it");
+    zfs(&["destroy", "tank/c"]);
+    assert_eq!(names(&s, "snap"), ["tank/a/b@s"]);
+    assert!(!s.path("mnt/a/.zfs/snapshot/s").exists());
+    assert_eq!(std::fs::read_to_string(s.path("mnt/a/file")).unwrap(), "second");
+    let history = s.ok(&["zpool", "history", "tank"]);
+    for line in ["zfs hold -r keep tank/a@s", "zfs clone -o atime=off tank/a@s tank/c"] {
+        assert_eq!(history.matches(&format!(" {line}\n")).count(), 1, "{history}");
+    }
+    judge(&s);
+}
+
+#[test]
+fn datasets_are_renamed() {
+    if !can_mount("datasets are renamed") {
+        return;
+    }
+    let s = Sandbox::new("zfsrename");
+    new_pool(&s, 256, &["-O", "canmount=off"]);
+    let zfs = |args: &[&str]| s.ok(&[&["zfs"], args].concat());
+    let no = |args: &[&str]| s.fail(1, &[&["zfs"], args].concat());
+    zfs(&["create", "-p", "tank/a/b"]);
+    let own = s.text("own");
+    zfs(&["create", "-o", &format!("mountpoint={own}"), "tank/a/own"]);
+    zfs(&["create", "-V", "10M", "tank/a/v"]);
+    std::fs::write(s.path("mnt/a/b/file"), "x").unwrap();
+    zfs(&["snapshot", "-r", "tank/a@s"]);
+    zfs(&["rename", "tank/a", "tank/n"]);
+    let at = |name: &str| mounted(name, &s).map(|m| m.0);
+    assert_eq!((at("tank/a"), at("tank/n/b")), (None, Some(s.text("mnt/n/b"))));
+    assert_eq!(at("tank/n/own"), Some(own.clone()));
+    assert_eq!(std::fs::read_to_string(s.path("mnt/n/b/file")).unwrap(), "x");
+    assert!(!s.path("mnt/a").exists());
+    assert!(s.path("run/volumes/tank/n/v").exists() && !s.path("run/volumes/tank/a").exists());
+    zfs(&["rename", "-p", "tank/n/b", "tank/p/q/b"]);
+    assert_eq!(at("tank/p/q/b"), Some(s.text("mnt/p/q/b")));
+
+    // A mount in use stops it, and all are mounted as before.
+    let busy = std::fs::File::open(s.path("mnt/p/q/b/file")).unwrap();
+    let told = no(&["rename", "tank/p", "tank/z"]);
+    assert_eq!(
+        told,
+        format!("cannot unmount '{}': pool or dataset is busy\n", s.text("mnt/p/q/b"))
+    );
+    assert_eq!(at("tank/p/q"), Some(s.text("mnt/p/q")));
+    // With -u the mounts stay, and go on.
+    zfs(&["rename", "-u", "tank/p", "tank/z"]);
+    assert_eq!(std::fs::read_to_string(s.path("mnt/p/q/b/file")).unwrap(), "x");
+    std::fs::write(s.path("mnt/p/q/b/more"), "y").unwrap();
+    assert_eq!(value(&s, "mounted", "tank/z/q/b"), "yes -");
+    assert!(s.path("mnt/p/q/b/.zfs/snapshot/s/file").exists());
+    zfs(&["snapshot", "tank/z/q/b@t"]);
+    assert!(s.path("mnt/p/q/b/.zfs/snapshot/t/more").exists());
+    drop(busy);
+    zfs(&["unmount", "tank/z/q/b"]);
+    zfs(&["mount", "tank/z/q/b"]);
+    assert_eq!(at("tank/z/q/b"), Some(s.text("mnt/z/q/b")));
+
+    zfs(&["rename", "tank/z/q/b@t", "@u"]);
+    assert!(s.path("mnt/z/q/b/.zfs/snapshot/u/more").exists());
+    assert!(!s.path("mnt/z/q/b/.zfs/snapshot/t").exists());
+    zfs(&["rename", "-r", "tank/n@s", "tank/n@old"]);
+    assert_eq!(
+        names(&s, "snap"),
+        ["tank/n@old", "tank/n/own@old", "tank/n/v@old", "tank/z/q/b@s", "tank/z/q/b@u"]
+    );
+    zfs(&["snapshot", "tank/n/v@s"]);
+    assert_eq!(
+        no(&["rename", "-r", "tank/n@old", "s"]),
+        "cannot rename 'tank/n@old': a child dataset already has a snapshot with the new name\n"
+    );
+    for (args, why) in [
+        (["tank/n", "tank/z"], "cannot rename 'tank/n': dataset already exists\n"),
+        (["tank/n", "tank/x/y"], "cannot create 'tank/x/y': parent does not exist\n"),
+        (["tank/n", "other/n"], "cannot rename to 'other/n': datasets must be within same pool\n"),
+        (
+            ["tank/n", "tank/n/x"],
+            "cannot rename to 'tank/n/x': New dataset name cannot be a descendant of current \
+             dataset name\n",
+        ),
+        (
+            ["tank/n@old", "tank/z@old"],
+            "cannot rename to 'tank/z@old': snapshots must be part of same dataset\n",
+        ),
+        (["tank/no", "tank/x"], "cannot open 'tank/no': dataset does not exist\n"),
+    ] {
+        assert_eq!(no(&["rename", args[0], args[1]]), why);
+    }
+    assert!(s.fail(2, &["zfs", "rename", "tank/n"]).starts_with("missing target dataset"));
+    judge(&s);
+}
+
+#[test]
+fn datasets_return_to_snapshots() {
+    if !can_mount("datasets return to snapshots") {
+        return;
+    }
+    let s = Sandbox::new("zfsrollback");
+    new_pool(&s, 256, &["-O", "canmount=off"]);
+    let zfs = |args: &[&str]| s.ok(&[&["zfs"], args].concat());
+    let no = |args: &[&str]| s.fail(1, &[&["zfs"], args].concat());
+    zfs(&["create", "-p", "tank/a/b"]);
+    let file = s.path("mnt/a/file");
+    std::fs::write(&file, "first").unwrap();
+    zfs(&["snapshot", "tank/a@one"]);
+    std::fs::write(&file, "second").unwrap();
+    std::fs::write(s.path("mnt/a/new"), "new").unwrap();
+    zfs(&["rollback", "tank/a@one"]);
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "first");
+    assert!(!s.path("mnt/a/new").exists());
+    assert!(mounted("tank/a/b", &s).is_some());
+    zfs(&["snapshot", "tank/a@two"]);
+    zfs(&["bookmark", "tank/a@two", "#mark"]);
+    zfs(&["clone", "tank/a@two", "tank/c"]);
+    assert_eq!(
+        no(&["rollback", "tank/a@one"]),
+        "cannot rollback to 'tank/a@one': more recent snapshots or bookmarks exist\nuse '-r' to \
+         force deletion of the following snapshots and bookmarks:\ntank/a@two\ntank/a#mark\n"
+    );
+    assert_eq!(
+        no(&["rollback", "-r", "tank/a@one"]),
+        "cannot rollback to 'tank/a@one': clones of previous snapshots exist\nuse '-R' to force \
+         deletion of the following clones and dependents:\ntank/c\n"
+    );
+    assert_eq!(no(&["rollback", "tank/a@no"]), "cannot open 'tank/a@no': dataset does not exist\n");
+    zfs(&["hold", "keep", "tank/a@two"]);
+    let mut kept = std::fs::OpenOptions::new().append(true).open(&file).unwrap();
+    assert!(no(&["rollback", "-R", "tank/a@one"]).contains("it's being held"));
+    std::io::Write::write_all(&mut kept, b"!").unwrap();
+    drop(kept);
+    zfs(&["release", "keep", "tank/a@two"]);
+    // What is open ends with errors, and the file system goes on.
+    let mut open = std::fs::OpenOptions::new().append(true).open(&file).unwrap();
+    zfs(&["rollback", "-R", "tank/a@one"]);
+    assert!(std::io::Write::write_all(&mut open, b"more").is_err());
+    drop(open);
+    assert_eq!(names(&s, "all"), ["tank", "tank/a", "tank/a@one", "tank/a/b"]);
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "first");
+    // A mount inside of it that is in use stops it.
+    let busy = std::fs::File::open(s.path("mnt/a/b")).unwrap();
+    std::fs::write(&file, "third").unwrap();
+    assert_eq!(
+        no(&["rollback", "tank/a@one"]),
+        format!("cannot unmount '{}': pool or dataset is busy\n", s.text("mnt/a/b"))
+    );
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "third");
+    drop(busy);
+    zfs(&["rollback", "tank/a@one"]);
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "first");
+    let history = s.ok(&["zpool", "history", "tank"]);
+    assert_eq!(history.matches("zfs rollback").count(), 3, "{history}");
+    judge(&s);
+}
+
+#[test]
+fn clones_are_promoted() {
+    if !can_mount("clones are promoted") {
+        return;
+    }
+    let s = Sandbox::new("zfspromote");
+    new_pool(&s, 256, &["-O", "canmount=off"]);
+    let zfs = |args: &[&str]| s.ok(&[&["zfs"], args].concat());
+    let no = |args: &[&str]| s.fail(1, &[&["zfs"], args].concat());
+    zfs(&["create", "tank/a"]);
+    std::fs::write(s.path("mnt/a/file"), "first").unwrap();
+    zfs(&["snapshot", "tank/a@s"]);
+    zfs(&["clone", "tank/a@s", "tank/c"]);
+    zfs(&["snapshot", "tank/c@s"]);
+    assert!(s.path("mnt/a/.zfs/snapshot/s/file").exists());
+    assert_eq!(
+        no(&["promote", "tank/c"]),
+        "cannot promote 'tank/c': conflicting snapshot 's' from parent 'tank/a@s'\n"
+    );
+    assert_eq!(no(&["promote", "tank/a"]), "cannot promote 'tank/a': not a cloned filesystem\n");
+    assert_eq!(
+        no(&["promote", "tank/c@s"]),
+        "cannot open 'tank/c@s': operation not applicable to datasets of this type\n"
+    );
+    zfs(&["rename", "tank/c@s", "tank/c@late"]);
+    zfs(&["promote", "tank/c"]);
+    assert_eq!(names(&s, "snap"), ["tank/c@s", "tank/c@late"]);
+    assert_eq!(value(&s, "origin", "tank/a"), "tank/c@s -");
+    assert_eq!(std::fs::read_to_string(s.path("mnt/c/.zfs/snapshot/s/file")).unwrap(), "first");
+    assert!(!s.path("mnt/a/.zfs/snapshot/s").exists());
+    std::fs::write(s.path("mnt/a/file"), "second").unwrap();
+    assert_eq!(std::fs::read_to_string(s.path("mnt/c/file")).unwrap(), "first");
+    zfs(&["destroy", "tank/a"]);
+
+    // Snapshots are made, renamed and destroyed as directories.
+    let snapdir = s.path("mnt/c/.zfs/snapshot");
+    std::fs::create_dir(snapdir.join("dir")).unwrap();
+    assert!(names(&s, "snap").contains(&"tank/c@dir".to_owned()));
+    assert_eq!(std::fs::read_to_string(snapdir.join("dir/file")).unwrap(), "first");
+    let open = std::fs::File::open(snapdir.join("dir/file")).unwrap();
+    std::fs::rename(snapdir.join("dir"), snapdir.join("moved")).unwrap();
+    assert!(names(&s, "snap").contains(&"tank/c@moved".to_owned()));
+    assert!(!snapdir.join("dir").exists());
+    assert_eq!(std::io::read_to_string(open).unwrap(), "first");
+    let errno = |r: std::io::Result<()>| r.unwrap_err().raw_os_error();
+    assert_eq!(errno(std::fs::create_dir(snapdir.join("moved"))), Some(17));
+    assert_eq!(errno(std::fs::rename(snapdir.join("moved"), snapdir.join("late"))), Some(17));
+    zfs(&["hold", "keep", "tank/c@moved"]);
+    assert_eq!(errno(std::fs::remove_dir(snapdir.join("moved"))), Some(16));
+    zfs(&["release", "keep", "tank/c@moved"]);
+    std::fs::remove_dir(snapdir.join("moved")).unwrap();
+    assert_eq!(names(&s, "snap"), ["tank/c@s", "tank/c@late"]);
+    assert_eq!(std::fs::read_to_string(s.path("mnt/c/file")).unwrap(), "first");
     judge(&s);
 }

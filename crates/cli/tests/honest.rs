@@ -251,7 +251,7 @@ fn what_is_not_done_is_refused() {
         &["zpool", "set", "cachefile=/tmp/x", "tank"],
         &["zpool", "upgrade", "tank"],
         &["zpool", "set", "allocating=off", "tank", &disks[0]],
-        &["zfs", "list", "-j"],
+        &["zfs", "mount", "-j"],
     ] {
         let err = s.fail(1, args);
         assert!(err.contains(not_yet), "{args:?}: {err}");

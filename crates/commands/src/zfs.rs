@@ -11,7 +11,9 @@ const FIELDS: Word = Word::Some(&["all", "name", "property", "value", "received"
 
 const SCRIPTED: Flag = flag('H', "no headings, fields separated by one TAB");
 const EXACT: Flag = flag('p', "exact numbers");
-const JSON: Flag = flag('j', "JSON output").or("json").refused();
+const NO_JSON: Flag = flag('j', "JSON output").or("json").refused();
+const JSON: Flag = flag('j', "JSON output").or("json");
+const JSON_INT: Flag = flag('J', "JSON output with exact numbers, not strings").named("json-int");
 const DEPTH: Flag = arg('d', "max", Word::Any, "as many levels below those named");
 
 pub(super) const COMMANDS: &[Command] = &[
@@ -38,7 +40,8 @@ pub(super) const COMMANDS: &[Command] = &[
         name: "destroy",
         about: "destroy datasets or snapshots",
         synopsis: "destroy [-fnpRrv] <filesystem|volume>\n\tdestroy [-dnpRrv] \
-                   <filesystem|volume>@<snap>[%<snap>][,...]",
+                   <filesystem|volume>@<snap>[%<snap>][,...]\n\tdestroy \
+                   <filesystem|volume>#<bookmark>",
         flags: &[
             flag('v', "say what is destroyed"),
             flag('p', "say it in a form for scripts"),
@@ -64,6 +67,87 @@ pub(super) const COMMANDS: &[Command] = &[
         ..ZFS
     },
     Command {
+        name: "clone",
+        about: "make a file system or volume from a snapshot",
+        synopsis: "clone [-pu] [-o property=value] ... <snapshot> <filesystem|volume>",
+        flags: &[
+            flag('p', "the file systems above it, too, where they are missing"),
+            flag('u', "do not mount it"),
+            arg('o', "property=value", Word::DatasetAssign, "a property"),
+        ],
+        words: &[Word::DatasetOrSnapshot, Word::Dataset],
+        ..ZFS
+    },
+    Command {
+        name: "promote",
+        about: "make a clone independent of the dataset that it was cloned from",
+        synopsis: "promote <clone-filesystem>",
+        words: &[Word::Dataset],
+        ..ZFS
+    },
+    Command {
+        name: "rollback",
+        about: "return a dataset to a snapshot",
+        synopsis: "rollback [-rRf] <snapshot>",
+        flags: &[
+            flag('r', "destroy newer snapshots and bookmarks"),
+            flag('R', "destroy newer snapshots and bookmarks, and clones of them"),
+            flag('f', "unmount even what is busy"),
+        ],
+        words: &[Word::DatasetOrSnapshot],
+        ..ZFS
+    },
+    Command {
+        name: "rename",
+        about: "rename a dataset or snapshot",
+        synopsis: "rename [-f] <filesystem|volume|snapshot> <filesystem|volume|snapshot>\n\trename \
+                   -p [-f] <filesystem|volume> <filesystem|volume>\n\trename -u [-f] \
+                   <filesystem> <filesystem>\n\trename -r <snapshot> <snapshot>",
+        flags: &[
+            flag('f', "unmount even what is busy"),
+            flag('p', "the file systems above the new name, too, where they are missing"),
+            flag('u', "leave the mounts where they are"),
+            flag('r', "the snapshots of the same name of all descendants, too"),
+        ],
+        words: &[Word::DatasetOrSnapshot, Word::DatasetOrSnapshot],
+        ..ZFS
+    },
+    Command {
+        name: "bookmark",
+        about: "remember a snapshot without keeping its blocks",
+        synopsis: "bookmark <snapshot|bookmark> <newbookmark>",
+        words: &[Word::DatasetOrSnapshot, Word::Dataset],
+        ..ZFS
+    },
+    Command {
+        name: "hold",
+        about: "keep snapshots from being destroyed",
+        synopsis: "hold [-r] <tag> <snapshot> ...",
+        flags: &[flag('r', "the snapshots of the same name of all descendants, too")],
+        words: &[Word::Any, Word::DatasetOrSnapshot],
+        ..ZFS
+    },
+    Command {
+        name: "holds",
+        about: "show who holds snapshots",
+        synopsis: "holds [-rHp] <snapshot> ...",
+        flags: &[
+            flag('r', "the snapshots of the same name of all descendants, too"),
+            SCRIPTED,
+            flag('p', "times as seconds since 1970"),
+        ],
+        words: &[Word::DatasetOrSnapshot],
+        ..ZFS
+    },
+    Command {
+        name: "release",
+        about: "release snapshots that are held",
+        synopsis: "release [-r] <tag> <snapshot> ...",
+        flags: &[flag('r', "the snapshots of the same name of all descendants, too")],
+        words: &[Word::Any, Word::DatasetOrSnapshot],
+        ..ZFS
+    },
+    Command {
         name: "set",
         about: "set properties of datasets",
         synopsis: "set [-u] <property=value> ... <filesystem|volume|snapshot> ...",
@@ -85,7 +169,7 @@ pub(super) const COMMANDS: &[Command] = &[
     Command {
         name: "list",
         about: "list datasets",
-        synopsis: "list [-Hp] [-r|-d max] [-o property[,...]] [-s property]...\n\t    [-S \
+        synopsis: "list [-Hp] [-j [--json-int]] [-r|-d max] [-o property[,...]] [-s property]...\n\t    [-S \
                    property]... [-t type[,...]] [filesystem|volume|snapshot] ...",
         flags: &[
             SCRIPTED,
@@ -97,6 +181,7 @@ pub(super) const COMMANDS: &[Command] = &[
             arg('S', "property", Word::DatasetProps, "sort by this, descending"),
             arg('t', "type[,...]", TYPES, "datasets of these types"),
             JSON,
+            JSON_INT,
         ],
         words: &[Word::DatasetOrSnapshot],
         ..ZFS
@@ -104,7 +189,7 @@ pub(super) const COMMANDS: &[Command] = &[
     Command {
         name: "get",
         about: "show properties of datasets",
-        synopsis: "get [-rHp] [-d max] [-o \"all\" | field[,...]]\n\t    [-t type[,...]] [-s \
+        synopsis: "get [-rHp] [-j [--json-int]] [-d max] [-o \"all\" | field[,...]]\n\t    [-t type[,...]] [-s \
                    source[,...]]\n\t    <\"all\" | property[,...]> \
                    [filesystem|volume|snapshot|bookmark] ...",
         flags: &[
@@ -116,6 +201,7 @@ pub(super) const COMMANDS: &[Command] = &[
             arg('t', "type[,...]", TYPES, "datasets of these types"),
             arg('s', "source[,...]", SOURCES, "values from these sources"),
             JSON,
+            JSON_INT,
         ],
         words: &[Word::DatasetProps, Word::DatasetOrSnapshot],
         ..ZFS
@@ -151,7 +237,7 @@ pub(super) const COMMANDS: &[Command] = &[
             ignored('f'),
             ignored('l'),
             ignored('v'),
-            JSON,
+            NO_JSON,
         ],
         words: &[Word::Dataset],
         ..ZFS

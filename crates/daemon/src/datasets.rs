@@ -22,10 +22,10 @@ use proto::{
 };
 
 use super::state::{DaemonState, Listener};
-use super::{destroy, remount};
+use super::{clones, destroy, holds, remount, rename, rollback};
 
 /// Properties in one request.
-const PROPS_MAX: usize = 1024;
+pub(super) const PROPS_MAX: usize = 1024;
 /// Block size of a volume whose request has none.
 const VOLUME_BLOCK: u64 = 16 << 10;
 
@@ -44,6 +44,13 @@ pub(super) fn change(
         DatasetChange::Destroy(args) => destroy::destroy(state, args, to),
         DatasetChange::Snapshot(args) => snapshot(state, args),
         DatasetChange::Props(args) => props(state, args, to),
+        DatasetChange::Clone(args) => clones::clone(state, args, to),
+        DatasetChange::Promote(args) => clones::promote(state, args),
+        DatasetChange::Rollback(args) => rollback::rollback(state, args, to),
+        DatasetChange::Rename(args) => rename::rename(state, args, to),
+        DatasetChange::Bookmark(args) => holds::bookmark(state, args),
+        DatasetChange::Hold(args) => holds::hold(state, args, to),
+        DatasetChange::Release(args) => holds::release(state, args, to),
     }
 }
 
@@ -68,18 +75,18 @@ pub(super) fn command(text: &str) -> Option<&str> {
     Some(text).filter(|t| !t.is_empty())
 }
 
-fn too_many() -> Error {
+pub(super) fn too_many() -> Error {
     Error::limit("argument list too long")
 }
 
 /// The pool that a dataset's name begins with.
-fn pool_of(state: &DaemonState, name: &str) -> Option<Arc<Pool>> {
+pub(super) fn pool_of(state: &DaemonState, name: &str) -> Option<Arc<Pool>> {
     let end = name.find(['/', '@', '#']).unwrap_or(name.len());
     state.pool(name.get(..end).unwrap_or(name))
 }
 
 /// Whether the dataset exists; an error other than `NotFound` is returned.
-fn exists(pool: &Pool, name: &str) -> Result<bool> {
+pub(super) fn exists(pool: &Pool, name: &str) -> Result<bool> {
     match pool.dataset(name) {
         Ok(_) => Ok(true),
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),
@@ -87,7 +94,7 @@ fn exists(pool: &Pool, name: &str) -> Result<bool> {
     }
 }
 
-fn check_new_name(name: &str) -> Result<()> {
+pub(super) fn check_new_name(name: &str) -> Result<()> {
     if name.len() > DATASET_NAME_MAX {
         return Err(Error::new(ErrorKind::NameTooLong, "dataset name is too long"));
     }
@@ -153,15 +160,7 @@ fn create(state: &DaemonState, args: &NewDatasetArgs, to: &mut dyn Listener) -> 
         return Err(fail(Error::new(ErrorKind::Exists, "dataset already exists")));
     }
     pool.writer().map_err(fail)?;
-    let mut above = Vec::new();
-    let mut at = name;
-    while let Some((parent, _)) = at.rsplit_once('/') {
-        if exists(&pool, parent).map_err(fail)? {
-            break;
-        }
-        above.push(parent);
-        at = parent;
-    }
+    let above = missing_parents(&pool, name).map_err(fail)?;
     if !args.parents && !above.is_empty() {
         return Err(fail(Error::not_found("parent does not exist")));
     }
@@ -170,10 +169,7 @@ fn create(state: &DaemonState, args: &NewDatasetArgs, to: &mut dyn Listener) -> 
     if args.dry_run {
         return Ok(Reply::Done);
     }
-    for parent in above.into_iter().rev() {
-        let made = pool.create_filesystem(parent, &[], None).map_err(fail)?;
-        mount_new(state, &made, to);
-    }
+    create_parents(state, &pool, &above, to).map_err(fail)?;
     let log = command(&args.command);
     let made = match volume {
         None => pool.create_filesystem(name, &settings, log).map_err(fail)?,
@@ -196,9 +192,43 @@ fn create(state: &DaemonState, args: &NewDatasetArgs, to: &mut dyn Listener) -> 
     Ok(Reply::Done)
 }
 
+/// The datasets above `name` that do not exist, the deepest first.
+///
+/// # Errors
+/// Those of reading.
+pub(super) fn missing_parents<'n>(pool: &Pool, name: &'n str) -> Result<Vec<&'n str>> {
+    let mut above = Vec::new();
+    let mut at = name;
+    while let Some((parent, _)) = at.rsplit_once('/') {
+        if exists(pool, parent)? {
+            break;
+        }
+        above.push(parent);
+        at = parent;
+    }
+    Ok(above)
+}
+
+/// Creates and mounts missing parents, listed with the deepest first.
+///
+/// # Errors
+/// Those of creating them.
+pub(super) fn create_parents(
+    state: &DaemonState,
+    pool: &Pool,
+    above: &[&str],
+    to: &mut dyn Listener,
+) -> Result<()> {
+    for parent in above.iter().rev() {
+        let made = pool.create_filesystem(parent, &[], None)?;
+        mount_new(state, &made, to);
+    }
+    Ok(())
+}
+
 /// Mounts a dataset that was just created. If the mount fails, the dataset stays, and the
 /// command fails, as in OpenZFS.
-fn mount_new(state: &DaemonState, made: &Dataset, to: &mut dyn Listener) {
+pub(super) fn mount_new(state: &DaemonState, made: &Dataset, to: &mut dyn Listener) {
     let planned = super::mounts::plan(made, false);
     let done = match planned {
         Ok(Ok(plan)) => state.mount_one(&plan, &[], true),

@@ -50,10 +50,7 @@ pub(super) fn destroy(
             (plan, reclaim, pool)
         }
         None if target.contains('#') => {
-            return Err(Error::unsupported(format!(
-                "cannot destroy '{target}': {}",
-                ui::not_yet("destroying bookmarks")
-            )));
+            return destroy_bookmark(state, args);
         }
         None => {
             if args.defer {
@@ -71,13 +68,48 @@ pub(super) fn destroy(
         let fail = |e: Error| cannot("cannot destroy", target, &e);
         pool.writer().map_err(fail)?;
         unmount(state, &plan, args.force, to)?;
+        let deferred = deferred_origins(&plan, &pool);
         carry_out(&pool, &plan, args)?;
         remount::snapshots_changed(state, &plan.names);
+        remount::snapshots_changed(state, &deferred);
         if plan.names.iter().any(|n| !n.contains('@')) {
             state.show_volumes(&pool, to);
         }
     }
     Ok(Reply::Destroyed(plan.names, reclaim))
+}
+
+fn destroy_bookmark(state: &DaemonState, args: &DestroyArgs) -> Result<Reply> {
+    let name = args.target.as_str();
+    let fail = |e: Error| cannot("cannot destroy bookmark", name, &e);
+    let missing = || Error::not_found(format!("bookmark '{name}' does not exist."));
+    let fs = name.split('#').next().unwrap_or(name);
+    let (pool, _) = state.open(fs)?;
+    match pool.dataset(name) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Err(missing()),
+        other => other.map_err(fail)?,
+    };
+    if !args.dry_run {
+        pool.destroy_bookmarks(&[name.to_owned()], command(&args.command)).map_err(fail)?;
+    }
+    Ok(Reply::Destroyed(Vec::new(), 0))
+}
+
+/// Snapshots whose destruction was deferred until their last clone among these is gone.
+fn deferred_origins(plan: &DestroyPlan, pool: &Pool) -> Vec<String> {
+    let origin = |name: &String| {
+        let dataset = pool.dataset(name).ok()?;
+        match dataset.prop("origin").ok()??.value {
+            PropData::Str(origin) => Some(origin),
+            _ => None,
+        }
+    };
+    let deferred = |name: &String| {
+        let value = pool.dataset(name).and_then(|s| s.prop("defer_destroy"));
+        matches!(value, Ok(Some(v)) if v.value == PropData::Num(1))
+    };
+    let heads = plan.names.iter().filter(|n| !n.contains('@'));
+    heads.filter_map(origin).filter(deferred).collect()
 }
 
 /// The plan for a file system or volume, with what the options include.
@@ -156,7 +188,7 @@ fn list_names(dataset: &Dataset, itself: bool, out: &mut Vec<String>) -> Result<
     Ok(())
 }
 
-fn clone_names(snapshot: &Dataset) -> Result<Vec<String>> {
+pub(super) fn clone_names(snapshot: &Dataset) -> Result<Vec<String>> {
     Ok(match snapshot.prop("clones")?.map(|v| v.value) {
         Some(PropData::Str(list)) => list.split(',').map(str::to_owned).collect(),
         _ => Vec::new(),

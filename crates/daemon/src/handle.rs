@@ -17,7 +17,7 @@ use proto::{
 use super::inspect::{LISTING_TIMEOUT, NAMED_POOL_TIMEOUT};
 use super::state::{DaemonState, Listener, pool_name};
 use super::watched::Relay;
-use super::{change, convert, datasets as changes, sending, vdev_history};
+use super::{change, convert, datasets as changes, holds, sending, vdev_history};
 
 /// Receives rows as well.
 pub(crate) trait RowListener: Listener {
@@ -134,6 +134,7 @@ fn serve(state: &Arc<DaemonState>, request: &Request, to: &mut dyn RowListener) 
             Err(e) if e.message().is_empty() => Ok(Reply::Done),
             other => other,
         },
+        Request::Holds { snapshots, recursive } => holds::list(state, snapshots, *recursive, to),
         Request::LabelClear { path, force } => change::label_clear(state, path, *force),
         Request::History { name, from } => {
             let (slot, from) = (state.registry().find(name)?, *from);

@@ -30,6 +30,7 @@
 
 mod change;
 mod clients;
+mod clones;
 mod closing;
 mod convert;
 mod datasets;
@@ -37,6 +38,7 @@ mod destroy;
 mod diagnose;
 mod handle;
 mod heap;
+mod holds;
 mod importing;
 mod inspect;
 mod metrics;
@@ -46,6 +48,8 @@ mod notify;
 mod recovery;
 mod registry;
 mod remount;
+mod rename;
+mod rollback;
 mod sending;
 mod server;
 mod spares;

@@ -444,6 +444,14 @@ impl MountTable {
         }
     }
 
+    /// Datasets have other names: `new_name` gives that of each, or `None` if it stays.
+    pub(crate) fn renamed(&mut self, new_name: impl Fn(&str) -> Option<String>) {
+        for table in [&mut self.entries, &mut self.held] {
+            let renamed: Vec<_> = table.extract_if(.., |n, _| new_name(n).is_some()).collect();
+            table.extend(renamed.into_iter().filter_map(|(n, e)| Some((new_name(&n)?, e))));
+        }
+    }
+
     /// Removes a held file system that has ended.
     pub(crate) fn settled(&mut self, dataset: &str) {
         self.held.remove(dataset);
@@ -501,6 +509,7 @@ mod tests {
             Ok(true)
         }
         fn snapshots_changed(&self, _: &[&str]) {}
+        fn renamed(&self, _: &Dataset) {}
     }
 
     /// `zpool export` said "pool or dataset is busy" after the last file had been closed: another

@@ -46,7 +46,8 @@ pub(super) struct Remount {
     unmounted: Vec<String>,
 }
 
-fn inside(name: &str, root: &str) -> bool {
+/// Whether a dataset is `root` or below it.
+pub(super) fn inside(name: &str, root: &str) -> bool {
     name.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
@@ -130,6 +131,26 @@ fn mount_again(state: &DaemonState, pool: &Pool, name: &str, to: &mut dyn Listen
         Ok(Ok(plan)) if !state.is_mounted(name) => mount(state, &plan, to),
         Ok(_) => {}
         Err(e) => to.problem(format!("cannot mount '{name}': {e}")),
+    }
+}
+
+/// Mounts datasets again that were unmounted for a change, parents first. One with
+/// `mountpoint=legacy` returns to the directory where it was.
+pub(super) fn put_back(
+    state: &DaemonState,
+    pool: &Pool,
+    unmounted: &[(String, PathBuf)],
+    to: &mut dyn Listener,
+) {
+    let mut list: Vec<&(String, PathBuf)> = unmounted.iter().collect();
+    list.sort_by(|a, b| a.1.cmp(&b.1));
+    for (name, at) in list {
+        let Ok(dataset) = pool.dataset(name) else { continue };
+        match mounts::plan_legacy(&dataset, at) {
+            Ok(Ok(plan)) => mount(state, &plan, to),
+            Ok(Err(_)) => mount_again(state, pool, name, to),
+            Err(e) => to.problem(format!("cannot mount '{name}': {e}")),
+        }
     }
 }
 

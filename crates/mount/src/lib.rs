@@ -23,6 +23,7 @@ mod ops;
 mod pages;
 mod removed_dirs;
 pub mod rewrite;
+mod snapdir;
 mod tree;
 mod tree_ops;
 pub mod volumes;
@@ -344,5 +345,9 @@ impl MountedFs for FuseMount {
 
     fn snapshots_changed(&self, names: &[&str]) {
         self.fs.snapshots_changed(names);
+    }
+
+    fn renamed(&self, dataset: &Dataset) {
+        self.fs.renamed(dataset);
     }
 }

@@ -116,4 +116,8 @@ impl MountedFs for MemberMount {
     fn snapshots_changed(&self, names: &[&str]) {
         self.fs.snapshots_changed(names);
     }
+
+    fn renamed(&self, dataset: &Dataset) {
+        self.fs.renamed(dataset);
+    }
 }

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use base::Result;
+use cenote::Dataset;
 use cenote::files::Atime;
 
 /// Options of a mount.
@@ -82,4 +83,7 @@ pub trait MountedFs: Send + Sync {
     fn remount(&self, options: &MountOptions) -> Result<bool>;
     /// Notifies it that snapshots with these names were made or destroyed.
     fn snapshots_changed(&self, names: &[&str]);
+    /// Notifies it that its dataset has another name: this one. The kernel's table of mounts
+    /// keeps the old one.
+    fn renamed(&self, dataset: &Dataset);
 }

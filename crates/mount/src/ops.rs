@@ -156,6 +156,9 @@ impl Filesystem for ZfsMount {
         name: &[u8],
         new: &NewNode,
     ) -> FsResult<LookupEntry> {
+        if let Some(dataset) = self.snapdir(parent)? {
+            return self.take_snapshot(&dataset, parent, name);
+        }
         self.make(&caller(req, new.umask), parent, name, &New::dir(new.mode))
     }
 
@@ -166,6 +169,9 @@ impl Filesystem for ZfsMount {
     }
 
     fn rmdir(&self, req: &Request, parent: u64, name: &[u8]) -> FsResult<()> {
+        if let Some(dataset) = self.snapdir(parent)? {
+            return self.destroy_snapshot(&dataset, name);
+        }
         let dir = self.changeable(parent)?;
         self.ending(dir, name, || self.fs().rmdir(&caller(req, 0), dir, name))?;
         Ok(())
@@ -181,6 +187,9 @@ impl Filesystem for ZfsMount {
         flags: u32,
     ) -> FsResult<()> {
         let how = RENAME.iter().find(|r| r.0 == flags).map(|r| r.1).ok_or(Errno::EINVAL)?;
+        if let (Some(dataset), true) = (self.snapdir(parent)?, parent == new_parent) {
+            return self.rename_snapshot(&dataset, (name, new_name), how);
+        }
         let old = (self.changeable(parent)?, name);
         let new = (self.changeable_name(new_parent, new_name)?, new_name);
         let by = caller(req, 0);

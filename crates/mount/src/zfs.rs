@@ -20,7 +20,8 @@
 //!
 //! `.zfs/snapshot/NAME` is the snapshot's own file system, opened when its name is first looked
 //! up and kept as long as the mount and the snapshot exist. It is found by name even if
-//! `snapdir=hidden` keeps it out of listings. Nothing can be changed beneath `.zfs`.
+//! `snapdir=hidden` keeps it out of listings. Beneath `.zfs` only the set of snapshots can be
+//! changed ([`super::snapdir`]).
 //!
 //! # The kernel's write-back cache
 //! It is off. With it, the kernel would be responsible for sizes and times while pages are
@@ -40,7 +41,8 @@
 //! device number. `syncfs` and `sync` do not reach a FUSE server that is not virtiofs: the data
 //! becomes durable with the next txg.
 //!
-//! Lock order: `ZfsMount::spaces` is a leaf; the engine is not called under it.
+//! Lock order: `ZfsMount::spaces` and `ZfsMount::dataset` are leaves; the engine is not called
+//! under them.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -102,7 +104,8 @@ impl Access {
 
 /// A mounted dataset.
 pub(super) struct ZfsMount {
-    dataset: Dataset,
+    /// Under its present name.
+    dataset: RwLock<Dataset>,
     /// The handle for requests.
     fs: Arc<FileSystem>,
     spaces: RwLock<Spaces>,
@@ -226,7 +229,7 @@ impl ZfsMount {
         fs.set_drop_behind(!options.direct_io);
         let waiting = fs.with_outage(OUTAGE);
         Ok(ZfsMount {
-            dataset: dataset.clone(),
+            dataset: RwLock::new(dataset.clone()),
             totals: totals(dataset, &fs)?,
             spaces: RwLock::new(Spaces {
                 list: vec![Some((Arc::clone(&waiting), dataset.object()))],
@@ -266,23 +269,45 @@ impl ZfsMount {
         self.notify_kernel(|n| n.inval_inode(fuse::ROOT_ID, 0, 0));
     }
 
-    /// Forgets the snapshots with these names, here and in the kernel. Files of a destroyed
-    /// snapshot are stale.
-    pub(super) fn snapshots_changed(&self, names: &[&str]) {
+    /// Its dataset has another name.
+    pub(super) fn renamed(&self, dataset: &Dataset) {
+        *self.dataset.write() = dataset.clone();
+        self.forget_snapshots(&[]);
+    }
+
+    pub(super) fn dataset(&self) -> Dataset {
+        self.dataset.read().clone()
+    }
+
+    /// A snapshot has another name; its file system stays open.
+    pub(super) fn move_snapshot(&self, old: &[u8], new: &[u8]) {
+        self.forget_snapshots(&[]);
+        let mut spaces = self.spaces.write();
+        if let Some(space) = spaces.by_name.remove(old) {
+            spaces.by_name.insert(new.to_vec(), space);
+        }
+    }
+
+    /// Forgets the list of snapshots, and the file systems of those with these names.
+    pub(super) fn forget_snapshots(&self, names: &[&[u8]]) {
         {
             let mut known = self.snapshots.write();
             *known = (None, known.1 + 1);
         }
-        {
-            let mut spaces = self.spaces.write();
-            for name in names {
-                if let Some(space) = spaces.by_name.remove(name.as_bytes())
-                    && let Some(slot) = spaces.list.get_mut(usize::from(space))
-                {
-                    *slot = None;
-                }
+        let mut spaces = self.spaces.write();
+        for name in names {
+            if let Some(space) = spaces.by_name.remove(*name)
+                && let Some(slot) = spaces.list.get_mut(usize::from(space))
+            {
+                *slot = None;
             }
         }
+    }
+
+    /// Forgets the snapshots with these names, here and in the kernel. Files of a destroyed
+    /// snapshot are stale.
+    pub(super) fn snapshots_changed(&self, names: &[&str]) {
+        self.forget_snapshots(&names.iter().map(|n| n.as_bytes()).collect::<Vec<_>>());
         let Some(snapdir) = NodeTarget::Snapdir.id(self.root()) else { return };
         for name in names {
             self.notify_kernel(|n| n.inval_entry(snapdir, name.as_bytes()));
@@ -425,7 +450,7 @@ impl ZfsMount {
 
     /// Whether calls may be waiting for devices that do not answer.
     pub(super) fn is_suspended(&self) -> bool {
-        self.dataset.is_suspended()
+        self.dataset.read().is_suspended()
     }
 
     pub(super) fn root(&self) -> ObjectId {
@@ -470,7 +495,7 @@ impl ZfsMount {
             return Err(Errno::WOULD_BLOCK);
         }
         let mut list = Vec::new();
-        for snapshot in self.dataset.now_with(OUTAGE)?.snapshots()? {
+        for snapshot in self.dataset().now_with(OUTAGE)?.snapshots()? {
             let Some((_, name)) = snapshot.name().split_once('@') else { continue };
             let sec = number(&snapshot, "creation").unwrap_or(0);
             let time = Timestamp { sec: i64::try_from(sec).unwrap_or(0), nsec: 0 };
@@ -495,8 +520,12 @@ impl ZfsMount {
             return Err(Errno::WOULD_BLOCK);
         }
         let text = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
-        let snapshot =
-            self.dataset.now_with(OUTAGE)?.snapshot(text).map_err(absent)?.ok_or(Errno::ENOENT)?;
+        let snapshot = self
+            .dataset()
+            .now_with(OUTAGE)?
+            .snapshot(text)
+            .map_err(absent)?
+            .ok_or(Errno::ENOENT)?;
         let fs = snapshot.open_fs()?;
         fs.set_drop_behind(!self.direct_io);
         let mut spaces = self.spaces.write();

@@ -93,6 +93,99 @@ pub struct PropsArgs {
     pub command: String,
 }
 
+/// A clone of a snapshot.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CloneArgs {
+    /// The snapshot's full name.
+    pub snapshot: String,
+    /// The clone's full name.
+    pub name: String,
+    /// Create missing parents; no error if the clone exists.
+    pub parents: bool,
+    /// Do not mount it.
+    pub no_mount: bool,
+    /// Properties, as the user wrote them.
+    pub props: Vec<(String, String)>,
+    /// The command, for the pool's history.
+    pub command: String,
+}
+
+/// A bookmark of a snapshot or of another bookmark.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BookmarkArgs {
+    /// Full name of the snapshot or bookmark.
+    pub source: String,
+    /// Full name of the new bookmark.
+    pub name: String,
+    /// The command, for the pool's history.
+    pub command: String,
+}
+
+/// A file system, volume or snapshot to rename.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RenameArgs {
+    /// Its full name.
+    pub from: String,
+    /// The new full name.
+    pub to: String,
+    /// Create missing parents.
+    pub parents: bool,
+    /// Leave mounts where they are.
+    pub no_remount: bool,
+    /// The snapshots of the same name of all descendants, too.
+    pub recursive: bool,
+    /// Unmount what is in use.
+    pub force: bool,
+    /// The command, for the pool's history.
+    pub command: String,
+}
+
+/// A dataset that returns to a snapshot.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RollbackArgs {
+    /// The snapshot's full name.
+    pub snapshot: String,
+    /// Destroy newer snapshots and bookmarks.
+    pub recursive: bool,
+    /// And their clones.
+    pub clones: bool,
+    /// Unmount clones that are in use.
+    pub force: bool,
+    /// The command, for the pool's history.
+    pub command: String,
+}
+
+/// A clone to promote.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PromoteArgs {
+    /// Its full name.
+    pub name: String,
+    /// The command, for the pool's history.
+    pub command: String,
+}
+
+/// Snapshots to hold or to release.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HoldArgs {
+    /// The tag.
+    pub tag: String,
+    /// Full names of the snapshots.
+    pub snapshots: Vec<String>,
+    /// The snapshots of the same names of all descendants, too.
+    pub recursive: bool,
+    /// The command, for the pool's history.
+    pub command: String,
+}
+
+/// A held snapshot.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldSnapshot {
+    /// Its full name.
+    pub name: String,
+    /// Tags, with the times since when they hold it: seconds since 1970.
+    pub tags: Vec<(String, u64)>,
+}
+
 /// A change of datasets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DatasetChange {
@@ -104,6 +197,20 @@ pub enum DatasetChange {
     Snapshot(SnapshotArgs),
     /// Change properties.
     Props(PropsArgs),
+    /// Clone a snapshot.
+    Clone(CloneArgs),
+    /// Make a bookmark.
+    Bookmark(BookmarkArgs),
+    /// Hold snapshots.
+    Hold(HoldArgs),
+    /// Release snapshots.
+    Release(HoldArgs),
+    /// Rename a dataset or snapshot.
+    Rename(RenameArgs),
+    /// Return to a snapshot.
+    Rollback(RollbackArgs),
+    /// Promote a clone.
+    Promote(PromoteArgs),
 }
 
 impl DatasetChange {
@@ -114,6 +221,14 @@ impl DatasetChange {
             DatasetChange::Destroy(args) => vec![&args.target],
             DatasetChange::Snapshot(args) => args.names.iter().map(String::as_str).collect(),
             DatasetChange::Props(args) => args.names.iter().map(String::as_str).collect(),
+            DatasetChange::Clone(args) => vec![&args.snapshot, &args.name],
+            DatasetChange::Bookmark(args) => vec![&args.source, &args.name],
+            DatasetChange::Rename(args) => vec![&args.from, &args.to],
+            DatasetChange::Rollback(args) => vec![&args.snapshot],
+            DatasetChange::Promote(args) => vec![&args.name],
+            DatasetChange::Hold(args) | DatasetChange::Release(args) => {
+                args.snapshots.iter().map(String::as_str).collect()
+            }
         }
     }
 }

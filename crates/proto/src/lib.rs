@@ -40,7 +40,8 @@ pub use change::{
     HistoryEvent, HistoryRecord, JobAction, NewKind, NewVdev, ScanCommand, SplitArgs, SplitReport,
 };
 pub use dataset::{
-    Assign, DatasetChange, DestroyArgs, NewDatasetArgs, PropsArgs, SnapshotArgs, TARGETS_MAX,
+    Assign, BookmarkArgs, CloneArgs, DatasetChange, DestroyArgs, HeldSnapshot, HoldArgs,
+    NewDatasetArgs, PromoteArgs, PropsArgs, RenameArgs, RollbackArgs, SnapshotArgs, TARGETS_MAX,
     VolumeArgs,
 };
 pub use events::{EVENTS_PAGE, EventInfo, EventsPage};
@@ -271,6 +272,13 @@ pub enum Request {
     },
     /// Create or change datasets.
     ChangeDatasets(Box<DatasetChange>),
+    /// Who holds snapshots.
+    Holds {
+        /// Full names of snapshots.
+        snapshots: Vec<String>,
+        /// The snapshots of the same names of all descendants, too.
+        recursive: bool,
+    },
     /// Clear the labels of a device that is in no imported pool.
     LabelClear {
         /// Its absolute path.
@@ -482,6 +490,8 @@ pub enum Reply {
     History(Vec<HistoryRecord>, bool),
     /// Answer to [`Request::VdevProps`]: guids of vdevs, and names and values of properties.
     VdevProps(Vec<(u64, Vec<(String, String)>)>),
+    /// Answer to [`Request::Holds`].
+    Holds(Vec<HeldSnapshot>),
     /// Answer to [`Request::Events`].
     Events(EventsPage),
     /// Answer to [`Request::ClearEvents`]: how many there were.

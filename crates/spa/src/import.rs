@@ -130,7 +130,7 @@ impl Beginning {
             self.writer.sync()?;
         }
         self.writer.request_resilver_if_needed();
-        Ok(())
+        self.writer.release_temporary_holds()
     }
 }
 

@@ -104,11 +104,14 @@ impl Dataset {
     fn open_to_write(&self) -> Result<Arc<FileSystem>> {
         let head = self.object();
         let mut open = self.core.files.lock();
-        if let Some(fs) = open.get(&head).and_then(WeakFileSystem::upgrade) {
+        let os = self.core.writer()?.open_dataset(self.name())?;
+        // The file system of a dataset that was rolled back has another object set.
+        if let Some(fs) = open.get(&head).and_then(WeakFileSystem::upgrade)
+            && Arc::ptr_eq(fs.objset(), &os)
+        {
             return Ok(fs.with_outage(self.outage()));
         }
         open.retain(|_, fs| fs.is_open());
-        let os = self.core.writer()?.open_dataset(self.name())?;
         let log = self.core.writer()?.log(&os)?;
         let host = self.core.host(self.name(), head, log)?;
         let fs = FileSystem::open_rw(os, host, self.io()).map_err(|e| e.in_dataset(self.name()))?;

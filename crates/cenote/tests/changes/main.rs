@@ -7,10 +7,12 @@
 mod cache_loss;
 mod caches;
 mod care;
+mod clones;
 mod datasets;
 mod devices;
 mod diagnosis;
 mod growing;
+mod lineage;
 mod pools;
 mod random;
 mod space_kept;

@@ -9,7 +9,7 @@ use ui::Exit;
 use ui::table::{self, Column};
 
 use super::list::{canonical, text};
-use super::{misuse, options, select};
+use super::{json, misuse, options, select};
 
 const FIELDS: [&str; 5] = ["name", "property", "value", "received", "source"];
 const SOURCES: [&str; 6] = ["local", "default", "inherited", "received", "temporary", "none"];
@@ -29,6 +29,9 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         Ok(parsed) => parsed,
         Err(exit) => return Ok(exit),
     };
+    if parsed.has('J') && !parsed.has('j') {
+        return Ok(misuse("get", Some("'--json-int' only works with '-j'")));
+    }
     let words = parsed.words();
     let Some((list, roots)) = words.split_first() else {
         return Ok(misuse("get", Some("missing property argument")));
@@ -76,6 +79,11 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         let place = |r: &DatasetRow| roots.iter().position(|n| *n == r.name);
         rows.sort_by_key(place);
     }
+    if parsed.has('j') {
+        let numbers = json::Numbers { exact: opts.parsable, ints: parsed.has('J') };
+        ui::out(&json::output("zfs get", &rows, numbers, |row| wanted(row, &opts)));
+        return Ok(Exit::failed_if(failed));
+    }
     ui::out(&render(&rows, &opts, parsed.has('H')));
     Ok(Exit::failed_if(failed))
 }
@@ -120,6 +128,18 @@ fn source(value: Option<&PropertyEntry>) -> (usize, String) {
         Some(Origin::Inherited(from)) => (2, format!("inherited from {from}")),
         Some(Origin::Received) => (3, "received".to_owned()),
     }
+}
+
+/// The properties of a row that are shown.
+fn wanted(row: &DatasetRow, opts: &GetOptions) -> Vec<json::Shown> {
+    let all: Vec<json::Shown> = match &opts.props {
+        None => row.props.iter().map(|(n, v)| (n.clone(), Some(v.clone()))).collect(),
+        Some(names) => names.iter().map(|n| (n.clone(), row.prop(n).cloned())).collect(),
+    };
+    let from = |shown: &json::Shown| {
+        opts.sources.is_empty() || opts.sources.contains(&source(shown.1.as_ref()).0)
+    };
+    all.into_iter().filter(from).collect()
 }
 
 fn render(rows: &[DatasetRow], opts: &GetOptions, scripted: bool) -> String {

@@ -12,7 +12,7 @@ use proto::{DatasetRow, DatasetType, ListArgs, PropertyEntry, PropertyValue};
 use ui::table::{self, Column};
 use ui::{Exit, time};
 
-use super::{misuse, options, select};
+use super::{json, misuse, options, select};
 
 const DEFAULT: &str = "name,used,available,referenced,mountpoint";
 const SPACE: &str =
@@ -38,6 +38,9 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         None if only(DatasetType::Snapshot) || only(DatasetType::Bookmark) => Some(1),
         None => Some(0),
     };
+    if parsed.has('J') && !parsed.has('j') {
+        return Ok(misuse("list", Some("'--json-int' only works with '-j'")));
+    }
     let parsable = parsed.has('p');
     let list = parsed.last('o').unwrap_or_else(|| DEFAULT.to_owned());
     let columns = match columns(&list, parsable) {
@@ -63,6 +66,14 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     let args = ListArgs { roots, depth, types, props: Some(props), named_any_kind };
     let (mut rows, failed) = select::fetch(args)?;
     rows.sort_by(|a, b| compare(a, b, &keys));
+    if parsed.has('j') {
+        let numbers = json::Numbers { exact: parsable, ints: parsed.has('J') };
+        let shown = |row: &DatasetRow| {
+            columns.iter().map(|(name, _)| (name.clone(), row.prop(name).cloned())).collect()
+        };
+        ui::out(&json::output("zfs list", &rows, numbers, shown));
+        return Ok(Exit::failed_if(failed));
+    }
     if rows.is_empty() {
         if !parsed.has('H') && !failed {
             ui::err("no datasets available");

@@ -1,10 +1,13 @@
 //! `zfs`: datasets, with the output of OpenZFS's command (chapter 09 §3).
 
 mod change;
+mod clones;
 mod create;
 mod destroy;
 mod get;
 pub(crate) mod helper;
+mod holds;
+mod json;
 mod list;
 mod mount;
 mod rewrite;
@@ -21,12 +24,7 @@ use proto::{DatasetChange, Reply, Request};
 use ui::Exit;
 
 /// Commands of OpenZFS's that Cenote does not have yet.
-const MISSING: [&str; 28] = [
-    "rollback",
-    "clone",
-    "promote",
-    "rename",
-    "bookmark",
+const MISSING: [&str; 20] = [
     "program",
     "upgrade",
     "userspace",
@@ -40,9 +38,6 @@ const MISSING: [&str; 28] = [
     "redact",
     "allow",
     "unallow",
-    "hold",
-    "holds",
-    "release",
     "diff",
     "load-key",
     "unload-key",
@@ -114,6 +109,13 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
         "snapshot" | "snap" => change::snapshot(&command, rest),
         "set" => change::set(rest),
         "inherit" => change::inherit(rest),
+        "clone" => clones::clone(rest),
+        "promote" => clones::promote(rest),
+        "rollback" => clones::rollback(rest),
+        "rename" => clones::rename(rest),
+        "bookmark" => holds::bookmark(rest),
+        "hold" | "release" => holds::hold(&command, rest),
+        "holds" => holds::holds(rest),
         "mount" => mount::mount(rest),
         "unmount" | "umount" => mount::unmount(rest),
         "rewrite" => rewrite::main(rest),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use base::rt;
 use base::{Error, ErrorKind, Result};
-
+use cenote::Pool;
 use mount::{MountOptions, MountedFs, UnmountOutcome};
 
 use super::{DaemonState, Listener};
@@ -70,6 +70,17 @@ impl DaemonState {
         Err(Error::busy(format!(
             "it is still held {where_}; 'zfs unmount -f {name}' ends it there"
         )))
+    }
+
+    /// Datasets of a pool have other names: `new_name` gives that of each, or `None` if it
+    /// stays. What is still mounted stays where it is.
+    pub(crate) fn renamed(&self, pool: &Pool, new_name: impl Fn(&str) -> Option<String>) {
+        for (name, _, fs) in self.served(|n| new_name(n).is_some()) {
+            if let Some(dataset) = new_name(&name).and_then(|n| pool.dataset(&n).ok()) {
+                fs.renamed(&dataset);
+            }
+        }
+        self.mounts.lock().renamed(new_name);
     }
 
     /// Unmounts the datasets that `wanted` accepts, children first, and removes directories

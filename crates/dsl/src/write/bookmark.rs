@@ -102,6 +102,83 @@ pub(crate) fn add_fbn(phys: &mut BookmarkPhys, usage: Usage) {
     phys.fbn = (Usage::from(phys.fbn) + usage).space();
 }
 
+/// Checks that a head has no bookmark of this name.
+fn check_free(cx: &SyncCx<'_>, head: u64, name: &str) -> Result<()> {
+    if let Some(zap) = cx.read().attribute_u64(head, KEY)?
+        && cx.mos.zap_lookup(zap, name.as_bytes())?.is_some()
+    {
+        return Err(Error::new(ErrorKind::Exists, "the bookmark exists"));
+    }
+    Ok(())
+}
+
+/// The ZAP of a head's bookmarks; made if there is none.
+fn zap_of(cx: &SyncCx<'_>, head: u64) -> Result<u64> {
+    if let Some(zap) = cx.read().attribute_u64(head, KEY)? {
+        return Ok(zap);
+    }
+    features::add(cx, BOOKMARKS, 1)?;
+    let zap = cx.new_zap(ObjType::OTN_ZAP_METADATA, TOUPPER)?;
+    features::set_attribute(cx, head, KEY, &ZapValue::from_u64(zap))?;
+    Ok(zap)
+}
+
+/// A head's bookmark by its name.
+///
+/// # Errors
+/// `NotFound`; those of reading.
+pub fn find(mos: &dyn MosRead, head: u64, name: &str) -> Result<NamedBookmark> {
+    let mark = of_head(mos, head)?.into_iter().find(|m| m.name == name.as_bytes());
+    mark.ok_or_else(|| Error::not_found("there is no such bookmark"))
+}
+
+/// Whether a head can get a bookmark of this name.
+///
+/// # Errors
+/// `Exists`; `Invalid` and `NameTooLong` for an invalid name; `Unsupported` unless the
+/// feature is enabled; those of reading.
+pub fn check_new(cx: &SyncCx<'_>, head: u64, name: &str) -> Result<()> {
+    create::check_component(name)?;
+    if !features::is_enabled(cx.read(), BOOKMARKS)? {
+        return Err(Error::unsupported("bookmark feature not enabled"));
+    }
+    check_free(cx, head, name)
+}
+
+/// Copies a bookmark of a head to another name. A redaction list is not copied.
+///
+/// # Errors
+/// As [`check_new`]; `NotFound`; those of the store.
+pub fn copy(cx: &SyncCx<'_>, head: u64, from: &str, to: &str) -> Result<()> {
+    check_new(cx, head, to)?;
+    let phys = BookmarkPhys { redaction_obj: 0, ..find(cx.read(), head, from)?.phys };
+    let zap = zap_of(cx, head)?;
+    if phys.flags & BOOKMARK_HAS_FBN != 0 {
+        features::add(cx, BOOKMARK_WRITTEN, 1)?;
+    }
+    if put(cx, zap, to.as_bytes(), &phys)? {
+        features::add(cx, BOOKMARK_V2, 1)?;
+    }
+    Ok(())
+}
+
+/// Moves a bookmark, which may have been changed, to another head. A ZAP that becomes empty
+/// by this stays (§10.3).
+///
+/// # Errors
+/// Those of the store.
+pub(crate) fn move_to(cx: &SyncCx<'_>, from: u64, to: u64, mark: &NamedBookmark) -> Result<()> {
+    let gone = || base::bug!("a bookmark is moved from a head without bookmarks");
+    let old = cx.read().attribute_u64(from, KEY)?.ok_or_else(gone)?;
+    cx.mos.zap_remove(old, &mark.name)?;
+    let zap = zap_of(cx, to)?;
+    match (mark.long, put(cx, zap, &mark.name, &mark.phys)?) {
+        (false, true) => features::add(cx, BOOKMARK_V2, 1).map(drop),
+        (true, false) => features::add(cx, BOOKMARK_V2, -1).map(drop),
+        _ => Ok(()),
+    }
+}
+
 /// Makes a bookmark of snapshot `snapshot` for the head of its directory.
 ///
 /// # Errors
@@ -114,21 +191,8 @@ pub fn make(cx: &SyncCx<'_>, snapshot: u64, name: &str) -> Result<()> {
         return Err(Error::invalid("only snapshots can be bookmarked"));
     }
     let head = cx.dir(snap.dir_obj)?.head_dataset_obj;
-    let zap = cx.read().attribute_u64(head, KEY)?;
-    if let Some(zap) = zap
-        && cx.mos.zap_lookup(zap, name.as_bytes())?.is_some()
-    {
-        return Err(Error::new(ErrorKind::Exists, "the bookmark exists"));
-    }
-    let zap = match zap {
-        Some(zap) => zap,
-        None => {
-            features::add(cx, BOOKMARKS, 1)?;
-            let zap = cx.new_zap(ObjType::OTN_ZAP_METADATA, TOUPPER)?;
-            features::set_attribute(cx, head, KEY, &ZapValue::from_u64(zap))?;
-            zap
-        }
-    };
+    check_free(cx, head, name)?;
+    let zap = zap_of(cx, head)?;
     let mut phys = BookmarkPhys {
         guid: snap.guid,
         creation_txg: snap.creation_txg,

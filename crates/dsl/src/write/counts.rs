@@ -54,6 +54,27 @@ pub fn begin(cx: &SyncCx<'_>, dir: u64) -> Result<()> {
     Ok(())
 }
 
+/// A directory with all below leaves the parent `from` for `to`.
+///
+/// # Errors
+/// Those of the store; `Limit`.
+pub(crate) fn moved(cx: &SyncCx<'_>, dir: u64, from: u64, to: u64) -> Result<()> {
+    let counted = cx.read().attribute_u64(dir, FILESYSTEMS)?.is_some();
+    if !counted && cx.read().attribute_u64(to, FILESYSTEMS)?.is_some() {
+        count_below(cx, dir, 0)?;
+    }
+    let count = |key| cx.read().attribute_u64(dir, key);
+    let (Some(below), Some(snaps)) = (count(FILESYSTEMS)?, count(SNAPSHOTS)?) else {
+        return Ok(());
+    };
+    let below = i64::try_from(below).unwrap_or(i64::MAX).saturating_add(1);
+    let snaps = i64::try_from(snaps).unwrap_or(i64::MAX);
+    filesystems(cx, from, -below)?;
+    snapshots(cx, from, -snaps)?;
+    filesystems(cx, to, below)?;
+    snapshots(cx, to, snaps)
+}
+
 fn put(cx: &SyncCx<'_>, dir: u64, filesystems: u64, snapshots: u64) -> Result<()> {
     features::set_attribute(cx, dir, FILESYSTEMS, &ZapValue::from_u64(filesystems))?;
     features::set_attribute(cx, dir, SNAPSHOTS, &ZapValue::from_u64(snapshots))

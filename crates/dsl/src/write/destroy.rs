@@ -34,6 +34,8 @@ use super::{
 
 /// Blocks added to a list at once.
 const BATCH: usize = 1024;
+/// Name of the temporary holds in the object directory.
+const TEMPORARY: &str = "tmp_userrefs";
 
 /// Whether a snapshot can be destroyed now.
 ///
@@ -53,7 +55,11 @@ pub fn check_snapshot(mos: &dyn MosRead, snap: u64) -> Result<()> {
     Ok(())
 }
 
-fn holds(mos: &dyn MosRead, s: &DslDatasetPhys) -> Result<Vec<(String, u64)>> {
+/// Tags that hold a snapshot, with the times since when (Unix seconds).
+///
+/// # Errors
+/// Those of reading.
+pub fn holds(mos: &dyn MosRead, s: &DslDatasetPhys) -> Result<Vec<(String, u64)>> {
     mos.numbers(s.userrefs_obj)
 }
 
@@ -366,6 +372,31 @@ fn free_permissions(cx: &SyncCx<'_>, dir: &DslDirPhys) -> Result<()> {
         cx.mos.free_object(jump)?;
     }
     cx.mos.free_object(dir.deleg_zapobj)
+}
+
+/// Releases the holds of programs that ended with the pool's last import (§11.1, temporary
+/// holds). Entries that name no hold are dropped.
+///
+/// # Errors
+/// Those of the store.
+pub fn release_temporary(cx: &SyncCx<'_>) -> Result<()> {
+    let Some(zap) = cx.read().directory(TEMPORARY)?.filter(|zap| *zap != 0) else { return Ok(()) };
+    for (name, _) in cx.read().zap_entries(zap)? {
+        let text = String::from_utf8_lossy(&name).into_owned();
+        let held = text.split_once('-').and_then(|(object, tag)| {
+            u64::from_str_radix(object, 16).ok().map(|object| (object, tag))
+        });
+        if let Some((object, tag)) = held
+            && cx.dataset(object).is_ok_and(|s| s.is_snapshot())
+        {
+            match release(cx, object, tag) {
+                Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
+                _ => {}
+            }
+        }
+        cx.mos.zap_remove(zap, &name)?;
+    }
+    Ok(())
 }
 
 /// Holds a snapshot under a tag (§11.1).

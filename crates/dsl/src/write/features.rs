@@ -295,6 +295,22 @@ pub(crate) fn deactivate_all(cx: &SyncCx<'_>, dataset: u64) -> Result<()> {
     Ok(())
 }
 
+/// Exchanges the marks of two datasets.
+///
+/// # Errors
+/// Those of the store.
+pub(crate) fn exchange(cx: &SyncCx<'_>, a: u64, b: u64) -> Result<()> {
+    let (of_a, of_b) = (of_dataset(cx.read(), a)?, of_dataset(cx.read(), b)?);
+    deactivate_all(cx, a)?;
+    deactivate_all(cx, b)?;
+    for (object, marks) in [(a, of_b), (b, of_a)] {
+        for (feature, value) in marks {
+            activate_with(cx, object, feature.guid, &value)?;
+        }
+    }
+    Ok(())
+}
+
 /// Features whose use a block's pointer implies for its dataset (§5.2).
 pub(crate) fn needed_by(bp: &BlkPtr) -> impl Iterator<Item = &'static str> {
     let (compression, checksum) = match bp {

@@ -40,7 +40,10 @@ pub mod initial;
 pub mod links;
 #[cfg(test)]
 mod mem;
+pub mod promote;
 pub mod props;
+pub mod rename;
+pub mod rollback;
 pub mod scan;
 pub mod snapshot;
 pub mod store;

@@ -254,7 +254,7 @@ impl DslModel {
             let snaps = &self.fs[&head].snaps;
             (!snaps.is_empty()).then(|| snaps[usize::from(b) % snaps.len()].object)
         };
-        match op % 16 {
+        match op % 20 {
             0..4 => {
                 let slots: Vec<_> = (0..c % 6)
                     .map(|i| (u64::from(b.wrapping_mul(i + 1) % 12), b ^ c ^ i))
@@ -293,10 +293,89 @@ impl DslModel {
                     self.bookmark(head, snap, c);
                 }
             }
+            15 => self.promote(head),
+            16 => self.rollback(head),
+            17 => self.rename(head, b, c),
             _ => {
                 self.step(u64::from(b % 20));
                 self.verify();
                 self.txg += 1;
+            }
+        }
+    }
+
+    fn promote(&mut self, head: u64) {
+        let origin = self.fs[&head].origin;
+        let plan = match self.sync(|cx| promote::check(cx, head)) {
+            Ok(plan) => plan,
+            Err(e) => {
+                assert!(origin.is_none() && e.kind() == ErrorKind::Invalid, "{e}");
+                return;
+            }
+        };
+        let origin = origin.unwrap();
+        self.sync(|cx| promote::promote(cx, &plan)).unwrap();
+        let is_origin = |fs: &&mut Fs| fs.snaps.iter().any(|s| s.object == origin);
+        let old = self.fs.values_mut().find(is_origin).unwrap();
+        let last = old.snaps.iter().position(|s| s.object == origin).unwrap();
+        let moved: Vec<Snap> = old.snaps.drain(..=last).collect();
+        let before = old.origin.replace(origin);
+        assert_eq!(plan.snapshots().count(), moved.len());
+        let clone = self.fs.get_mut(&head).unwrap();
+        clone.origin = before;
+        clone.snaps.splice(0..0, moved);
+        self.marks_again();
+    }
+
+    fn marks_again(&mut self) {
+        for fs in self.fs.values_mut() {
+            let marks = bookmark::of_head(&self.mos, fs.head).unwrap();
+            fs.marks = marks.into_iter().map(|m| String::from_utf8(m.name).unwrap()).collect();
+        }
+    }
+
+    fn rollback(&mut self, head: u64) {
+        let Some(snap) = self.fs[&head].snaps.last().map(|s| s.object) else { return };
+        let trees = std::mem::take(&mut self.trees);
+        let done = self.sync(|cx| rollback::rollback(cx, head, snap, &ModelTrees(&trees)));
+        self.trees = trees;
+        match done {
+            Ok(()) => {
+                let fs = self.fs.get_mut(&head).unwrap();
+                fs.live = fs.snaps.last().unwrap().blocks.clone();
+            }
+            Err(e) => {
+                assert!(matches!(e.kind(), ErrorKind::Exists | ErrorKind::WouldBlock), "{e}");
+                let mos: &dyn MosRead = &self.mos;
+                let snap = mos.dataset(snap).unwrap().creation_txg;
+                let marks = bookmark::of_head(mos, head).unwrap();
+                let newer = marks.iter().any(|m| m.phys.creation_txg > snap);
+                assert_eq!(e.kind() == ErrorKind::Exists, newer, "{e}");
+            }
+        }
+    }
+
+    fn rename(&mut self, head: u64, b: u8, c: u8) {
+        let name = self.name();
+        if c & 1 == 0 {
+            let Some(snap) = self.fs.get_mut(&head).unwrap().snaps.first_mut() else { return };
+            let old = std::mem::replace(&mut snap.name, name.clone());
+            let object = snap.object;
+            let renamed = self.sync(|cx| rename::snapshot(cx, head, &old, &name)).unwrap();
+            assert_eq!(renamed, object);
+            return;
+        }
+        let (dir, parent) = (self.fs[&head].dir, self.fs[&self.pick(b)].dir);
+        let below = rename::ancestors(&self.mos, parent).unwrap().contains(&dir);
+        match self.sync(|cx| rename::dir(cx, dir, parent, &name)) {
+            Ok(()) => {
+                assert!(!below);
+                self.fs.get_mut(&head).unwrap().parent = parent;
+            }
+            Err(e) => {
+                let kinds = [ErrorKind::Invalid, ErrorKind::Limit];
+                assert!(kinds.contains(&e.kind()), "{e}");
+                assert!(below || head == self.root.root_head || e.kind() == ErrorKind::Limit);
             }
         }
     }
@@ -363,6 +442,13 @@ impl DslModel {
             return;
         }
         let name = self.name();
+        if c > 220
+            && let Some(from) = self.fs[&head].marks.first().cloned()
+        {
+            self.sync(|cx| bookmark::copy(cx, head, &from, &name)).unwrap();
+            self.fs.get_mut(&head).unwrap().marks.push(name);
+            return;
+        }
         match self.sync(|cx| bookmark::make(cx, snap, &name)) {
             Ok(()) => self.fs.get_mut(&head).unwrap().marks.push(name),
             Err(e) => assert!(!self.marks_blocks && e.kind() == ErrorKind::Unsupported, "{e}"),
@@ -491,6 +577,22 @@ impl DslModel {
             let held = self.sync(|cx| destroy::release(cx, snap, "keep"));
             if held.is_ok() {
                 self.forget_gone(snap);
+            }
+        }
+        // The root file system cannot be destroyed, so nothing that it was cloned from could.
+        let root = self.root.root_head;
+        while self.fs[&root].origin.is_some() {
+            self.promote(root);
+            self.verify();
+        }
+        // A dataset may be below a clone of its own snapshot; side by side they can all go.
+        let top = self.fs[&root].dir;
+        for head in self.fs.keys().copied().collect::<Vec<_>>() {
+            let name = self.name();
+            let fs = self.fs.get_mut(&head).unwrap();
+            let dir = fs.dir;
+            if head != root && std::mem::replace(&mut fs.parent, top) != top {
+                self.sync(|cx| rename::dir(cx, dir, top, &name)).unwrap();
             }
         }
         let mut rounds = 0;

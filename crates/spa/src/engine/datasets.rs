@@ -24,7 +24,7 @@ use base::{Error, ErrorKind, Result, Txg};
 use dmu::{Io, Objset, ObjsetProps, Tx};
 use dsl::stored::Stored;
 use dsl::write::props::{self, Change, Target};
-use dsl::write::{MosRead, create, destroy, features, snapshot};
+use dsl::write::{MosRead, create, destroy, features, rename, snapshot};
 use dsl::{DslDir, Mos};
 use ondisk::BlkPtr;
 use ondisk::objset::ObjsetType;
@@ -64,16 +64,16 @@ pub struct PropChange {
 }
 
 /// Properties that reserve space.
-const RESERVATIONS: [&str; 2] = ["reservation", "refreservation"];
+pub(super) const RESERVATIONS: [&str; 2] = ["reservation", "refreservation"];
 
 /// The word `off` of property `dedup`.
 const DEDUP_OFF: u64 = 2;
 
-fn exists(name: &str) -> Error {
+pub(super) fn exists(name: &str) -> Error {
     Error::new(ErrorKind::Exists, "dataset already exists").in_dataset(name)
 }
 
-fn check_name(name: &str) -> Result<()> {
+pub(super) fn check_name(name: &str) -> Result<()> {
     if name.len() > DATASET_NAME_MAX {
         return Err(Error::new(ErrorKind::NameTooLong, "name is too long").in_dataset(name));
     }
@@ -81,7 +81,7 @@ fn check_name(name: &str) -> Result<()> {
 }
 
 /// Checks a value against the pool's version and features.
-fn check_value(mos: &dyn MosRead, name: &str, value: &Stored) -> Result<()> {
+pub(super) fn check_value(mos: &dyn MosRead, name: &str, value: &Stored) -> Result<()> {
     let Some(n) = value.number() else { return Ok(()) };
     let guid = match (name, n) {
         ("recordsize" | "volblocksize", n) if n > 128 << 10 => "org.open-zfs:large_blocks",
@@ -106,7 +106,7 @@ fn check_value(mos: &dyn MosRead, name: &str, value: &Stored) -> Result<()> {
 
 /// Bytes that may still be charged to a directory, if the pool has `usable` bytes
 /// (chapter 04 §5.5).
-fn available(mos: &dyn MosRead, dir: u64, usable: u64) -> Result<u64> {
+pub(super) fn available(mos: &dyn MosRead, dir: u64, usable: u64) -> Result<u64> {
     let (mut dirs, mut at) = (Vec::new(), dir);
     while at != 0 && dirs.len() <= DATASET_DEPTH_MAX {
         let phys = mos.dir(at)?;
@@ -158,27 +158,27 @@ fn check_room(mos: &dyn MosRead, dir: u64, name: &str, value: &Stored, usable: u
 }
 
 /// A limit on the number of datasets (chapter 04 §5.6).
-struct Limit {
+pub(super) struct Limit {
     /// Name of the counted objects.
     word: &'static str,
     /// The property.
     prop: &'static str,
     /// The counter.
-    count: &'static str,
+    pub(super) count: &'static str,
 }
 
-const FILESYSTEMS: Limit =
+pub(super) const FILESYSTEMS: Limit =
     Limit { word: "filesystem", prop: "filesystem_limit", count: "com.joyent:filesystem_count" };
-const SNAPSHOTS: Limit =
+pub(super) const SNAPSHOTS: Limit =
     Limit { word: "snapshot", prop: "snapshot_limit", count: "com.joyent:snapshot_count" };
 
 impl TaskCx<'_> {
-    fn dir(&self, name: &str) -> Result<u64> {
+    pub(super) fn dir(&self, name: &str) -> Result<u64> {
         find_dir(self.read(), self.writer.name(), name)
     }
 
     /// The head of a file system or volume by its full name.
-    fn head(&self, name: &str) -> Result<u64> {
+    pub(super) fn head(&self, name: &str) -> Result<u64> {
         match self.read().dir(self.dir(name)?)?.head_dataset_obj {
             0 => Err(missing(name)),
             head => Ok(head),
@@ -186,14 +186,14 @@ impl TaskCx<'_> {
     }
 
     /// A snapshot by its full name: head and snapshot.
-    fn snapshot(&self, name: &str) -> Result<(u64, u64)> {
+    pub(super) fn snapshot(&self, name: &str) -> Result<(u64, u64)> {
         let (fs, snap) = name.split_once('@').ok_or_else(|| missing(name))?;
         let head = self.head(fs)?;
         let found = snapshot::find(self.cx, &self.read().dataset(head)?, snap)?;
         Ok((head, found.ok_or_else(|| missing(name))?))
     }
 
-    fn kind_of(&self, head: u64) -> Result<ObjsetType> {
+    pub(super) fn kind_of(&self, head: u64) -> Result<ObjsetType> {
         if let Some(os) = self.writer.heads.lock().get(&head) {
             return Ok(os.kind());
         }
@@ -206,29 +206,50 @@ impl TaskCx<'_> {
     ///
     /// # Errors
     /// `NoSpace`, naming the dataset with the limit; those of reading the MOS.
-    fn check_limit(&self, dir: u64, what: &Limit, more: &mut BTreeMap<u64, u64>) -> Result<()> {
-        let (mos, mut at) = (self.read(), dir);
-        for _ in 0..=DATASET_DEPTH_MAX {
-            if at == 0 {
-                break;
-            }
-            let phys = mos.dir(at)?;
+    pub(super) fn check_limit(
+        &self,
+        dir: u64,
+        what: &Limit,
+        more: &mut BTreeMap<u64, u64>,
+    ) -> Result<()> {
+        for at in rename::ancestors(self.read(), dir)? {
             let wanted = more.entry(at).or_default();
             *wanted += 1;
-            let max = props::own(mos, phys.props_zapobj, what.prop)?.and_then(|v| v.number());
-            let now = mos.attribute_u64(at, what.count)?;
-            if let (Some(max), Some(now)) = (max, now)
-                && max != u64::MAX
-                && now.saturating_add(*wanted) > max
-            {
-                let name = DslDir::name_of(self.mos(), at, self.writer.name())?;
-                let (word, name) = (what.word, name.unwrap_or_default());
-                let text = format!("{word} limit of '{name}' is reached ({max})");
-                return Err(Error::new(ErrorKind::NoSpace, text));
-            }
-            at = phys.parent_obj;
+            self.check_limit_at(at, what, *wanted)?;
         }
         Ok(())
+    }
+
+    /// Whether `dir` and the directories above it that `except` lacks may get `more` file
+    /// systems or snapshots.
+    ///
+    /// # Errors
+    /// As [`TaskCx::check_limit`].
+    pub(super) fn check_limit_below(
+        &self,
+        dir: u64,
+        what: &Limit,
+        more: u64,
+        except: &BTreeSet<u64>,
+    ) -> Result<()> {
+        let above = rename::ancestors(self.read(), dir)?;
+        let mut own = above.into_iter().take_while(|at| !except.contains(at));
+        own.try_for_each(|at| self.check_limit_at(at, what, more))
+    }
+
+    fn check_limit_at(&self, dir: u64, what: &Limit, more: u64) -> Result<()> {
+        let mos = self.read();
+        let zap = mos.dir(dir)?.props_zapobj;
+        let max = props::own(mos, zap, what.prop)?.and_then(|v| v.number());
+        let now = mos.attribute_u64(dir, what.count)?;
+        let (Some(max), Some(now)) = (max, now) else { return Ok(()) };
+        if max == u64::MAX || now.saturating_add(more) <= max {
+            return Ok(());
+        }
+        let name = DslDir::name_of(self.mos(), dir, self.writer.name())?;
+        let (word, name) = (what.word, name.unwrap_or_default());
+        let text = format!("{word} limit of '{name}' is reached ({max})");
+        Err(Error::new(ErrorKind::NoSpace, text))
     }
 
     /// Updates the properties of the live heads.
@@ -269,7 +290,7 @@ impl TaskCx<'_> {
     }
 
     /// Frees the blocks of a head's intent log (chapter 06 §19); nothing is replayed.
-    fn free_log(&self, head: u64) -> Result<()> {
+    pub(super) fn free_log(&self, head: u64) -> Result<()> {
         let bp = self.read().dataset(head)?.bp;
         if bp.is_hole() {
             return Ok(());
@@ -385,7 +406,9 @@ impl Doomed {
                 return Err(Error::busy("dataset is busy").in_dataset(name.as_str()));
             }
             let clones = mos.numbers(phys.next_clones_obj)?;
-            if clones.iter().any(|(_, head)| !self.heads.contains_key(head)) {
+            // The oldest dataset of each clone: a snapshot, if it has any.
+            let inside = |next| self.heads.contains_key(next) || self.snapshots.contains_key(next);
+            if clones.iter().any(|(_, next)| !inside(next)) {
                 let text = "filesystem has dependent clones";
                 return Err(Error::new(ErrorKind::Exists, text).in_dataset(name.as_str()));
             }
@@ -407,6 +430,9 @@ impl Doomed {
             for (head, name) in std::mem::take(&mut self.heads) {
                 if destroy::check_head(cx.read(), head).is_ok() {
                     cx.destroy_head(head, &name)?;
+                    // The snapshot that it was cloned from may have been destroyed with it.
+                    let is_there = |snap: u64| cx.read().dataset(snap).is_ok();
+                    self.snapshots.retain(|snap, _| is_there(*snap));
                 } else {
                     self.heads.insert(head, name);
                 }
@@ -419,7 +445,7 @@ impl Doomed {
     }
 }
 
-fn log(cx: &TaskCx<'_>, command: Option<&Command>) -> Result<()> {
+pub(super) fn log(cx: &TaskCx<'_>, command: Option<&Command>) -> Result<()> {
     command.map_or(Ok(()), |c| cx.log_command(c))
 }
 
@@ -434,17 +460,8 @@ impl Writer {
         check_name(&new.name)?;
         let (name, list) = (new.name.clone(), new.props.clone());
         let check = move |cx: &mut TaskCx<'_>| {
-            let Some((above, last)) = name.rsplit_once('/') else { return Err(exists(&name)) };
-            let parent = match cx.dir(above) {
-                Err(e) if e.kind() == ErrorKind::NotFound => {
-                    return Err(Error::not_found("parent does not exist").in_dataset(&name));
-                }
-                other => other?,
-            };
-            let head = cx.read().dir(parent)?.head_dataset_obj;
-            if cx.kind_of(head)? != ObjsetType::Zfs {
-                return Err(Error::invalid("parent is not a filesystem").in_dataset(&name));
-            }
+            let parent = cx.parent_of(&name)?;
+            let last = name.rsplit('/').next().unwrap_or_default();
             let wanted = create::NewDataset { name: last, case_insensitive: false, origin: None };
             match create::check(cx.cx, parent, &wanted) {
                 Err(e) if e.kind() == ErrorKind::Exists => return Err(exists(&name)),

@@ -31,6 +31,7 @@
 
 pub(crate) mod checkpoint;
 pub(crate) mod claim;
+mod clones;
 mod config;
 pub mod create;
 mod datasets;
@@ -40,6 +41,7 @@ mod errlog;
 mod exclusion;
 mod heads;
 mod heal;
+mod holds;
 mod idle_logs;
 mod initialize;
 pub(crate) mod job_record;
@@ -52,6 +54,7 @@ mod outage;
 mod pools;
 mod rebuild;
 mod removal;
+mod rename;
 mod resilver_request;
 mod scan;
 mod space_io;
@@ -89,9 +92,11 @@ use space_io::SpaceIo;
 use tasks::SyncTask;
 
 pub use checkpoint::{CheckpointState, CheckpointStatus, Taken};
+pub use clones::NewClone;
 pub use datasets::{Content, NewDataset, PropChange};
 pub use effective::{effective, find_dir};
 pub use heads::objset_props;
+pub use holds::{NewBookmark, SnapshotHold};
 pub use job_record::{JobKind, JobRecord, JobState, JobStatus};
 pub use leaf_jobs::FreeSpaceTuning;
 pub use ledger::SpaceAccount;
