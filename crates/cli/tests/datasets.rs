@@ -266,8 +266,8 @@ fn refusals_of_properties() {
         let told = s.fail(2, &[&["zfs"], args].concat());
         assert_eq!(told.lines().next(), Some(first), "{args:?}");
     }
-    let send = s.fail(2, &["zfs", "send", "tank/a@s"]);
-    assert!(send.starts_with("unrecognized command 'send'\n"), "{send}");
+    let text = s.fail(2, &["zfs", "receive", "tank/a@s"]);
+    assert!(text.starts_with("unrecognized command 'receive'\n"), "{text}");
     judge(&s);
 }
 
