@@ -391,8 +391,10 @@ fn golden_pools_are_changed() {
         change_all(&pool, "cenote2");
         let root = pool.name().to_owned();
         for child in pool.root().unwrap().children().unwrap() {
-            let done = pool.destroy_dataset(child.name(), true, None);
-            assert!(done.is_ok() || refusal(done).1 == "filesystem has dependent clones", "{root}");
+            // OpenZFS left clones across them, and holds.
+            if let Err(e) = pool.destroy_dataset(child.name(), true, None) {
+                assert!(matches!(e.kind(), ErrorKind::Exists | ErrorKind::Busy), "{root}: {e}");
+            }
         }
         pool.export().unwrap();
         drop(pool);
