@@ -11,6 +11,7 @@ pub mod error;
 pub mod ids;
 pub mod limits;
 pub mod planted;
+pub mod range_lock;
 pub mod rt;
 pub mod units;
 pub mod workers;

@@ -36,6 +36,12 @@ pub(crate) fn stored(props: &[(String, PropData)]) -> Vec<(String, Stored)> {
     props.iter().filter_map(one).collect()
 }
 
+/// Changes that set properties.
+pub(crate) fn set_changes(props: &[(String, PropData)]) -> Vec<PropChange> {
+    let set = |(name, value)| PropChange { name, change: Change::Set(value) };
+    stored(props).into_iter().map(set).collect()
+}
+
 pub(crate) fn command(text: Option<&str>) -> Option<Command> {
     text.map(Command::new)
 }
@@ -145,7 +151,8 @@ impl Pool {
     }
 
     /// Creates a volume of `size` bytes in blocks of `block_size`, 16 KiB unless given.
-    /// Space is reserved only if `props` say so (`refreservation`).
+    /// Space is reserved only if `props` say so (`refreservation`, which may be
+    /// [`crate::REFRESERVATION_AUTO`]).
     ///
     /// # Errors
     /// As [`Pool::create_filesystem`].
@@ -160,7 +167,7 @@ impl Pool {
         let block_size = block_size.unwrap_or(zvol::create::BLOCK_SIZE_DEFAULT);
         let new = NewVolume { size, block_size };
         new.check()?;
-        let mut list = stored(props);
+        let mut list = stored(&self.new_volume_props(name, &new, props)?);
         list.retain(|(name, _)| name != "volsize");
         list.push(("volblocksize".to_owned(), Stored::Number(u64::from(block_size))));
         let wanted = NewDataset {
@@ -219,7 +226,8 @@ impl Pool {
     }
 
     /// Sets properties of a dataset, in stored form, as [`crate::create::dataset_setting`]
-    /// validates them.
+    /// validates them. A new `volsize` is on disk when this returns, and a `refreservation`
+    /// that equals the size of the full volume follows it.
     ///
     /// # Errors
     /// `NotFound`; `Unsupported` for values whose feature is not enabled; `NoSpace` for
@@ -231,19 +239,21 @@ impl Pool {
         props: &[(String, PropData)],
         command_line: Option<&str>,
     ) -> Result<()> {
-        let fixed = |p: &&(String, PropData)| {
-            FOR_LIFE.contains(&p.0.as_str()) || matches!(p.0.as_str(), "volblocksize" | "volsize")
-        };
+        let fixed =
+            |p: &&(String, PropData)| FOR_LIFE.contains(&p.0.as_str()) || p.0 == "volblocksize";
         if let Some((prop, _)) = props.iter().find(fixed) {
             let text = format!("'{prop}' is readonly");
             return Err(Error::invalid(text).in_dataset(name));
         }
-        let (owners, props): (Vec<_>, Vec<_>) =
+        let (owners, mut props): (Vec<_>, Vec<_>) =
             props.iter().cloned().partition(|p| crate::owners::is_owner_quota(&p.0));
         self.set_owner_quotas(name, &owners)?;
-        let set = |(name, value)| PropChange { name, change: Change::Set(value) };
-        let changes = stored(&props).into_iter().map(set).collect();
-        self.writer()?.set_props(name, changes, command(command_line))?;
+        if let Some(size) = crate::volume::take_size(&mut props) {
+            self.set_volume_size(name, size, props, command_line)?;
+            return self.core.refresh_hosts();
+        }
+        self.resolve_auto(name, &mut props)?;
+        self.writer()?.set_props(name, set_changes(&props), command(command_line))?;
         self.core.refresh_hosts()
     }
 

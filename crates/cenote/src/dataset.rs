@@ -14,7 +14,6 @@ use dsl::props::{self, Attr, PropData, PropValue, Source, Types};
 use dsl::write::{bpobj, deadlist};
 use dsl::{DslDataset, DslDir};
 use ondisk::dslphys::UsedKind;
-use zvol::Volume;
 
 use crate::pool::PoolCore;
 use crate::values::{absent, number, ratio, text, with_source};
@@ -69,8 +68,6 @@ enum DatasetOrBookmark {
     Dataset(Box<DslDataset>),
     Bookmark(Box<(Bookmark, DslDataset)>),
 }
-
-const VOLUME_ONLY: &str = "the dataset is not a volume";
 
 impl Dataset {
     pub(crate) fn core(&self) -> &Arc<PoolCore> {
@@ -335,23 +332,6 @@ impl Dataset {
         }
         let _checked = self.objset()?;
         crate::Objects::open(writer, self.name(), self.core.saved()?)
-    }
-
-    /// Opens the volume.
-    ///
-    /// # Errors
-    /// `Invalid` for file systems, `Locked` when the key is not loaded, those of
-    /// reading.
-    pub fn open_volume(&self) -> Result<Arc<Volume>> {
-        if self.owner != DatasetKind::Volume {
-            return Err(Error::invalid(VOLUME_ONLY).in_dataset(self.name()));
-        }
-        let volume =
-            Volume::open(self.objset()?, self.io()).map_err(|e| e.in_dataset(self.name()))?;
-        Ok(Arc::new(match self.counters() {
-            Some(counters) => volume.with_counters(counters),
-            None => volume,
-        }))
     }
 
     /// Bytes that could still be written here (chapter 04 §5.5).
@@ -649,7 +629,7 @@ impl Dataset {
         if self.locked {
             return absent();
         }
-        let volume = self.open_volume()?;
+        let volume = self.read_volume()?;
         if name == "volsize" {
             let source =
                 if self.kind == DatasetKind::Volume { Source::Local } else { Source::None };

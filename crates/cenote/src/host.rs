@@ -1,7 +1,8 @@
-//! The pool's side of a file system open for writing: transactions, quotas, properties.
+//! The pool's side of a file system or volume open for writing: transactions, quotas,
+//! properties.
 //!
 //! # Theory
-//! Properties are read when the file system is opened and again whenever a dataset's
+//! Properties are read when the dataset is opened and again whenever a dataset's
 //! properties change, so that a call sees a change made before it at the cost of one lock.
 //! The space of its transactions is reserved in the pool's ledger, under the dataset's
 //! account (`spa::engine::SpaceAccount`).
@@ -15,9 +16,11 @@ use base::{Error, ErrorKind, Result, Txg};
 use dmu::{OutagePolicy, Tx};
 use dsl::stored::Stored;
 use dsl::write::{MosRead, features};
+use ondisk::objset::ObjsetType;
 use spa::engine::{SpaceAccount, Writer, effective};
 use zpl::Time;
 use zpl::rw::{Atime, Host, HostSpace, RwProps, XattrForm};
+use zvol::VolumeHost;
 
 const LARGE_DNODE: &str = "org.zfsonlinux:large_dnode";
 /// Block size without property `recordsize`, and the largest without large_blocks.
@@ -25,22 +28,24 @@ const RECORD_DEFAULT: u64 = 128 << 10;
 /// Slots of a dnode with `dnodesize=auto`.
 const AUTO_SLOTS: u64 = 2;
 
-/// The pool's side of one file system.
+/// The pool's side of one file system or volume.
 pub(crate) struct PoolHost {
     writer: Arc<Writer>,
     name: String,
     head: u64,
+    of: ObjsetType,
     props: RwLock<Arc<RwProps>>,
     log: Option<Arc<zil::Log>>,
     account: SpaceAccount,
 }
 
 impl PoolHost {
-    /// For the file system `name` with head `head`.
+    /// For the file system or volume `name` with head `head`.
     pub(crate) fn new(
         writer: &Arc<Writer>,
         name: &str,
         head: u64,
+        of: ObjsetType,
         saved: u64,
         log: Option<Arc<zil::Log>>,
     ) -> Result<Arc<PoolHost>> {
@@ -48,6 +53,7 @@ impl PoolHost {
             writer: Arc::clone(writer),
             name: name.to_owned(),
             head,
+            of,
             props: RwLock::default(),
             log,
             account: SpaceAccount::new(head, saved),
@@ -83,7 +89,8 @@ impl PoolHost {
             log.set_mode(mode);
             log.set_throughput(throughput);
         }
-        if wants_large {
+        // A volume has no new dnodes.
+        if wants_large && self.of == ObjsetType::Zfs {
             // The feature must be marked before dnodes of more than one slot are written.
             let head = self.head;
             let check = |_: &mut spa::engine::TaskCx<'_>| Ok(());
@@ -188,5 +195,23 @@ impl Host for PoolHost {
         }
         let text = "the pool's feature physical_rewrite is not enabled";
         Err(Error::unsupported(text).in_dataset(&self.name))
+    }
+}
+
+impl VolumeHost for PoolHost {
+    fn begin(&self, bytes: u64, frees: bool, outage: OutagePolicy) -> Result<Tx> {
+        Host::begin(self, bytes, frees, outage)
+    }
+
+    fn synced(&self, txg: Txg) -> Result<()> {
+        Host::synced(self, txg)
+    }
+
+    fn log(&self) -> Option<Arc<zil::Log>> {
+        self.log.clone()
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.props.read().read_only
     }
 }

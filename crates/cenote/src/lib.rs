@@ -56,6 +56,7 @@ mod topology;
 pub mod tune;
 mod values;
 mod vdev_props;
+mod volume;
 
 pub use ::kstat;
 pub use ::nvlist;
@@ -89,6 +90,7 @@ pub use spa::engine::{NewBookmark, SnapshotHold};
 pub use split::{SplitPool, SplitRequest};
 pub use topology::{AttachRequest, LookedAfter, NewDevice};
 pub use vdev_props::VdevProps;
+pub use volume::REFRESERVATION_AUTO;
 
 /// Arguments and results of calls of a [`FileSystem`].
 pub mod files {

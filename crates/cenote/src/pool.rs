@@ -8,11 +8,13 @@ use base::rt::{Mutex, RwLock};
 use base::{Error, Guid, Result, Txg};
 use dsl::FeatureState;
 use ondisk::config::PoolConfig;
+use ondisk::objset::ObjsetType;
 use spa::engine::{CheckpointStatus, RebuildProgress, Writer};
 use spa::space::PoolSpace;
 use spa::status::{ImportReason, VdevClass, VdevState, VdevStatus};
 use spa::{ImportOptions, Spa};
 use zpl::WeakFileSystem;
+use zvol::WeakVolume;
 
 use crate::dataset::Dataset;
 use crate::engine::reason_of_status;
@@ -41,11 +43,13 @@ pub(crate) struct PoolCore {
     origin: OnceLock<u64>,
     /// The engine's kstats, for an imported pool.
     pub(crate) kstats: Option<Arc<kstat::Registry>>,
-    /// File systems that are open for writing, which follow changes of properties.
+    /// File systems and volumes that are open for writing, which follow changes of properties.
     pub(crate) hosts: Mutex<Vec<Weak<PoolHost>>>,
     /// File systems that are open for writing, by the object id of their heads. Its
     /// lock is held while one is opened.
     pub(crate) files: Mutex<BTreeMap<u64, WeakFileSystem>>,
+    /// The same for volumes.
+    pub(crate) volumes: Mutex<BTreeMap<u64, WeakVolume>>,
     /// Counters of open datasets, by object id.
     pub(crate) counters: Mutex<BTreeMap<u64, Weak<kstat::IoCounters>>>,
     /// Where events of this pool are posted.
@@ -91,7 +95,8 @@ impl PoolCore {
         }
     }
 
-    /// The host of a file system open for writing; it follows changes of properties.
+    /// The host of a file system or volume open for writing; it follows changes of
+    /// properties.
     ///
     /// # Errors
     /// `ReadOnly`; those of reading the MOS.
@@ -99,11 +104,12 @@ impl PoolCore {
         &self,
         name: &str,
         head: u64,
+        of: ObjsetType,
         log: Option<Arc<zil::Log>>,
     ) -> Result<Arc<PoolHost>> {
         // Damaged tables must not prevent access to files: the pool just appears smaller.
         let saved = self.saved().unwrap_or(0);
-        let host = PoolHost::new(self.writer()?, name, head, saved, log)?;
+        let host = PoolHost::new(self.writer()?, name, head, of, saved, log)?;
         let mut hosts = self.hosts.lock();
         hosts.retain(|h| h.strong_count() > 0);
         hosts.push(Arc::downgrade(&host));
@@ -302,6 +308,7 @@ impl Pool {
                 kstats,
                 hosts: Mutex::new(Vec::new()),
                 files: Mutex::new(BTreeMap::new()),
+                volumes: Mutex::new(BTreeMap::new()),
                 counters: Mutex::new(BTreeMap::new()),
                 events: OnceLock::new(),
                 vdev_props: RwLock::new(None),

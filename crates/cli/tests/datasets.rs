@@ -78,9 +78,19 @@ fn datasets_are_made() {
         no(&["create", "-V", "1X", "tank/w"]),
         "cannot create 'tank/w': bad volume size '1X': invalid numeric suffix 'X'\n"
     );
+    // The reservation follows the size.
+    let reserved = value(&s, "refreservation", "tank/v");
+    zfs(&["set", "volsize=20M", "tank/v"]);
+    assert_eq!(value(&s, "volsize", "tank/v"), "20971520 local");
+    assert_ne!(value(&s, "refreservation", "tank/v"), reserved);
+    zfs(&["set", "volsize=10M", "tank/v"]);
+    assert_eq!(value(&s, "refreservation", "tank/v"), reserved);
+    zfs(&["set", "refreservation=none", "tank/v"]);
+    zfs(&["set", "refreservation=auto", "tank/v"]);
+    assert_eq!(value(&s, "refreservation", "tank/v"), reserved);
     assert_eq!(
-        no(&["set", "volsize=20M", "tank/v"]),
-        "cannot set property for 'tank/v': resizing volumes is not supported by this version of Cenote\n"
+        no(&["set", "volsize=10000", "tank/v"]),
+        "cannot set property for 'tank/v': 'volsize' must be a multiple of volume block size\n"
     );
     let text = s.fail(2, &["zfs", "create", "-s", "tank/f"]);
     assert!(text.starts_with("'-s' and '-b' can only be used when creating a volume\nusage:\n"));

@@ -127,19 +127,6 @@ fn sizes(volume: &VolumeArgs, props: &[(String, PropData)]) -> Result<(u64, u32)
     Ok((size, u32::try_from(block).unwrap_or(u32::MAX)))
 }
 
-/// Bytes that a full volume takes: its data, and the metadata above it. The formula is that of
-/// the golden pool of volumes: 128 KiB for each block of 1,024 pointers and seven more, in one
-/// copy more than the data.
-fn full_size(size: u64, block: u64, copies: u64) -> u64 {
-    let (mut level, mut metadata) = (size / block.max(1), 7);
-    while level > 1 {
-        level = level.div_ceil(1024);
-        metadata += level;
-    }
-    let metadata = (metadata << 17).saturating_mul((copies + 1).min(3));
-    size.saturating_mul(copies).saturating_add(metadata)
-}
-
 fn create(state: &DaemonState, args: &NewDatasetArgs, to: &mut dyn Listener) -> Result<Reply> {
     let name = args.name.as_str();
     let fail = |e: Error| cannot("cannot create", name, &e);
@@ -175,11 +162,9 @@ fn create(state: &DaemonState, args: &NewDatasetArgs, to: &mut dyn Listener) -> 
         None => pool.create_filesystem(name, &settings, log).map_err(fail)?,
         Some(((size, block), sparse)) => {
             settings.retain(|(n, _)| n != "volblocksize" && n != "volsize");
-            let copies = settings.iter().find(|p| p.0 == "copies").map(|p| p.1.clone());
-            let copies = if let Some(PropData::Num(n)) = copies { n } else { 1 };
             if !sparse && !settings.iter().any(|p| p.0 == "refreservation") {
-                let full = full_size(size, u64::from(block), copies);
-                settings.push(("refreservation".to_owned(), PropData::Num(full)));
+                let auto = PropData::Num(cenote::REFRESERVATION_AUTO);
+                settings.push(("refreservation".to_owned(), auto));
             }
             pool.create_volume(name, size, Some(block), &settings, log).map_err(fail)?
         }
@@ -403,7 +388,6 @@ fn assign(
 /// allowed.
 fn refuse_for_life(dataset: &Dataset, (name, value): &(String, PropData)) -> Result<(), String> {
     match name.as_str() {
-        "volsize" => Err(ui::not_yet("resizing volumes")),
         "version" => {
             let now = dataset.prop("version").ok().flatten().map(|v| v.value);
             match (now, value) {
@@ -420,12 +404,6 @@ fn refuse_for_life(dataset: &Dataset, (name, value): &(String, PropData)) -> Res
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_full_volume_is_as_the_golden_pool_says() {
-        assert_eq!(full_size(64 << 20, 8 << 10, 1), 71_303_168);
-        assert_eq!(full_size(64 << 20, 8 << 10, 3), (192 << 20) + (16 << 17) * 3);
-    }
 
     #[test]
     fn sizes_of_volumes() {

@@ -113,6 +113,12 @@ impl IoCounters {
         self.reads.bump();
         self.nread.add(bytes);
     }
+
+    /// Counts one call that wrote `bytes` bytes.
+    pub fn wrote(&self, bytes: u64) {
+        self.writes.bump();
+        self.nwritten.add(bytes);
+    }
 }
 
 #[cfg(test)]

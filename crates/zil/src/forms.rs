@@ -116,7 +116,7 @@ pub(crate) fn make_ready(
     }
     let hold = store.hold()?;
     let mut held = HeldTxg { early: source.early_blocks(hold.txg), hold };
-    let records = place_early_blocks(store, &mut held, records, forms)?;
+    let records = place_early_blocks(store, source, &mut held, records, forms)?;
     if !records.iter().any(indirect) {
         return Ok(Some(ReadyRecords { records, held: Some(held) }));
     }
@@ -166,6 +166,7 @@ fn cut_up(source: &dyn Source, records: Vec<Itx>) -> Vec<Itx> {
 /// is impossible become writes with data.
 fn place_early_blocks(
     store: &dyn Store,
+    source: &dyn Source,
     held: &mut HeldTxg,
     records: Vec<Itx>,
     forms: &mut Forms,
@@ -197,7 +198,7 @@ fn place_early_blocks(
             _ if let Some((last, bp)) = before => {
                 // A replay skips records of txgs on disk, so a record of a later txg
                 // must not depend on blocks that they name.
-                let again = (*last != itx.txg).then(|| Box::new(*bp));
+                let again = (*last != itx.txg || !source.has_write2()).then(|| Box::new(*bp));
                 *last = itx.txg;
                 ItxPayload::Placed { object, offset, len, block: again }
             }

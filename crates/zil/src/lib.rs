@@ -39,7 +39,7 @@
 //! file is between them. In a replay such a record would undo what the block contains
 //! of the later writes. Writes behind it carry their data. The first record of another
 //! txg names the block again, because a replay skips the records of the older txg if
-//! that is on disk.
+//! that is on disk. Records of volumes always name it ([`Source::has_write2`]).
 //!
 //! # States
 //! A block is *open* (the stub), *issued*, or *flushed*: then it and all blocks before
@@ -240,6 +240,12 @@ pub trait Source {
     fn block_size(&self, object: ObjectId) -> Option<u64> {
         let _ = object;
         None
+    }
+
+    /// Whether a replay knows records of writes whose block an earlier record of the txg has
+    /// (TX_WRITE2). Volumes have none (chapter 06 §17.1): each record names its block.
+    fn has_write2(&self) -> bool {
+        true
     }
 
     /// Begins to write blocks of the held `txg` to their final places; `None` if that

@@ -42,6 +42,19 @@ impl NewVolume {
     }
 }
 
+/// Bytes that a full volume takes: its data in `copies`, and the metadata above it
+/// (`refreservation=auto`). The formula is that of the golden pool of volumes: 128 KiB for each
+/// block of 1,024 pointers and seven more, in one copy more than the data.
+pub fn full_reservation(size: u64, block_size: u64, copies: u64) -> u64 {
+    let (mut level, mut metadata) = (size / block_size.max(1), 7u64);
+    while level > 1 {
+        level = level.div_ceil(1024);
+        metadata += level;
+    }
+    let metadata = metadata.saturating_mul(128 << 10).saturating_mul((copies + 1).min(3));
+    size.saturating_mul(copies).saturating_add(metadata)
+}
+
 /// Fills an empty object set with a new volume.
 ///
 /// # Errors
@@ -54,4 +67,16 @@ pub fn fill(os: &Arc<Objset>, tx: &Tx, new: &NewVolume) -> Result<()> {
     os.claim(tx, PROPS, &spec(ObjType::ZVOL_PROP, 0))?;
     zaps::init(os, tx, PROPS, 0)?;
     zaps::add(os, tx, PROPS, b"size", &ZapValue::from_u64(new.size))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_volume_is_as_the_golden_pool_says() {
+        assert_eq!(full_reservation(64 << 20, 8 << 10, 1), 71_303_168);
+        assert_eq!(full_reservation(64 << 20, 8 << 10, 3), (192 << 20) + (16 << 17) * 3);
+        assert_eq!(full_reservation(u64::MAX, 512, 3), u64::MAX);
+    }
 }

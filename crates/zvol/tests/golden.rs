@@ -20,7 +20,7 @@ fn volumes_are_what_openzfs_saw() {
     };
     let mut seen = 0;
     for (name, os) in common::datasets(&common::open_mos(&image)) {
-        let Ok(volume) = Volume::open(os, Io::WAIT) else {
+        let Ok(volume) = Volume::open(os, dmu::PrefetchMode::All, Io::WAIT) else {
             assert_eq!(name, "", "only the root dataset is a file system");
             continue;
         };

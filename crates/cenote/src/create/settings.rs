@@ -286,6 +286,9 @@ pub fn dataset_setting(name: &str, value: &str, of: Of) -> Result<(String, PropD
     if !of.is_new() && matches!(prop.attr, Attr::Once | Attr::OnceLocal) {
         return Err(format!("'{name}' is readonly"));
     }
+    if name == "refreservation" && value == "auto" && matches!(of, Of::Volume | Of::NewVolume) {
+        return Ok((name.to_owned(), PropData::Num(crate::REFRESERVATION_AUTO)));
+    }
     native_setting(prop, value)
 }
 

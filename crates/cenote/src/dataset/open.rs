@@ -1,29 +1,55 @@
-//! Opening file systems: for writing where that is possible, shared by all callers.
+//! Opening file systems and volumes: for writing where that is possible, shared by all callers.
 
 use std::sync::Arc;
 
 use base::{Error, ErrorKind, Result};
+use dmu::PrefetchMode;
+use ondisk::objset::ObjsetType;
+use ondisk::zil::Record;
 use zpl::{FileSystem, WeakFileSystem};
+use zvol::{Volume, WeakVolume};
 
 use super::{Dataset, DatasetKind};
 
+/// What a log is replayed into.
+enum ReplayTarget {
+    Filesystem(Arc<FileSystem>),
+    Volume(Volume),
+}
+
+impl ReplayTarget {
+    fn replay(&self, record: &Record<'_>) -> Result<()> {
+        match self {
+            ReplayTarget::Filesystem(fs) => fs.replay(record),
+            ReplayTarget::Volume(volume) => volume.replay(record),
+        }
+    }
+}
+
 impl Dataset {
-    /// Checks whether [`Dataset::open_fs`] gives write access. An intent log that a crash
-    /// left is replayed first, which may take a while.
+    /// Checks whether [`Dataset::open_fs`] or [`Dataset::open_volume`] gives write access. An
+    /// intent log that a crash left is replayed first, which may take a while.
     ///
     /// # Errors
     /// `ReadOnly` for snapshots, pools imported read-only, and datasets whose intent log
-    /// cannot be replayed; `Invalid` for anything but a file system; those of reading.
+    /// cannot be replayed; `Invalid` for bookmarks; those of reading.
     pub fn check_writable(&self) -> Result<()> {
         match self.writable_now() {
             // Perhaps because of its log: then it is not open for writing anywhere.
             Err(e) if e.kind() == ErrorKind::ReadOnly => {
-                if self.kind != DatasetKind::Filesystem || self.core.writer.is_none() {
+                if self.core.writer.is_none() {
                     return Err(e);
                 }
-                {
-                    let _alone = self.core.files.lock();
-                    self.replay_log()?;
+                match self.kind {
+                    DatasetKind::Filesystem => {
+                        let _alone = self.core.files.lock();
+                        self.replay_log()?;
+                    }
+                    DatasetKind::Volume => {
+                        let _alone = self.core.volumes.lock();
+                        self.replay_log()?;
+                    }
+                    DatasetKind::Snapshot | DatasetKind::Bookmark => return Err(e),
                 }
                 self.writable_now()
             }
@@ -33,12 +59,14 @@ impl Dataset {
 
     fn writable_now(&self) -> Result<()> {
         match self.kind {
-            DatasetKind::Filesystem => {}
+            DatasetKind::Filesystem | DatasetKind::Volume => {}
             DatasetKind::Snapshot => {
                 let text = "a snapshot does not change";
                 return Err(Error::new(ErrorKind::ReadOnly, text).in_dataset(self.name()));
             }
-            _ => return Err(Error::invalid("not a file system").in_dataset(self.name())),
+            DatasetKind::Bookmark => {
+                return Err(Error::invalid("a bookmark has no content").in_dataset(self.name()));
+            }
         }
         let writer = self.core.writer().map_err(|e| e.in_dataset(self.name()))?;
         let _checked = self.objset()?;
@@ -60,16 +88,26 @@ impl Dataset {
             Error::new(ErrorKind::ReadOnly, text).caused_by(e).in_dataset(self.name())
         };
         // All records are checked first.
-        writer.for_each_record(&os, &mut |record| zpl::rw::can_replay(record)).map_err(refused)?;
-        let host = self.core.host(self.name(), self.object(), Some(Arc::clone(&log)))?;
-        let fs = FileSystem::open_rw(Arc::clone(&os), host, self.io()).map_err(refused)?;
-        self.set_up(&fs)?;
+        let can_replay = match os.kind() {
+            ObjsetType::Zvol => zvol::can_replay,
+            _ => zpl::rw::can_replay,
+        };
+        writer.for_each_record(&os, &mut |record| can_replay(record)).map_err(refused)?;
+        let host = self.core.host(self.name(), self.object(), os.kind(), Some(Arc::clone(&log)))?;
+        let target = if os.kind() == ObjsetType::Zvol {
+            let opened = Volume::open_rw(Arc::clone(&os), host, PrefetchMode::None, self.io());
+            ReplayTarget::Volume(opened.map_err(refused)?)
+        } else {
+            let fs = FileSystem::open_rw(Arc::clone(&os), host, self.io()).map_err(refused)?;
+            self.set_up(&fs)?;
+            ReplayTarget::Filesystem(fs)
+        };
         let done = writer.for_each_record(&os, &mut |record| {
             log.replaying(record.header.seq);
-            fs.replay(record).or_else(|_| {
+            target.replay(record).or_else(|_| {
                 // Perhaps only space was missing that a txg frees.
                 writer.sync()?;
-                fs.replay(record)
+                target.replay(record)
             })
         });
         log.replaying(0);
@@ -113,11 +151,69 @@ impl Dataset {
         }
         open.retain(|_, fs| fs.is_open());
         let log = self.core.writer()?.log(&os)?;
-        let host = self.core.host(self.name(), head, log)?;
+        let host = self.core.host(self.name(), head, ObjsetType::Zfs, log)?;
         let fs = FileSystem::open_rw(os, host, self.io()).map_err(|e| e.in_dataset(self.name()))?;
         self.set_up(&fs)?;
         open.insert(head, fs.downgrade());
         Ok(fs)
+    }
+
+    /// Opens the volume, or the volume's snapshot: for writing if that is possible, shared by
+    /// all callers ([`Dataset::check_writable`] gives the reason if it is not).
+    ///
+    /// # Errors
+    /// `Invalid` for file systems, `Locked` when the key is not loaded, those of reading.
+    pub fn open_volume(&self) -> Result<Arc<Volume>> {
+        if self.owner != DatasetKind::Volume {
+            return Err(not_a_volume().in_dataset(self.name()));
+        }
+        match self.check_writable() {
+            Ok(()) => self.volume_to_write().map(Arc::new),
+            Err(e) if matches!(e.kind(), ErrorKind::ReadOnly) => self.read_volume().map(Arc::new),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// The volume, open only for reading.
+    pub(crate) fn read_volume(&self) -> Result<Volume> {
+        if self.owner != DatasetKind::Volume {
+            return Err(not_a_volume().in_dataset(self.name()));
+        }
+        let opened = Volume::open(self.objset()?, self.prefetch_mode()?, self.io());
+        let volume = opened.map_err(|e| e.in_dataset(self.name()))?;
+        if let Some(counters) = self.counters() {
+            volume.set_counters(counters);
+        }
+        Ok(volume)
+    }
+
+    /// All users of a volume share its in-memory state.
+    pub(crate) fn volume_to_write(&self) -> Result<Volume> {
+        let head = self.object();
+        let mut open = self.core.volumes.lock();
+        let os = self.core.writer()?.open_dataset(self.name())?;
+        // The volume of a dataset that was rolled back has another object set.
+        if let Some(volume) = open.get(&head).and_then(|v| v.upgrade(self.outage()))
+            && Arc::ptr_eq(volume.objset(), &os)
+        {
+            return Ok(volume);
+        }
+        open.retain(|_, v: &mut WeakVolume| v.is_open());
+        let log = self.core.writer()?.log(&os)?;
+        let host = self.core.host(self.name(), head, ObjsetType::Zvol, log)?;
+        let volume = Volume::open_rw(os, host, self.prefetch_mode()?, self.io())
+            .map_err(|e| e.in_dataset(self.name()))?;
+        if let Some(counters) = self.counters() {
+            volume.set_counters(counters);
+        }
+        open.insert(head, volume.downgrade());
+        Ok(volume)
+    }
+
+    /// Property `prefetch`.
+    fn prefetch_mode(&self) -> Result<PrefetchMode> {
+        let stored = self.ds().stored("prefetch", true)?.and_then(|(v, _)| v.number());
+        Ok(stored.map_or(PrefetchMode::All, PrefetchMode::from_number))
     }
 
     /// Applies properties and the pool's state to a file system.
@@ -134,4 +230,8 @@ impl Dataset {
         }
         Ok(())
     }
+}
+
+fn not_a_volume() -> Error {
+    Error::invalid("the dataset is not a volume")
 }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use base::ids::IdMap;
-use base::rt::{Condvar, Mutex, MutexGuard};
+use base::range_lock::RangeLock;
+use base::rt::{Mutex, MutexGuard};
 use base::{Error, ErrorKind, ObjectId, Result};
 use dmu::{Io, Mode};
 
@@ -17,21 +18,7 @@ fn stripe(id: ObjectId) -> usize {
     (id.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize % STRIPES
 }
 
-#[derive(Default)]
-struct LockState {
-    exclusive: bool,
-    /// Threads that wait for exclusion: no more ranges are granted.
-    waiting: usize,
-    ranges: Vec<Range<u64>>,
-}
-
-#[derive(Default)]
-struct ObjectLock {
-    state: Mutex<LockState>,
-    freed: Condvar,
-}
-
-type LockStripe = Mutex<IdMap<u64, Arc<ObjectLock>>>;
+type LockStripe = Mutex<IdMap<u64, Arc<RangeLock>>>;
 
 /// The locks of objects; one exists while a thread holds it or waits for it.
 pub(crate) struct Locks {
@@ -48,12 +35,12 @@ impl Default for Locks {
 pub(crate) struct ObjectLockGuard<'a> {
     stripe: &'a LockStripe,
     id: ObjectId,
-    lock: Arc<ObjectLock>,
+    lock: Arc<RangeLock>,
     range: Option<Range<u64>>,
 }
 
 impl Locks {
-    fn get(&self, id: ObjectId) -> (&LockStripe, Arc<ObjectLock>) {
+    fn get(&self, id: ObjectId) -> (&LockStripe, Arc<RangeLock>) {
         let stripe = &self.stripes[stripe(id)];
         let lock = Arc::clone(stripe.lock().entry(id.0).or_default());
         (stripe, lock)
@@ -62,15 +49,7 @@ impl Locks {
     /// Locks the object exclusively.
     pub(crate) fn exclusive(&self, id: ObjectId) -> ObjectLockGuard<'_> {
         let (stripe, lock) = self.get(id);
-        {
-            let mut state = lock.state.lock();
-            state.waiting += 1;
-            while state.exclusive || !state.ranges.is_empty() {
-                lock.freed.wait(&mut state);
-            }
-            state.waiting -= 1;
-            state.exclusive = true;
-        }
+        lock.acquire(None);
         ObjectLockGuard { stripe, id, lock, range: None }
     }
 
@@ -85,32 +64,14 @@ impl Locks {
     /// Locks a range of a file; other ranges can be locked at the same time.
     pub(crate) fn range(&self, id: ObjectId, range: Range<u64>) -> ObjectLockGuard<'_> {
         let (stripe, lock) = self.get(id);
-        {
-            let mut state = lock.state.lock();
-            let meets = |r: &Range<u64>| r.start < range.end && range.start < r.end;
-            while state.exclusive || state.waiting > 0 || state.ranges.iter().any(meets) {
-                lock.freed.wait(&mut state);
-            }
-            state.ranges.push(range.clone());
-        }
+        lock.acquire(Some(&range));
         ObjectLockGuard { stripe, id, lock, range: Some(range) }
     }
 }
 
 impl Drop for ObjectLockGuard<'_> {
     fn drop(&mut self) {
-        {
-            let mut state = self.lock.state.lock();
-            match &self.range {
-                None => state.exclusive = false,
-                Some(range) => {
-                    if let Some(at) = state.ranges.iter().position(|r| r == range) {
-                        state.ranges.swap_remove(at);
-                    }
-                }
-            }
-            self.lock.freed.notify_all();
-        }
+        self.lock.release(self.range.as_ref());
         // A thread that waits has a reference, which it took under the stripe's lock.
         let mut stripe = self.stripe.lock();
         if Arc::strong_count(&self.lock) == 2 {
