@@ -73,7 +73,7 @@ pub(super) fn destroy(
         unmount(state, &plan, args.force, to)?;
         carry_out(&pool, &plan, args)?;
         remount::snapshots_changed(state, &plan.names);
-        if plan.names.iter().any(|n| !n.contains('@')) {
+        if plan.names.iter().any(|n| !n.contains('@') || state.is_shown_volume(n)) {
             state.show_volumes(&pool, to);
         }
     }
