@@ -192,7 +192,10 @@ fn real_clients_of_network_block_devices() {
     let v = uri("tank/v");
     assert_eq!(run("nbdinfo", &["--size", &v]).trim(), (64 << 20).to_string());
     let list = run("nbdinfo", &["--list", &uri("")]);
-    assert!(list.contains("export=\"tank/v\"") && list.contains("export=\"tank/sparse\""), "{list}");
+    assert!(
+        list.contains("export=\"tank/v\"") && list.contains("export=\"tank/sparse\""),
+        "{list}"
+    );
     assert!(!list.contains("tank/none"), "{list}");
     let about = run("nbdinfo", &[&v]);
     for said in ["can_multi_conn: true", "can_fua: true", "can_trim: true", "can_fast_zero: true"] {
@@ -243,8 +246,6 @@ fn real_clients_of_network_block_devices() {
     assert_eq!(e, "cannot export 'tank': pool is busy\n");
     assert!(s.ok(&["daemon", "status"]).contains("nbd: "));
     drop(busy);
-    eventually("the client is not gone", || {
-        s.ok(&["daemon", "status"]).contains("nbd, 0 clients")
-    });
+    eventually("the client is not gone", || s.ok(&["daemon", "status"]).contains("nbd, 0 clients"));
     judge(&s);
 }

@@ -506,7 +506,14 @@ impl Volumes {
         }
         std::fs::create_dir_all(&self.dir)
             .map_err(|e| base::Error::io("cannot make the directory of volumes", e))?;
-        let options = super::shown_options("cenote-volumes");
+        let shown = super::shown_options("cenote-volumes");
+        let options = fuse::MountOptions {
+            read_only: false,
+            nosuid: true,
+            nodev: true,
+            noexec: true,
+            ..shown
+        };
         let fs = VolumeFs(Arc::clone(&self.tree));
         *session = Some(Session::mount(Arc::new(fs), &self.dir, &options, &Config::default())?);
         Ok(())
