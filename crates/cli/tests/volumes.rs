@@ -60,9 +60,12 @@ fn fill(dir: &Path, seed: u64) {
     }
 }
 
+/// A program and its arguments.
+type ProgramLine = &'static [&'static str];
+
 /// How a file system is made and checked. Its check also repairs, from its own log, what a
 /// power cut may leave.
-const FILE_SYSTEMS: [(&str, &[&str], &[&[&str]]); 3] = [
+const FILE_SYSTEMS: [(&str, ProgramLine, &[ProgramLine]); 3] = [
     ("ext4", &["mkfs.ext4", "-q", "-F"], &[&["e2fsck", "-fp"], &["e2fsck", "-fn"]]),
     ("xfs", &["mkfs.xfs", "-q", "-f"], &[&["xfs_repair", "-n"]]),
     ("btrfs", &["mkfs.btrfs", "-q", "-f"], &[&["btrfs", "check"]]),

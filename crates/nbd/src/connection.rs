@@ -108,7 +108,7 @@ impl Connection {
         }
     }
 
-    fn send(&self, front: &(Vec<crate::outbox::Piece>, usize)) -> Result<usize, Errno> {
+    fn send(&self, front: &(Vec<crate::outbox::ReplyPiece>, usize)) -> Result<usize, Errno> {
         let mut nothing = SendAncillaryBuffer::default();
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         sendmsg(self.socket.as_fd(), &slices(front), &mut nothing, flags)

@@ -39,7 +39,7 @@ pub(crate) enum Received {
 
 /// What is expected next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum InboxPhase {
     /// The client's flags.
     Flags,
     /// An option.
@@ -67,7 +67,7 @@ struct Payload {
 
 /// The received bytes of a connection.
 pub(crate) struct Inbox {
-    phase: Phase,
+    phase: InboxPhase,
     buffer: Vec<u8>,
     start: usize,
     end: usize,
@@ -76,12 +76,12 @@ pub(crate) struct Inbox {
 
 impl Inbox {
     pub(crate) fn new() -> Inbox {
-        Inbox { phase: Phase::Flags, buffer: Vec::new(), start: 0, end: 0, payload: None }
+        Inbox { phase: InboxPhase::Flags, buffer: Vec::new(), start: 0, end: 0, payload: None }
     }
 
     /// The handshake ended.
     pub(crate) fn begin_requests(&mut self, extended: bool) {
-        self.phase = Phase::Requests { extended };
+        self.phase = InboxPhase::Requests { extended };
     }
 
     /// Whether a whole item is there.
@@ -89,9 +89,9 @@ impl Inbox {
         let held = self.end - self.start;
         match (&self.payload, self.phase) {
             (Some(_), _) => false,
-            (None, Phase::Flags) => held >= 4,
-            (None, Phase::Options) => held >= OPTION,
-            (None, Phase::Requests { extended }) => held >= header_size(extended),
+            (None, InboxPhase::Flags) => held >= 4,
+            (None, InboxPhase::Options) => held >= OPTION,
+            (None, InboxPhase::Requests { extended }) => held >= header_size(extended),
         }
     }
 
@@ -154,17 +154,17 @@ impl Inbox {
     /// Parses an item. `None`: more bytes are needed; `Nothing`: a payload is received next.
     fn parse(&mut self) -> Option<Received> {
         match self.phase {
-            Phase::Flags => {
+            InboxPhase::Flags => {
                 let flags = Fields(self.held()).u32()?;
                 self.start += 4;
                 let known = u32::from(FIXED_NEWSTYLE | NO_ZEROES);
                 if flags & !known != 0 || flags & u32::from(FIXED_NEWSTYLE) == 0 {
                     return Some(Received::Broken);
                 }
-                self.phase = Phase::Options;
+                self.phase = InboxPhase::Options;
                 Some(Received::Flags { no_zeroes: flags & u32::from(NO_ZEROES) != 0 })
             }
-            Phase::Options => {
+            InboxPhase::Options => {
                 let mut fields = Fields(self.held());
                 let (magic, option, len) = (fields.u64()?, fields.u32()?, fields.u32()?);
                 let len = usize::try_from(len).unwrap_or(usize::MAX);
@@ -175,7 +175,7 @@ impl Inbox {
                 self.start += OPTION + len;
                 Some(Received::Option { option, data })
             }
-            Phase::Requests { extended } => {
+            InboxPhase::Requests { extended } => {
                 let size = header_size(extended);
                 let bytes = self.held().get(..size)?;
                 let Some(header) = RequestHeader::parse(bytes, extended) else {
@@ -245,10 +245,10 @@ mod tests {
         ) {
             let mut inbox = Inbox::new();
             inbox.phase = match phase {
-                0 => Phase::Flags,
-                1 => Phase::Options,
-                2 => Phase::Requests { extended: false },
-                _ => Phase::Requests { extended: true },
+                0 => InboxPhase::Flags,
+                1 => InboxPhase::Options,
+                2 => InboxPhase::Requests { extended: false },
+                _ => InboxPhase::Requests { extended: true },
             };
             let mut all = match (phase, good) {
                 (1, true) => OPTION_MAGIC.to_be_bytes().to_vec(),
@@ -304,13 +304,13 @@ mod tests {
             inbox.phase = phase;
             matches!(inbox.next(feed(bytes, 99, false)), Received::Broken)
         };
-        assert!(broken(Phase::Flags, &[0, 0, 0, 0]), "not fixed newstyle");
-        assert!(broken(Phase::Flags, &[0, 0, 0, 9]), "unknown flag");
-        assert!(broken(Phase::Options, &[0; 16]));
+        assert!(broken(InboxPhase::Flags, &[0, 0, 0, 0]), "not fixed newstyle");
+        assert!(broken(InboxPhase::Flags, &[0, 0, 0, 9]), "unknown flag");
+        assert!(broken(InboxPhase::Options, &[0; 16]));
         let mut long = OPTION_MAGIC.to_be_bytes().to_vec();
         long.extend([0, 0, 0, 7, 0, 2, 0, 0]);
-        assert!(broken(Phase::Options, &long), "an option of 128 KiB");
-        let requests = Phase::Requests { extended: false };
+        assert!(broken(InboxPhase::Options, &long), "an option of 128 KiB");
+        let requests = InboxPhase::Requests { extended: false };
         assert!(broken(requests, &[0; 28]));
         assert!(broken(requests, &request(cmd::WRITE, 1, 0, PAYLOAD_MAX + 1)));
     }

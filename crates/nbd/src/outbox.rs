@@ -11,18 +11,18 @@ const SLICES: usize = 64;
 
 /// A part of a reply.
 #[derive(Clone, Debug)]
-pub(crate) enum Piece {
+pub(crate) enum ReplyPiece {
     /// A header.
     Head(Vec<u8>),
     /// A slice of a cached block.
     Data(Buf),
 }
 
-impl Piece {
+impl ReplyPiece {
     fn bytes(&self) -> &[u8] {
         match self {
-            Piece::Head(bytes) => bytes,
-            Piece::Data(buf) => buf,
+            ReplyPiece::Head(bytes) => bytes,
+            ReplyPiece::Data(buf) => buf,
         }
     }
 }
@@ -30,7 +30,7 @@ impl Piece {
 /// The replies of a connection, and what it is charged for.
 #[derive(Default)]
 pub(crate) struct Outbox {
-    queue: VecDeque<Piece>,
+    queue: VecDeque<ReplyPiece>,
     /// Bytes of the first piece that were sent.
     sent: usize,
     /// Bytes in the queue.
@@ -49,7 +49,7 @@ pub(crate) struct Outbox {
 }
 
 impl Outbox {
-    pub(crate) fn push(&mut self, pieces: Vec<Piece>) {
+    pub(crate) fn push(&mut self, pieces: Vec<ReplyPiece>) {
         for piece in pieces {
             if !piece.bytes().is_empty() {
                 self.queued += piece.bytes().len();
@@ -72,7 +72,7 @@ impl Outbox {
     }
 
     /// The pieces to be sent next; the first one from its unsent byte on.
-    pub(crate) fn front(&self) -> (Vec<Piece>, usize) {
+    pub(crate) fn front(&self) -> (Vec<ReplyPiece>, usize) {
         (self.queue.iter().take(SLICES).cloned().collect(), self.sent)
     }
 
@@ -99,7 +99,7 @@ impl Outbox {
 }
 
 /// The slices of [`Outbox::front`].
-pub(crate) fn slices(front: &(Vec<Piece>, usize)) -> Vec<IoSlice<'_>> {
+pub(crate) fn slices(front: &(Vec<ReplyPiece>, usize)) -> Vec<IoSlice<'_>> {
     front
         .0
         .iter()
@@ -124,7 +124,7 @@ mod tests {
         ) {
             let mut outbox = Outbox::default();
             let wanted: Vec<u8> = parts.concat();
-            outbox.push(parts.into_iter().map(Piece::Head).collect());
+            outbox.push(parts.into_iter().map(ReplyPiece::Head).collect());
             let mut seen: Vec<u8> = Vec::new();
             for step in steps.into_iter().cycle() {
                 if outbox.is_empty() {

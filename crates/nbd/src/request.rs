@@ -4,7 +4,7 @@ use base::{Buf, ErrorKind};
 use cenote::{Io, Volume};
 
 use crate::handshake::Transmission;
-use crate::outbox::Piece;
+use crate::outbox::ReplyPiece;
 use crate::wire::{
     BASE_ALLOCATION_ID, EXTENDED_REPLY_MAGIC, PAYLOAD_MAX, RequestHeader, SIMPLE_REPLY_MAGIC,
     STATE_HOLE_ZERO, STRUCTURED_REPLY_MAGIC, chunk, cmd, errno, flag,
@@ -16,9 +16,9 @@ const EXTENTS_MAX: usize = 2048;
 const ZEROES: usize = 1 << 20;
 
 /// Why a request failed: the protocol's number, and a text.
-type Failure = (u32, String);
+type RequestFailure = (u32, String);
 
-fn failed(e: &base::Error) -> Failure {
+fn failed(e: &base::Error) -> RequestFailure {
     let number = match e.kind() {
         ErrorKind::NoSpace | ErrorKind::Quota => errno::ENOSPC,
         ErrorKind::ReadOnly | ErrorKind::Permission | ErrorKind::NotPermitted => errno::EPERM,
@@ -28,7 +28,7 @@ fn failed(e: &base::Error) -> Failure {
     (number, e.to_string())
 }
 
-fn fail<T>(number: u32, why: &str) -> Result<T, Failure> {
+fn fail<T>(number: u32, why: &str) -> Result<T, RequestFailure> {
     Err((number, why.to_owned()))
 }
 
@@ -53,42 +53,42 @@ pub(crate) fn perform(
     of: &Transmission,
     header: &RequestHeader,
     payload: Option<&Buf>,
-) -> Vec<Piece> {
+) -> Vec<ReplyPiece> {
     let answer = answer(of, header, payload);
     match (of.structured, answer) {
         (false, Ok(Answer::Data(data))) => {
             let mut out = vec![simple(header, 0)];
-            out.extend(data.into_iter().map(Piece::Data));
+            out.extend(data.into_iter().map(ReplyPiece::Data));
             out
         }
         (false, Ok(_)) => vec![simple(header, 0)],
         (false, Err((number, _))) => vec![simple(header, number)],
-        (true, Ok(Answer::Nothing)) => vec![Piece::Head(reply(of, header, chunk::NONE, 0))],
+        (true, Ok(Answer::Nothing)) => vec![ReplyPiece::Head(reply(of, header, chunk::NONE, 0))],
         (true, Ok(Answer::Data(data))) => {
             let len = data.iter().map(|b| b.len() as u64).sum::<u64>();
             let mut head = reply(of, header, chunk::OFFSET_DATA, 8 + len);
             head.extend(header.offset.to_be_bytes());
-            let mut out = vec![Piece::Head(head)];
-            out.extend(data.into_iter().map(Piece::Data));
+            let mut out = vec![ReplyPiece::Head(head)];
+            out.extend(data.into_iter().map(ReplyPiece::Data));
             out
         }
-        (true, Ok(Answer::Extents(list))) => vec![Piece::Head(extents(of, header, &list))],
+        (true, Ok(Answer::Extents(list))) => vec![ReplyPiece::Head(extents(of, header, &list))],
         (true, Err((number, why))) => {
             let text = &why.as_bytes()[..why.floor_char_boundary(1000)];
             let mut out = reply(of, header, chunk::ERROR, 6 + text.len() as u64);
             out.extend(number.to_be_bytes());
             out.extend((text.len() as u16).to_be_bytes());
             out.extend(text);
-            vec![Piece::Head(out)]
+            vec![ReplyPiece::Head(out)]
         }
     }
 }
 
-fn simple(header: &RequestHeader, number: u32) -> Piece {
+fn simple(header: &RequestHeader, number: u32) -> ReplyPiece {
     let mut out = SIMPLE_REPLY_MAGIC.to_be_bytes().to_vec();
     out.extend(number.to_be_bytes());
     out.extend(header.cookie.to_be_bytes());
-    Piece::Head(out)
+    ReplyPiece::Head(out)
 }
 
 /// The head of a reply of one chunk with `len` bytes.
@@ -147,7 +147,7 @@ fn answer(
     of: &Transmission,
     header: &RequestHeader,
     payload: Option<&Buf>,
-) -> Result<Answer, Failure> {
+) -> Result<Answer, RequestFailure> {
     let RequestHeader { flags, command, offset, length, .. } = *header;
     let volume = &*of.volume;
     if flags & !known_flags(command, of.extended) != 0 {
@@ -194,7 +194,7 @@ fn answer(
     done.map(|()| Answer::Nothing).map_err(|e| failed(&e))
 }
 
-fn read(of: &Transmission, offset: u64, length: u64) -> Result<Answer, Failure> {
+fn read(of: &Transmission, offset: u64, length: u64) -> Result<Answer, RequestFailure> {
     if length > u64::from(PAYLOAD_MAX) {
         return fail(errno::EOVERFLOW, "a read of more than 32 MiB");
     }

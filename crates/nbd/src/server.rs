@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use crate::connection::{Connection, Flushed, Interest};
 use crate::handshake::AfterOption;
 use crate::inbox::Received;
-use crate::outbox::Piece;
+use crate::outbox::ReplyPiece;
 use crate::request::{charge, perform};
 use crate::wire::{FIXED_NEWSTYLE, MAGIC, NO_ZEROES, OPTION_MAGIC, RequestHeader, cmd};
 use crate::{Exports, Limits};
@@ -368,7 +368,7 @@ impl Server {
         let mut hello = MAGIC.to_be_bytes().to_vec();
         hello.extend(OPTION_MAGIC.to_be_bytes());
         hello.extend((FIXED_NEWSTYLE | NO_ZEROES).to_be_bytes());
-        connection.outbox.lock().push(vec![Piece::Head(hello)]);
+        connection.outbox.lock().push(vec![ReplyPiece::Head(hello)]);
         let flags = EventFlags::ONESHOT;
         self.expect_progress();
         let watched =
@@ -499,7 +499,7 @@ impl Server {
         let mut agreed = std::mem::take(&mut *connection.agreed.lock());
         let after = agreed.option(&*self.exports, option, data, &mut out);
         *connection.agreed.lock() = agreed;
-        connection.outbox.lock().push(vec![Piece::Head(out)]);
+        connection.outbox.lock().push(vec![ReplyPiece::Head(out)]);
         match after {
             AfterOption::Continue => {}
             AfterOption::Go(transmission) => {
