@@ -8,6 +8,14 @@ missing=()
 have zdb || missing+=(zfsutils-linux)
 have ztest || missing+=(zfs-test)
 have fusermount3 || missing+=(fuse3)
+# Clients of network block devices, and file systems that are made on volumes.
+clients=()
+have nbdinfo || clients+=(libnbd-bin)
+have qemu-img || clients+=(qemu-utils)
+have fio || clients+=(fio)
+have mkfs.xfs || clients+=(xfsprogs)
+have mkfs.btrfs || clients+=(btrfs-progs)
+missing+=("${clients[@]}")
 # A peer whose package conflicts with OpenZFS's: only unpacked, and kept out of PATH, as
 # ztest would call its zdb.
 peer=${CENOTE_PEERS:-/opt/cenote-peers}/zfs-fuse
@@ -46,6 +54,8 @@ else
 fi
 have fusermount3 || quiet apt-get install -y --no-install-recommends fuse3 ||
 	echo "note: fuse3 could not be installed; unprivileged mounts are not tested"
+[ ${#clients[@]} -eq 0 ] || quiet apt-get install -y --no-install-recommends "${clients[@]}" ||
+	echo "note: ${clients[*]} could not be installed; volumes are not tested with them"
 if [ ! -x "$peer/sbin/zfs-fuse" ]; then
 	work=$(mktemp -d)
 	quiet apt-get install -y --no-install-recommends libaio1 libssl3 libfuse2 libtirpc3

@@ -49,7 +49,8 @@ may_use ui
 may_use commands ui
 may_use proto ui
 may_use mount fuse ui
-may_use daemon commands fuse mount proto ui
+may_use nbd
+may_use daemon commands fuse mount nbd proto ui
 may_use zdb commands proto ui
 may_use stats commands proto ui
 may_use bench fuse mount ui

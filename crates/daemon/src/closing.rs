@@ -256,7 +256,8 @@ impl DaemonState {
         to: &mut Relay,
     ) -> Result<()> {
         let name = slot.name();
-        if !self.unmount_where(below(name), UnmountReason::Exported, force, to) {
+        let in_use = !force && self.volumes_are_open(name);
+        if in_use || !self.unmount_where(below(name), UnmountReason::Exported, force, to) {
             return Err(Error::busy(match ending {
                 CloseMode::Destroy(_) => {
                     format!("could not destroy '{name}': could not unmount datasets")

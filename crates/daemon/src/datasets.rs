@@ -302,6 +302,7 @@ fn snapshot(state: &DaemonState, args: &SnapshotArgs) -> Result<Reply> {
     };
     pool.snapshot(&names, &settings, command(&args.command)).map_err(failed)?;
     remount::snapshots_changed(state, &names);
+    state.show_snapshots(&pool, &names);
     Ok(Reply::Done)
 }
 
@@ -378,6 +379,9 @@ fn assign(
     };
     // Datasets that were unmounted are mounted again, at their new mountpoints.
     mounts.after(state, pool, to);
+    if changed.iter().any(|p| matches!(p.as_str(), "volmode" | "snapdev")) {
+        state.show_volumes(pool, to);
+    }
     if done.is_ok() {
         *line = None;
     }

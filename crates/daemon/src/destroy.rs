@@ -72,7 +72,8 @@ pub(super) fn destroy(
         carry_out(&pool, &plan, args)?;
         remount::snapshots_changed(state, &plan.names);
         remount::snapshots_changed(state, &deferred);
-        if plan.names.iter().any(|n| !n.contains('@')) {
+        let is_volume = |n: &String| !n.contains('@') || state.is_shown_volume(n);
+        if plan.names.iter().any(is_volume) {
             state.show_volumes(&pool, to);
         }
     }

@@ -71,6 +71,8 @@ fn serve(state: &Arc<DaemonState>, request: &Request, to: &mut dyn RowListener) 
     state.await_start(startup_wait(request), to);
     match request {
         Request::Status => Ok(Reply::Status(DaemonStatus {
+            nbd: state.nbd().0,
+            nbd_clients: state.nbd().1,
             pid: std::process::id(),
             uptime: state.uptime(),
             pools: state.names(),

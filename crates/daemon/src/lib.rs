@@ -44,6 +44,7 @@ mod inspect;
 mod metrics;
 mod mount_dirs;
 mod mounts;
+mod nbd_exports;
 mod notify;
 mod recovery;
 mod registry;
@@ -76,6 +77,8 @@ environment:
 	CENOTE_STATE_DIR    where the list of pools lies instead, to outlive the system
 	CENOTE_ARC_MAX      most bytes of cached blocks, such as 512M
 	CENOTE_METRICS      address and port for /metrics, such as 127.0.0.1:9134
+	CENOTE_NBD          address and port for NBD over TCP, without encryption, such as
+	                    127.0.0.1:10809,open
 	CENOTE_ZEDLETS      directory of programs to run on events (/etc/cenote/zed.d)
 	CENOTE_KSTAT        off: no directory of kstats below the runtime directory
 ";
@@ -167,6 +170,9 @@ fn status(runtime: &Runtime) -> Result<Exit> {
     );
     if let Some(dir) = s.volumes {
         text.push_str(&format!("volumes: {}\n", dir.display()));
+    }
+    if let Some(socket) = s.nbd {
+        text.push_str(&format!("    nbd: {}, {} clients\n", socket.display(), s.nbd_clients));
     }
     if let Some(dir) = s.kstats {
         text.push_str(&format!(" kstats: {}\n", dir.display()));

@@ -56,10 +56,15 @@ pub(crate) fn run(runtime: &Runtime, detached: bool, metrics: Option<String>) ->
     state.show_kstats();
     super::metrics::announce(super::metrics::start(state.engine().kstats(), metrics));
     follow_events(&state);
+    match super::nbd_exports::start(&state) {
+        Ok(server) => state.set_nbd(server),
+        Err(e) => ui::err(&format!("volumes are not exported: {e}")),
+    }
     state.import_saved();
     super::notify::ready();
     accept(&state, &listener);
     let _gone = std::fs::remove_file(runtime.socket());
+    let _gone = std::fs::remove_file(runtime.nbd());
     ui::err("cenote daemon ended");
     exit_now(&lock)
 }

@@ -5,8 +5,8 @@ mod mounting;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use base::rt::{self, Instant, Mutex};
 use base::{Error, ErrorKind, Result};
@@ -74,6 +74,7 @@ pub(crate) struct DaemonState {
     mount_dirs: MountDirs,
     volumes: Volumes,
     kstats: Mutex<Option<KstatMount>>,
+    nbd: OnceLock<Arc<nbd::Server>>,
     stopping: AtomicBool,
     /// Pools are being closed to be imported again by the next daemon: the list of them must
     /// not change.
@@ -119,6 +120,7 @@ impl DaemonState {
             mount_dirs: MountDirs::new(runtime.made_dirs()),
             volumes: Volumes::new(runtime.volumes()),
             kstats: Mutex::new(None),
+            nbd: OnceLock::new(),
             stopping: AtomicBool::new(false),
             ending: AtomicBool::new(false),
         })
@@ -162,16 +164,59 @@ impl DaemonState {
     /// # Errors
     /// Those of reading the pool, and of the mount.
     pub(super) fn volumes_of(&self, pool: &Arc<Pool>) -> Result<()> {
-        self.volumes.add(pool)
+        self.volumes.show(pool)
     }
 
-    /// Removes a pool's volumes from the directory.
+    /// Removes a pool's volumes from the directory, and disconnects their NBD clients.
     pub(super) fn forget_volumes(&self, pool: &str) {
+        if let Some(server) = self.nbd.get() {
+            server.disconnect(|export| pool_name(export) == pool);
+        }
         self.volumes.remove(pool);
     }
 
-    /// Ends the daemon's own mounts: volumes and kstats.
+    /// Shows new snapshots of volumes with `snapdev=visible`.
+    pub(super) fn show_snapshots(&self, pool: &Arc<Pool>, names: &[String]) {
+        let visible = |name: &String| {
+            let head = name.split('@').next().unwrap_or_default();
+            let dataset = pool.dataset(head).ok().filter(|d| d.kind() == DatasetKind::Volume);
+            dataset.is_some_and(|d| mount::volumes::shows_snapshots(&d).unwrap_or(false))
+        };
+        if names.iter().any(visible) {
+            self.show_volumes(pool, &mut Log);
+        }
+    }
+
+    /// Whether a volume, or a snapshot of one, is shown as a file of this name.
+    pub(super) fn is_shown_volume(&self, name: &str) -> bool {
+        self.volumes.has(name)
+    }
+
+    /// Whether a program has a volume of the pool open, as a file or through NBD.
+    pub(super) fn volumes_are_open(&self, pool: &str) -> bool {
+        let clients = self.nbd.get().map(|server| server.clients()).unwrap_or_default();
+        let used = |c: &nbd::NbdClient| c.export.as_deref().is_some_and(|e| pool_name(e) == pool);
+        self.volumes.are_open(pool) || clients.iter().any(used)
+    }
+
+    /// The server of network block devices.
+    pub(super) fn set_nbd(&self, server: Arc<nbd::Server>) {
+        let _first = self.nbd.set(server);
+    }
+
+    /// The socket for network block devices, and the number of clients.
+    pub(crate) fn nbd(&self) -> (Option<PathBuf>, usize) {
+        match self.nbd.get() {
+            Some(server) => (Some(self.runtime.nbd()), server.clients().len()),
+            None => (None, 0),
+        }
+    }
+
+    /// Ends the daemon's own mounts, volumes and kstats, and its server of volumes.
     pub(super) fn end_own(&self) {
+        if let Some(server) = self.nbd.get() {
+            server.stop();
+        }
         self.volumes.end();
         let mount = self.kstats.lock().take();
         if let Some(mount) = mount {
@@ -181,8 +226,7 @@ impl DaemonState {
 
     /// Shows a pool's volumes again after a change.
     pub(super) fn show_volumes(&self, pool: &Arc<Pool>, to: &mut dyn Listener) {
-        self.volumes.remove(pool.name());
-        if let Err(e) = self.volumes.add(pool) {
+        if let Err(e) = self.volumes.show(pool) {
             to.problem(format!("the volumes of '{}' do not appear as files: {e}", pool.name()));
         }
     }

@@ -1,20 +1,29 @@
-//! Volumes as read-only files: `POOL/path/of/volume` below one directory, served by one mount
-//! for all pools.
+//! Volumes as files: `POOL/path/of/volume` below one directory, served by one mount for all
+//! pools. `losetup` takes them. A volume without `volmode=none` is shown, its snapshots with
+//! `snapdev=visible`.
+//!
+//! # Theory
+//! A file behaves like a block device as far as files can: it has a fixed size, `O_TRUNC` does
+//! not change it, a write behind the end fails with `ENOSPC`. Files that are open for writing
+//! bypass the page cache, so that a volume that is also an NBD export has one content. A file
+//! keeps its node as long as its volume exists, whatever else is created or destroyed.
 //!
 //! Lock order: `VolumeTree` is a leaf lock; the engine is not called under it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-use base::Result;
 use base::rt::{Mutex, RwLock};
+use base::{Buf, Result};
 use cenote::props::PropData;
-use cenote::{DatasetKind, Pool, Volume};
+use cenote::{Dataset, DatasetKind, Pool, Volume};
 use fuse::{
-    Attr, BlockingMode, Config, Data, DirSink, Errno, Filesystem, LookupEntry, ROOT_ID, ReadArgs,
-    Request, Session, Statfs, Timestamp, UnmountOptions, Whence,
+    Attr, BlockingMode, Config, Data, DirSink, Errno, Filesystem, LookupEntry, Opened, ROOT_ID,
+    ReadArgs, ReleaseArgs, Request, Session, SetAttr, Statfs, Timestamp, UnmountOptions, Whence,
+    WriteArgs,
 };
 use rustix::process::{getegid, geteuid};
 
@@ -23,9 +32,33 @@ use super::zfs::FsResult;
 /// Names expire after this time, because pools are imported and exported.
 const TTL: Duration = Duration::from_secs(1);
 
+const O_ACCMODE: u32 = 3;
+const O_DSYNC: u32 = 0o10000;
+const KEEP_SIZE: u32 = 1;
+const PUNCH_HOLE: u32 = 2;
+const ZERO_RANGE: u32 = 16;
+
 enum VolumeNodeKind {
     Dir(BTreeMap<Vec<u8>, u64>),
-    File(Arc<Volume>),
+    File(VolumeFile),
+}
+
+/// A volume or a snapshot of one.
+#[derive(Clone)]
+struct VolumeFile {
+    volume: Arc<Volume>,
+    /// The object id of its dataset.
+    object: u64,
+    /// Open descriptors, as far as the kernel reports them.
+    opens: Arc<AtomicUsize>,
+}
+
+/// A file to be shown.
+struct FoundVolume {
+    name: String,
+    volume: Arc<Volume>,
+    object: u64,
+    time: Timestamp,
 }
 
 struct VolumeNode {
@@ -71,9 +104,10 @@ impl VolumeTree {
         Some(id)
     }
 
-    /// Adds a file; a volume below another volume is not shown.
-    fn add(&mut self, name: &str, volume: Arc<Volume>, time: Timestamp) {
-        let (dirs, last) = name.rsplit_once('/').unwrap_or(("", name));
+    /// Adds a file, unless it is there; a volume below another volume is not shown.
+    fn add(&mut self, found: FoundVolume) {
+        let FoundVolume { name, volume, object, time } = found;
+        let (dirs, last) = name.rsplit_once('/').unwrap_or(("", &name));
         let mut at = ROOT_ID;
         for part in dirs.split('/').filter(|p| !p.is_empty()) {
             let make =
@@ -83,21 +117,34 @@ impl VolumeTree {
                 None => return,
             }
         }
-        self.child(at, last.as_bytes(), || VolumeNode {
-            parent: at,
-            kind: VolumeNodeKind::File(volume),
-            time,
-        });
+        let file = VolumeFile { volume, object, opens: Arc::default() };
+        let same = |node: &VolumeNode| match &node.kind {
+            VolumeNodeKind::File(old) => old.object == object,
+            VolumeNodeKind::Dir(_) => false,
+        };
+        let old = self.children(at).and_then(|c| c.get(last.as_bytes()).copied());
+        if old.is_some_and(|id| !self.nodes.get(&id).is_some_and(same)) {
+            self.remove_child(at, last.as_bytes());
+        }
+        let kind = VolumeNodeKind::File(file);
+        self.child(at, last.as_bytes(), || VolumeNode { parent: at, kind, time });
     }
 
-    /// Removes everything below a name in the root.
-    fn remove(&mut self, name: &str) {
+    fn children(&self, id: u64) -> Option<&BTreeMap<Vec<u8>, u64>> {
+        match &self.nodes.get(&id)?.kind {
+            VolumeNodeKind::Dir(children) => Some(children),
+            VolumeNodeKind::File(_) => None,
+        }
+    }
+
+    /// Removes a name, and everything below it.
+    fn remove_child(&mut self, parent: u64, name: &[u8]) {
         let Some(VolumeNode { kind: VolumeNodeKind::Dir(children), .. }) =
-            self.nodes.get_mut(&ROOT_ID)
+            self.nodes.get_mut(&parent)
         else {
             return;
         };
-        let mut todo: Vec<u64> = children.remove(name.as_bytes()).into_iter().collect();
+        let mut todo: Vec<u64> = children.remove(name).into_iter().collect();
         while let Some(id) = todo.pop() {
             if let Some(VolumeNode { kind: VolumeNodeKind::Dir(children), .. }) =
                 self.nodes.remove(&id)
@@ -105,6 +152,58 @@ impl VolumeTree {
                 todo.extend(children.values());
             }
         }
+    }
+
+    /// Removes everything below a name in the root.
+    fn remove(&mut self, name: &str) {
+        self.remove_child(ROOT_ID, name.as_bytes());
+    }
+
+    /// Removes the files of a pool that are not in the list, and directories without files.
+    fn retain(&mut self, pool: &str, names: &BTreeSet<String>) {
+        let Some(root) = self.children(ROOT_ID).and_then(|c| c.get(pool.as_bytes()).copied())
+        else {
+            return;
+        };
+        // Parents come before what is in them.
+        let mut all = vec![(root, ROOT_ID, pool.to_owned())];
+        let mut next = 0;
+        while let Some((id, _, name)) = all.get(next).cloned() {
+            let below = self.children(id).into_iter().flatten();
+            all.extend(
+                below.map(|(n, child)| {
+                    (*child, id, format!("{name}/{}", String::from_utf8_lossy(n)))
+                }),
+            );
+            next += 1;
+        }
+        for (id, parent, name) in all.into_iter().rev() {
+            let goes = match self.children(id) {
+                Some(children) => children.is_empty(),
+                None => !names.contains(&name),
+            };
+            if goes {
+                let last = name.rsplit('/').next().unwrap_or(&name);
+                self.remove_child(parent, last.as_bytes());
+            }
+        }
+    }
+
+    /// Whether a file below a name in the root is open.
+    fn is_open(&self, pool: &str) -> bool {
+        let mut todo: Vec<u64> = self
+            .children(ROOT_ID)
+            .and_then(|c| c.get(pool.as_bytes()).copied())
+            .into_iter()
+            .collect();
+        while let Some(id) = todo.pop() {
+            match self.nodes.get(&id).map(|n| &n.kind) {
+                Some(VolumeNodeKind::Dir(children)) => todo.extend(children.values()),
+                Some(VolumeNodeKind::File(file)) if file.opens.load(SeqCst) > 0 => return true,
+                _ => {}
+            }
+        }
+        false
     }
 
     fn is_empty(&self) -> bool {
@@ -128,8 +227,8 @@ fn attr(id: u64, node: &VolumeNode) -> Attr {
         VolumeNodeKind::Dir(children) => {
             Attr { mode: 0o040_555, nlink: 2, size: children.len() as u64, blksize: 4096, ..common }
         }
-        VolumeNodeKind::File(volume) => Attr {
-            mode: 0o100_440,
+        VolumeNodeKind::File(VolumeFile { volume, .. }) => Attr {
+            mode: if volume.is_writable() { 0o100_640 } else { 0o100_440 },
             nlink: 1,
             size: volume.size(),
             blocks: volume.size() / 512,
@@ -140,12 +239,16 @@ fn attr(id: u64, node: &VolumeNode) -> Attr {
 }
 
 impl VolumeFs {
-    fn volume(&self, id: u64) -> FsResult<Arc<Volume>> {
+    fn file(&self, id: u64) -> FsResult<VolumeFile> {
         match self.0.read().nodes.get(&id).map(|p| &p.kind) {
-            Some(VolumeNodeKind::File(volume)) => Ok(Arc::clone(volume)),
+            Some(VolumeNodeKind::File(file)) => Ok(file.clone()),
             Some(VolumeNodeKind::Dir(_)) => Err(Errno::EISDIR),
             None => Err(Errno::ESTALE),
         }
+    }
+
+    fn volume(&self, id: u64) -> FsResult<Arc<Volume>> {
+        self.file(id).map(|file| file.volume)
     }
 }
 
@@ -181,6 +284,65 @@ impl Filesystem for VolumeFs {
     ) -> FsResult<(Attr, Duration)> {
         let tree = self.0.read();
         Ok((attr(node, tree.nodes.get(&node).ok_or(Errno::ESTALE)?), TTL))
+    }
+
+    fn setattr(&self, _: &Request, node: u64, set: &SetAttr) -> FsResult<(Attr, Duration)> {
+        let volume = self.volume(node)?;
+        let size = set.size.is_some_and(|size| size != volume.size());
+        // Times are not kept, as little as those of a block device's content.
+        if size || set.mode.is_some() || set.uid.is_some() || set.gid.is_some() {
+            return Err(Errno::EPERM);
+        }
+        let tree = self.0.read();
+        Ok((attr(node, tree.nodes.get(&node).ok_or(Errno::ESTALE)?), TTL))
+    }
+
+    fn open(&self, _: &Request, _: BlockingMode, node: u64, flags: u32) -> FsResult<Opened> {
+        let file = self.file(node)?;
+        let writes = flags & O_ACCMODE != 0;
+        if writes && !file.volume.is_writable() {
+            return Err(Errno::EROFS);
+        }
+        file.opens.fetch_add(1, SeqCst);
+        let opened = Opened::new(u64::from(writes));
+        Ok(Opened { direct_io: writes, parallel_direct_writes: writes, ..opened })
+    }
+
+    fn release(&self, _: &Request, args: &ReleaseArgs) -> FsResult<()> {
+        if let Ok(file) = self.file(args.node) {
+            file.opens.fetch_sub(1, SeqCst);
+        }
+        Ok(())
+    }
+
+    fn write(&self, req: &Request, args: &WriteArgs, data: Buf) -> FsResult<u32> {
+        let volume = self.volume(args.node)?;
+        volume.write(args.offset, &data)?;
+        if args.flags & O_DSYNC != 0 {
+            volume.flush_for(req.pid)?;
+        }
+        Ok(u32::try_from(data.len()).unwrap_or(u32::MAX))
+    }
+
+    fn fsync(&self, req: &Request, node: u64, _: u64, _: bool) -> FsResult<()> {
+        Ok(self.volume(node)?.flush_for(req.pid)?)
+    }
+
+    fn fallocate(
+        &self,
+        _: &Request,
+        node: u64,
+        _: u64,
+        offset: u64,
+        length: u64,
+        mode: u32,
+    ) -> FsResult<()> {
+        let volume = self.volume(node)?;
+        // The size stays in any case: a range may not end behind it.
+        match mode & !KEEP_SIZE {
+            PUNCH_HOLE | ZERO_RANGE => Ok(volume.zero(offset, length)?),
+            _ => Err(Errno::EOPNOTSUPP),
+        }
     }
 
     fn read(&self, _: &Request, mode: BlockingMode, args: &ReadArgs) -> FsResult<Data> {
@@ -244,6 +406,38 @@ impl Filesystem for VolumeFs {
     }
 }
 
+/// A property's number; 0 where it is not set.
+fn word(dataset: &Dataset, prop: &str) -> Result<u64> {
+    Ok(match dataset.prop(prop)?.map(|v| v.value) {
+        Some(PropData::Num(n)) => n,
+        _ => 0,
+    })
+}
+
+/// Whether a volume is accessible, by `volmode`.
+///
+/// # Errors
+/// Those of reading its properties.
+pub fn is_shown(volume: &Dataset) -> Result<bool> {
+    const NONE: u64 = 3;
+    Ok(word(volume, "volmode")? != NONE)
+}
+
+/// Whether the snapshots of a volume are, by `snapdev`.
+///
+/// # Errors
+/// Those of reading its properties.
+pub fn shows_snapshots(volume: &Dataset) -> Result<bool> {
+    Ok(word(volume, "snapdev")? != 0)
+}
+
+fn found_volume(dataset: &Dataset) -> Result<FoundVolume> {
+    let sec = i64::try_from(word(dataset, "creation")?).unwrap_or(0);
+    let (name, object) = (dataset.name().to_owned(), dataset.object());
+    let time = Timestamp { sec, nsec: 0 };
+    Ok(FoundVolume { name, volume: dataset.open_volume()?, object, time })
+}
+
 /// The volumes of all imported pools, and their mount once there is one.
 pub struct Volumes {
     dir: PathBuf,
@@ -262,33 +456,47 @@ impl Volumes {
         (!self.tree.read().is_empty()).then(|| self.dir.clone())
     }
 
-    /// Adds a pool's volumes.
+    /// Shows a pool's volumes as they are now. Files that stay keep their nodes.
     ///
     /// # Errors
     /// The pool cannot be read, or the mount cannot be made.
-    pub fn add(&self, pool: &Pool) -> Result<()> {
+    pub fn show(&self, pool: &Pool) -> Result<()> {
         let mut found = Vec::new();
         pool.for_each_dataset(&mut |dataset| {
-            if dataset.kind() == DatasetKind::Volume && !dataset.is_locked() {
-                let sec = match dataset.prop("creation")?.map(|v| v.value) {
-                    Some(PropData::Num(n)) => i64::try_from(n).unwrap_or(0),
-                    _ => 0,
-                };
-                let time = Timestamp { sec, nsec: 0 };
-                found.push((dataset.name().to_owned(), dataset.open_volume()?, time));
+            if dataset.kind() == DatasetKind::Volume && !dataset.is_locked() && is_shown(&dataset)?
+            {
+                let snapshots =
+                    if shows_snapshots(&dataset)? { dataset.snapshots()? } else { Vec::new() };
+                for dataset in std::iter::once(&dataset).chain(&snapshots) {
+                    found.push(found_volume(dataset)?);
+                }
             }
             Ok(())
         })?;
-        if found.is_empty() {
+        let names = found.iter().map(|f| f.name.clone()).collect();
+        let mut tree = self.tree.write();
+        tree.retain(pool.name(), &names);
+        found.into_iter().for_each(|f| tree.add(f));
+        let empty = tree.is_empty();
+        drop(tree);
+        if empty {
+            self.end();
             return Ok(());
         }
-        let mut tree = self.tree.write();
-        for (name, volume, time) in found {
-            // A pool may be imported under another name.
-            tree.add(&name, volume, time);
-        }
-        drop(tree);
         self.mount()
+    }
+
+    /// Whether there is a file for a dataset of this name.
+    pub fn has(&self, name: &str) -> bool {
+        let tree = self.tree.read();
+        let below = |at: u64, part: &str| tree.children(at)?.get(part.as_bytes()).copied();
+        let found = name.split('/').try_fold(ROOT_ID, below);
+        found.is_some_and(|id| tree.children(id).is_none())
+    }
+
+    /// Whether a file of a pool is open.
+    pub fn are_open(&self, pool: &str) -> bool {
+        self.tree.read().is_open(pool)
     }
 
     fn mount(&self) -> Result<()> {
@@ -298,7 +506,14 @@ impl Volumes {
         }
         std::fs::create_dir_all(&self.dir)
             .map_err(|e| base::Error::io("cannot make the directory of volumes", e))?;
-        let options = super::shown_options("cenote-volumes");
+        let shown = super::shown_options("cenote-volumes");
+        let options = fuse::MountOptions {
+            read_only: false,
+            nosuid: true,
+            nodev: true,
+            noexec: true,
+            ..shown
+        };
         let fs = VolumeFs(Arc::clone(&self.tree));
         *session = Some(Session::mount(Arc::new(fs), &self.dir, &options, &Config::default())?);
         Ok(())

@@ -435,6 +435,10 @@ pub struct DaemonStatus {
     pub mounts: u64,
     /// The directory of volumes.
     pub volumes: Option<PathBuf>,
+    /// The socket at which volumes are network block devices.
+    pub nbd: Option<PathBuf>,
+    /// Its clients.
+    pub nbd_clients: usize,
     /// The directory of kstats.
     pub kstats: Option<PathBuf>,
 }

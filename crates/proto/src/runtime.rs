@@ -113,6 +113,10 @@ impl Runtime {
     pub fn kstats(&self) -> PathBuf {
         self.dir.join("proc/spl/kstat/zfs")
     }
+    /// The socket at which volumes are network block devices.
+    pub fn nbd(&self) -> PathBuf {
+        self.dir.join("nbd")
+    }
     /// The directory of volumes as files.
     pub fn volumes(&self) -> PathBuf {
         self.dir.join("volumes")

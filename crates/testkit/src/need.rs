@@ -27,6 +27,9 @@ pub enum Need {
     User,
     /// Loop devices.
     Loop,
+    /// Clients of network block devices: `nbdinfo`, `nbdcopy`, `qemu-img`, `fio` with its
+    /// engine `nbd`; and programs that make and check file systems.
+    Nbd,
     /// zfs-fuse runs, and `CENOTE_ZFS_FUSE` names the directory of its commands.
     Peers,
     /// The golden pools that are not in the repository (`CENOTE_POOLS`, `../shared`).
@@ -42,7 +45,7 @@ pub enum Need {
 
 impl Need {
     /// Every need, and its word in `CENOTE_REQUIRE`.
-    pub const ALL: [(&'static str, Need); 12] = [
+    pub const ALL: [(&'static str, Need); 13] = [
         ("zdb", Need::Zdb),
         ("ztest", Need::Ztest),
         ("fuse", Need::Fuse),
@@ -50,6 +53,7 @@ impl Need {
         ("root", Need::Root),
         ("user", Need::User),
         ("loop", Need::Loop),
+        ("nbd", Need::Nbd),
         ("peers", Need::Peers),
         ("shared", Need::Shared),
         ("unpacked", Need::Unpacked),

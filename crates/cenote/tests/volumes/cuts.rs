@@ -33,7 +33,7 @@ fn check_cut(scratch: &Scratch, model: &[u8], loose: &[bool], what: &str) {
 fn flushed_changes_survive_power_cuts_on_every_vdev() {
     testkit::side_by_side(&shapes(), |&(i, shape, ashift)| {
         let what = format!("{}-{ashift}", shape.0);
-        let rig = Rig::of(&what, shape, ashift, 256 * MB);
+        let rig = VolumeRig::of(&what, shape, ashift, 256 * MB);
         // Sparse volumes, some without compression, some with data at its place at once.
         let props = [
             ("compression", if i.is_multiple_of(2) { 15 } else { 2 }),
@@ -88,7 +88,7 @@ fn flushed_changes_survive_power_cuts_on_every_vdev() {
 
 #[test]
 fn a_replay_that_is_cut_begins_again() {
-    let rig = Rig::new("again", 128 * MB, 4 * MB, 8 << 10, &[]);
+    let rig = VolumeRig::new("again", 128 * MB, 4 * MB, 8 << 10, &[]);
     quiet(&rig.pool);
     let mut m = Modelled::new(rig.volume(), 99);
     m.step(0);
@@ -106,7 +106,7 @@ fn a_replay_that_is_cut_begins_again() {
         let os = writer.read_dataset(VOLUME).unwrap();
         let log = writer.log(&os).unwrap().unwrap();
         assert!(log.is_replaying());
-        let steps = Steps { writer: Arc::clone(&writer), log: Arc::clone(&log) };
+        let steps = StepHost { writer: Arc::clone(&writer), log: Arc::clone(&log) };
         let mode = dmu::PrefetchMode::None;
         let volume = Volume::open_rw(Arc::clone(&os), Arc::new(steps), mode, Io::WAIT).unwrap();
         let mut done = 0;
@@ -135,12 +135,12 @@ fn a_replay_that_is_cut_begins_again() {
 }
 
 /// The host of a volume whose log is replayed step by step.
-struct Steps {
+struct StepHost {
     writer: Arc<spa::engine::Writer>,
     log: Arc<zil::Log>,
 }
 
-impl zvol::VolumeHost for Steps {
+impl zvol::VolumeHost for StepHost {
     fn begin(&self, bytes: u64, frees: bool, outage: dmu::OutagePolicy) -> base::Result<dmu::Tx> {
         Ok(self.writer.begin_wait(bytes, frees)?.with_outage(outage))
     }

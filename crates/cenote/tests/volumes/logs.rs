@@ -12,7 +12,7 @@ fn records(text: &str) -> Vec<&str> {
 fn records_are_those_that_openzfs_replays() {
     for (bias, name) in [(0, "latency"), (1, "throughput")] {
         let props = [("logbias", bias), ("compression", 2)];
-        let rig = Rig::new(name, 128 * MB, 8 * MB, 64 << 10, &props);
+        let rig = VolumeRig::new(name, 128 * MB, 8 * MB, 64 << 10, &props);
         quiet(&rig.pool);
         let volume = rig.volume();
         volume.write(0, b"first").unwrap();
@@ -54,7 +54,7 @@ fn records_are_those_that_openzfs_replays() {
 
 #[test]
 fn sync_always_and_disabled_are_honoured() {
-    let rig = Rig::new("sync", 128 * MB, 2 * MB, 8 << 10, &[("sync", 1)]);
+    let rig = VolumeRig::new("sync", 128 * MB, 2 * MB, 8 << 10, &[("sync", 1)]);
     quiet(&rig.pool);
     let volume = rig.volume();
     volume.write(0, b"first").unwrap();

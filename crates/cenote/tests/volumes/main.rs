@@ -23,7 +23,7 @@ const VOLUME: &str = "tank/vol";
 const KINDS: [(&str, usize); 6] =
     [("single", 1), ("mirror", 2), ("raidz1", 3), ("raidz2", 4), ("raidz3", 5), ("draid1", 6)];
 
-struct Rig {
+struct VolumeRig {
     scratch: Scratch,
     engine: Arc<Engine>,
     pool: Arc<Pool>,
@@ -34,8 +34,8 @@ fn numbers(props: &[(&str, u64)]) -> Vec<(String, PropData)> {
     props.iter().map(|(p, n)| ((*p).to_owned(), PropData::Num(*n))).collect()
 }
 
-impl Rig {
-    fn of(name: &str, (kind, disks): (&str, usize), ashift: u64, size: u64) -> Rig {
+impl VolumeRig {
+    fn of(name: &str, (kind, disks): (&str, usize), ashift: u64, size: u64) -> VolumeRig {
         let scratch = Scratch::new(&format!("volumes-{name}"));
         let leaf = |i| {
             let path = scratch.path().join(format!("d{i}"));
@@ -63,12 +63,12 @@ impl Rig {
             ..CreateRequest::new("tank", vdevs)
         };
         let pool = engine.create_pool(&request).unwrap().unwrap();
-        Rig { scratch, engine, pool, disks }
+        VolumeRig { scratch, engine, pool, disks }
     }
 
     /// On one disk, with a volume of `size` bytes.
-    fn new(name: &str, disk: u64, size: u64, block: u32, props: &[(&str, u64)]) -> Rig {
-        let rig = Rig::of(name, KINDS[0], 12, disk);
+    fn new(name: &str, disk: u64, size: u64, block: u32, props: &[(&str, u64)]) -> VolumeRig {
+        let rig = VolumeRig::of(name, KINDS[0], 12, disk);
         rig.pool.create_volume(VOLUME, size, Some(block), &numbers(props), None).unwrap();
         rig
     }
@@ -100,7 +100,7 @@ impl Rig {
 
     /// Exports the pool and checks it.
     fn end(self) {
-        let Rig { scratch, engine, pool, .. } = self;
+        let VolumeRig { scratch, engine, pool, .. } = self;
         pool.export().unwrap();
         drop(pool);
         judge(&engine, &scratch);
@@ -251,7 +251,7 @@ impl Modelled {
 
 #[test]
 fn writers_of_one_volume_do_not_disturb_each_other() {
-    let rig = Rig::new("many", 256 * MB, 16 * MB, 16 << 10, &[]);
+    let rig = VolumeRig::new("many", 256 * MB, 16 * MB, 16 << 10, &[]);
     let volume = rig.volume();
     // Stripes of 1,000 bytes: neighbours share blocks.
     const STRIPE: usize = 1000;
@@ -280,7 +280,7 @@ fn writers_of_one_volume_do_not_disturb_each_other() {
 
 #[test]
 fn snapshots_and_read_only_volumes_are_not_written() {
-    let rig = Rig::new("snapshot", 128 * MB, 4 * MB, 8 << 10, &[]);
+    let rig = VolumeRig::new("snapshot", 128 * MB, 4 * MB, 8 << 10, &[]);
     let volume = rig.volume();
     volume.write(0, &noise(1, 100_000)).unwrap();
     rig.pool.snapshot(&[format!("{VOLUME}@s")], &[], None).unwrap();
@@ -311,7 +311,7 @@ fn snapshots_and_read_only_volumes_are_not_written() {
 
 #[test]
 fn a_full_pool_refuses_and_holes_make_room() {
-    let rig = Rig::new("full", 80 * MB, 512 * MB, 64 << 10, &[("compression", 2)]);
+    let rig = VolumeRig::new("full", 80 * MB, 512 * MB, 64 << 10, &[("compression", 2)]);
     let volume = rig.volume();
     let data = noise(5, MB as usize);
     let mut wrote = 0;

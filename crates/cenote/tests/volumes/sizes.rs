@@ -6,12 +6,12 @@ use zvol::create::full_reservation;
 
 #[test]
 fn volumes_grow_and_shrink() {
-    let rig = Rig::new("sizes", 256 * MB, 8 * MB, 16 << 10, &[("compression", 2)]);
+    let rig = VolumeRig::new("sizes", 256 * MB, 8 * MB, 16 << 10, &[("compression", 2)]);
     let volume = rig.volume();
     let data = noise(3, 8 * MB as usize);
     volume.write(0, &data).unwrap();
     volume.flush().unwrap();
-    let used = |rig: &Rig| {
+    let used = |rig: &VolumeRig| {
         rig.pool.writer().unwrap().sync().unwrap();
         rig.prop("referenced")
     };
@@ -45,7 +45,7 @@ fn volumes_grow_and_shrink() {
 
 #[test]
 fn the_reservation_follows_the_size() {
-    let rig = Rig::of("reserved", KINDS[0], 12, 256 * MB);
+    let rig = VolumeRig::of("reserved", KINDS[0], 12, 256 * MB);
     let auto = [("refreservation", REFRESERVATION_AUTO)];
     rig.pool.create_volume(VOLUME, 16 * MB, Some(8 << 10), &numbers(&auto), None).unwrap();
     let full = |mb: u64| full_reservation(mb * MB, 8 << 10, 1);
@@ -74,7 +74,7 @@ fn the_reservation_follows_the_size() {
 
 #[test]
 fn cut_while_the_size_changes() {
-    let rig = Rig::new("cut-size", 128 * MB, 4 * MB, 16 << 10, &[]);
+    let rig = VolumeRig::new("cut-size", 128 * MB, 4 * MB, 16 << 10, &[]);
     quiet(&rig.pool);
     let volume = rig.volume();
     volume.write(0, &noise(1, 4 * MB as usize)).unwrap();
