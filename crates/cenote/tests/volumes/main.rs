@@ -345,14 +345,14 @@ fn a_full_pool_refuses_and_holes_make_room() {
 #[test]
 fn snapshots_clones_and_rollback() {
     for ashift in [9, 12] {
-        let rig = Rig::of(&format!("rollback{ashift}"), KINDS[2], ashift, 96 * MB);
+        let rig = VolumeRig::of(&format!("rollback{ashift}"), KINDS[2], ashift, 96 * MB);
         rig.pool.create_volume(VOLUME, 8 * MB, Some(8192), &[], None).unwrap();
         let volume = rig.volume();
         let first = noise(1, 3 * MB as usize);
         volume.write(MB, &first).unwrap();
         volume.flush().unwrap();
         let snapshot = format!("{VOLUME}@one");
-        rig.pool.snapshot(&[snapshot.clone()], &[], None).unwrap();
+        rig.pool.snapshot(std::slice::from_ref(&snapshot), &[], None).unwrap();
         let kept = read(&volume);
         volume.write(2 * MB, &noise(2, 4 * MB as usize)).unwrap();
         volume.discard(0, 2 * MB).unwrap();
