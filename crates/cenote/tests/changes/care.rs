@@ -404,14 +404,22 @@ fn a_scrub_that_waits_does_not_keep_the_pool_open() {
     objects.write(id, 0, &noise(1, 100_000)).unwrap();
     objects.sync().unwrap();
     let writer = pool.writer().unwrap();
-    let references = Arc::strong_count(writer);
+    // Other threads may have one for a moment, too.
+    let least = || {
+        let counts = (0..20).map(|_| {
+            base::rt::sleep(Duration::from_millis(5));
+            Arc::strong_count(writer)
+        });
+        counts.min().unwrap_or(0)
+    };
+    let references = least();
     hold(&pool, 1);
     pool.scan(ScanRequest::Scrub, None).unwrap();
     testkit::eventually("a scrub that waits", || is_in_the_middle(&pool));
     // Once is chance; the thread looks at its state once a second.
     let mut seen = 0;
     testkit::eventually("a thread without the pool", || {
-        seen = if Arc::strong_count(writer) == references { seen + 1 } else { 0 };
+        seen = if Arc::strong_count(writer) <= references { seen + 1 } else { 0 };
         seen == 5
     });
     hold(&pool, 0);
