@@ -219,8 +219,14 @@ fn a_resilver_goes_first() {
         files.add(&w, 100..110);
         let all = std::mem::take(&mut files.all);
         drop(files);
-        w.scan(ScanRequest::ScrubErrors, None).unwrap();
-        w.scan(ScanRequest::Pause, None).unwrap();
+        // It may end before it is paused.
+        let paused = || {
+            w.scan(ScanRequest::ScrubErrors, None).unwrap();
+            let paused = w.scan(ScanRequest::Pause, None).is_ok();
+            w.sync().unwrap();
+            paused && stored(&w).state == ScanState::ErrorScrubbing
+        };
+        assert!((0..50).any(|_| paused()), "{what}");
         crash(w);
         bring_back(&d, 0);
         restore(&d, &saved);
