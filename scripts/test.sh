@@ -82,6 +82,9 @@ if [ -z "${CENOTE_NIGHTLY:-}" ]; then
 	export PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-20130101}
 	quick_zdb
 	memory_scratch
+	# A test that fails on a busy machine and passes alone is reported, and does not fail the run
+	# (run-test.sh).
+	export CENOTE_TEST_LOG=$log
 fi
 
 # The compiler may be silent for as long as it likes; a test is not, for ten minutes.
@@ -120,6 +123,18 @@ grep -aohE 'TIME [0-9]+ s .*' "$log" | sort -k 2,2nr |
 sum() { grep -aE '^test result:' "$log" | grep -oE "[0-9]+ $1" | awk '{s += $1} END {print s + 0}'; }
 passed=$(sum passed) failed=$(sum failed)
 skipped=$(grep -ao 'SKIPPED: ' "$log" | wc -l)
+# A second run that passed is counted as passed.
+unstable=$(grep -acE '^UNSTABLE: ' "$log")
+failed=$((failed - unstable))
+
+# What a test said when it failed.
+said() {
+	grep -aF -A 3 "thread '$1' " "$log" | grep -av '^stack backtrace:' | head -n 12 | sed 's/^/      /'
+}
+grep -aE '^(UNSTABLE|FAILING): ' "$log" | while read -r kind crate binary tests; do
+	echo "${kind%:}: $crate $binary $tests"
+	for test in $tests; do said "$test"; done
+done
 echo
-echo "$passed passed, $failed failed, $skipped skipped" | sed -E ':a; s/([0-9])([0-9]{3})\b/\1,\2/; ta'
+echo "$passed passed, $failed failed, $unstable unstable, $skipped skipped" | sed -E ':a; s/([0-9])([0-9]{3})\b/\1,\2/; ta'
 exit "$status"
