@@ -319,6 +319,7 @@ impl Aging<'_> {
             // A file that was named has the pool before this one.
             own: own.is_some() || self.pools > 0,
             mount: mount.then(|| own.map_or_else(std::env::temp_dir, Path::to_path_buf)),
+            cache_bytes: None,
         };
         self.pools += 1;
         Ok(AgedTarget::Pool(Box::new(AgedPool::create(spec)?)))

@@ -112,6 +112,7 @@ fn run(run: &mut Run) -> BenchResult<()> {
         compression: true,
         own: true,
         mount: None,
+        cache_bytes: None,
     };
     let engine = Engine::new(EngineConfig::default())?;
     let (running, dataset) = RunningPool::create(&engine, &spec)?;

@@ -59,6 +59,7 @@ pub(super) const BENCH: Bench = Bench {
             "LIST",
             "of overwrite, fresh, uncompressed, tops, log, mount (all but mount)",
         ),
+        opt("--memory", "SIZE", "limit of the pool's cache (as usual: half of the memory)"),
         opt("--figures", "DIR", "write each figure to a file: fig1.svg, fig3-CURVE.svg"),
     ]],
     run,
@@ -138,6 +139,8 @@ struct FragSetup {
     writers: usize,
     limit: Duration,
     interval: Duration,
+    /// Limit of the pools' cache, bytes.
+    cache_bytes: Option<u64>,
 }
 
 /// What was measured at one level of one curve.
@@ -204,6 +207,10 @@ fn run(run: &mut Run) -> BenchResult<()> {
         writers: args.count("--writers", 8, 1..=1024)? as usize,
         limit: Duration::from_secs_f64(minutes * 60.0),
         interval: interval.max(Duration::from_millis(1)),
+        cache_bytes: match args.size("--memory", 0, 8 << 20..=1 << 50)? {
+            0 => None,
+            bytes => Some(bytes),
+        },
     };
     let curves = curves(run, several)?;
     let pools: Vec<&str> = curves.iter().filter_map(FragCurve::of_pool).collect();
@@ -234,6 +241,9 @@ fn run(run: &mut Run) -> BenchResult<()> {
     run.report.set("size", Cell::Bytes(set.size));
     run.report.set("record", Cell::Bytes(RECORD));
     run.report.set("writers", Cell::Count(set.writers as u64));
+    if let Some(bytes) = set.cache_bytes {
+        run.report.set("memory", Cell::Bytes(bytes));
+    }
     run.report.set("steady samples", Cell::Count(STEADY_SAMPLES as u64));
     let buffers = patterns(&SampleContent::noise(5), RECORD);
     let mut schedule = Schedule::new(curves.len() * set.fills.len());
@@ -359,6 +369,7 @@ impl LevelRun<'_> {
             own: devices.own().is_some() || self.schedule.pools > 0,
             mount: (curve == "mount")
                 .then(|| devices.own().map_or_else(std::env::temp_dir, Path::to_path_buf)),
+            cache_bytes: self.set.cache_bytes,
         };
         let fresh = curve == "fresh";
         let extra = if fresh { self.set.writers } else { 0 };

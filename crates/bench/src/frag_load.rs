@@ -124,7 +124,8 @@ impl Default for LatencyHistogram {
 }
 
 impl LatencyHistogram {
-    fn add(&mut self, nanoseconds: u64) {
+    /// Adds one time.
+    pub(super) fn add(&mut self, nanoseconds: u64) {
         let n = nanoseconds.max(16);
         let power = n.ilog2();
         let part = (n >> (power - 4)) & 15;
@@ -139,7 +140,7 @@ impl LatencyHistogram {
 
     /// Seconds within which a share of the writes completed; `None` without writes.
     pub(super) fn quantile(&self, share: f64) -> Option<f64> {
-        let all: u64 = self.counts.iter().sum();
+        let all = self.count();
         let wanted = ((all as f64 * share).ceil() as u64).max(1);
         let mut sum = 0;
         for (i, count) in self.counts.iter().enumerate() {
@@ -151,6 +152,11 @@ impl LatencyHistogram {
             }
         }
         None
+    }
+
+    /// Times that were added.
+    pub(super) fn count(&self) -> u64 {
+        self.counts.iter().sum()
     }
 
     /// Seconds of the longest write.

@@ -40,6 +40,8 @@ pub(super) struct FragPoolSpec {
     pub(super) own: bool,
     /// Overwrite through a mount, made in this directory.
     pub(super) mount: Option<PathBuf>,
+    /// Limit of the cache, bytes; `None` for the usual one.
+    pub(super) cache_bytes: Option<u64>,
 }
 
 /// The pool's space after a run, bytes.
@@ -76,16 +78,31 @@ impl RunningPool {
         if let Some(log) = &spec.log {
             vdevs.push(new_vdev(log)?.for_role(Role::Log));
         }
+        RunningPool::create_on(engine, vdevs, spec.own, spec.recordsize, spec.compression)
+    }
+
+    /// Makes the pool [`POOL`] of these vdevs, as [`RunningPool::create`]. `own`: what is on
+    /// the devices does not matter.
+    ///
+    /// # Errors
+    /// Those of making pools.
+    pub(super) fn create_on(
+        engine: &Arc<Engine>,
+        vdevs: Vec<NewVdev>,
+        own: bool,
+        recordsize: u64,
+        compression: bool,
+    ) -> Result<(RunningPool, Dataset)> {
         let request = CreateRequest {
-            force: if spec.own { Force::ALL } else { Force::default() },
+            force: if own { Force::ALL } else { Force::default() },
             settings: vec![PoolSetting::Stored("ashift", ASHIFT)],
             ..CreateRequest::new(POOL, vdevs)
         };
         let pool = engine.create_pool(&request)?;
         let pool = pool.ok_or_else(|| Error::bug("a pool that was not made"))?;
         let running = RunningPool::new(pool, Arc::clone(engine));
-        let compression = if spec.compression { 1 } else { 2 };
-        let props = [("recordsize", spec.recordsize), ("compression", compression)];
+        let compression = if compression { 1 } else { 2 };
+        let props = [("recordsize", recordsize), ("compression", compression)];
         let props = props.map(|(name, n)| (name.to_owned(), PropData::Num(n)));
         let dataset = running.pool.create_filesystem(DATASET, &props, None)?;
         Ok((running, dataset))
@@ -163,7 +180,11 @@ impl FragPool {
     pub(super) fn new(spec: &FragPoolSpec, files: usize) -> Result<FragPool> {
         let trace = DeviceTrace::new(TracedOps::Writes);
         let device_wrapper = Some(trace.wrapper());
-        let engine = Engine::new(EngineConfig { device_wrapper, ..EngineConfig::default() })?;
+        let engine = Engine::new(EngineConfig {
+            device_wrapper,
+            cache_bytes: spec.cache_bytes,
+            ..EngineConfig::default()
+        })?;
         let (running, dataset) = RunningPool::create(&engine, spec)?;
         let fs = dataset.open_fs()?;
         let make = |n: usize| {
@@ -407,6 +428,7 @@ mod tests {
             compression: true,
             own: true,
             mount: None,
+            cache_bytes: None,
         };
         let first = FragPool::new(&spec, 1).unwrap();
         let writer = std::sync::Arc::downgrade(first.pool().writer().unwrap());

@@ -34,6 +34,8 @@ mod metaslabs;
 mod oltp;
 mod poison;
 mod sample;
+mod scrub;
+mod scrub_pool;
 mod stress;
 mod svg;
 mod sync;
@@ -70,6 +72,7 @@ const ALL: &[Bench] = &[
     atime::BENCH,
     l2arc::BENCH,
     metaslabs::BENCH,
+    scrub::BENCH,
     codecs::BENCH,
     fuse_null::BENCH,
 ];

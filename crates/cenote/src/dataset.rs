@@ -1,6 +1,7 @@
 //! File systems, volumes, snapshots and bookmarks by name, and their properties.
 
 mod open;
+pub(crate) mod packages;
 mod sending;
 mod written;
 

@@ -77,6 +77,7 @@ pub use stream::SendOptions;
 pub use zpl::{File, FileSystem};
 pub use zvol::Volume;
 
+pub use dataset::packages::{PackageOptions, ResumedSend, SendPlan};
 pub use dataset::{Dataset, DatasetKind};
 pub use engine::{DeviceWrapper, Discovery, Engine, EngineConfig, FoundPool};
 pub use errlog::DataError;

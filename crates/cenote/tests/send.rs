@@ -2,8 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
-use cenote::stream::{Spill, StreamReader, StreamRecord, StreamWriter, WriteEmbedded};
-use cenote::{ErrorKind, Pool, SendOptions, stream};
+use cenote::stream::{ResumeToken, Spill, StreamReader, StreamRecord, StreamWriter, WriteEmbedded};
+use cenote::{ErrorKind, PackageOptions, Pool, PropData, SendOptions, stream};
 use testkit::{Scratch, engine, golden, golden_streams, import_from, readonly};
 
 const ALL: SendOptions = SendOptions { large_blocks: true, embedded: true, compressed: true };
@@ -86,6 +86,100 @@ fn streams_are_those_of_openzfs() {
         compared += 1;
     }
     assert!(compared >= 2, "{compared} streams");
+}
+
+/// The guids and names in the record of a package are those of the pool, so only equal bytes
+/// count.
+#[test]
+fn packages_are_those_of_openzfs() {
+    let package = |recursive, intermediate, props| PackageOptions {
+        recursive,
+        intermediate,
+        props,
+        ..PackageOptions::default()
+    };
+    let all = [
+        ("R1", "streams/t@1", None, package(true, false, false)),
+        ("RI13", "streams/t@3", Some("streams/t@1"), package(true, true, false)),
+        ("I13", "streams/t/y@3", Some("streams/t/y@1"), package(false, true, false)),
+        ("props", "streams/t/y@3", None, package(false, false, true)),
+    ];
+    let Some(of) = golden("streams") else { return };
+    let scratch = Scratch::new("send-packages");
+    of.unpack(scratch.path());
+    let engine = engine();
+    let pool = import_from(&engine, scratch.path(), &readonly()).unwrap();
+    let streams = golden_streams();
+    for (stream, name, from, package) in all {
+        let Some((_, theirs)) = streams.iter().find(|(known, _)| known == stream) else { continue };
+        let (snapshot, from) =
+            (pool.dataset(name).unwrap(), from.map(|from| pool.dataset(from).unwrap()));
+        let plan = snapshot.plan_send(from.as_ref(), &package).unwrap();
+        let (mut ours, mut last) = (Vec::new(), (0, 0));
+        let sent = plan.send(PLAIN, &mut ours, &mut |step, bytes| {
+            assert!(step > last.0 || (step == last.0 && bytes > last.1));
+            last = (step, bytes);
+            true
+        });
+        sent.unwrap();
+        assert!(ours == *theirs, "{stream}: {}", difference(&ours, theirs));
+        assert_eq!(last.0 + 1, plan.steps.len());
+        let sum: u64 = plan.sizes(PLAIN).unwrap().iter().sum();
+        assert!(sum < ours.len() as u64, "{stream}");
+        println!("COMPARED the package {stream}: {} bytes", ours.len());
+    }
+    // A clone whose origin is not in the package is sent whole.
+    let clone = pool.dataset("streams/t/cl@3").unwrap();
+    let plan = clone.plan_send(None, &package(true, false, false)).unwrap();
+    let steps: Vec<_> = plan.steps.iter().map(|(from, to)| (from.is_none(), to.name())).collect();
+    assert_eq!(steps, [(true, "streams/t/cl@3")]);
+    // The datasets below that were made later lack the first snapshot.
+    let first = pool.dataset("streams/t@2").unwrap();
+    let Err(e) = first.plan_send(None, &package(true, false, false)) else { panic!("sent") };
+    assert_eq!(e.kind(), ErrorKind::NotFound, "{e}");
+    let skipping = PackageOptions { skip_missing: true, ..package(true, false, false) };
+    let plan = first.plan_send(None, &skipping).unwrap();
+    assert_eq!(plan.skipped, ["streams/t/cl@2"]);
+    let sent = |name| plan.steps.iter().filter(|(_, to)| to.name().starts_with(name)).count();
+    assert_eq!((plan.steps.len(), sent("streams/t@"), sent("streams/t/y@")), (5, 2, 2));
+    let without = PackageOptions { exclude: vec!["streams/t/cl".to_owned()], ..skipping };
+    let plan = first.plan_send(None, &without).unwrap();
+    assert_eq!((plan.skipped.len(), plan.steps.len()), (0, 5));
+}
+
+/// Receives that OpenZFS interrupted: the streams for their tokens.
+#[test]
+fn resumed_streams_are_those_of_openzfs() {
+    let Some(of) = golden("partial") else { return };
+    let scratch = Scratch::new("send-resumed");
+    of.unpack(scratch.path());
+    let engine = engine();
+    let pool = import_from(&engine, scratch.path(), &readonly()).unwrap();
+    let streams = golden_streams();
+    for dataset in ["newfs", "dst"] {
+        let of = pool.dataset(&format!("partial/{dataset}")).unwrap();
+        let token = of.prop("receive_resume_token").unwrap().unwrap().value;
+        let PropData::Str(text) = token else { panic!("no token") };
+        let token = ResumeToken::decode(&text).unwrap();
+        let resumed = pool.resume_send(&token).unwrap();
+        let mut ours = Vec::new();
+        resumed.send(&mut ours, &mut |_| true).unwrap();
+        assert_eq!(resumed.size().unwrap(), ours.len() as u64);
+        let name = format!("resume-{dataset}");
+        let Some((_, theirs)) = streams.iter().find(|(known, _)| *known == name) else { continue };
+        assert!(ours == *theirs, "{name}: {}", difference(&ours, theirs));
+        println!("COMPARED the stream {name}: {} bytes", ours.len());
+        // What a token names is gone, or another.
+        let refused = |token: ResumeToken, kind| match pool.resume_send(&token) {
+            Ok(_) => panic!("resumed"),
+            Err(e) => assert_eq!(e.kind(), kind, "{e}"),
+        };
+        let gone = ResumeToken { to_name: "partial/src@none".to_owned(), ..token.clone() };
+        refused(gone, ErrorKind::NotFound);
+        refused(ResumeToken { to_guid: 7, ..token.clone() }, ErrorKind::Invalid);
+        refused(ResumeToken { from_guid: Some(7), ..token.clone() }, ErrorKind::NotFound);
+        refused(ResumeToken { raw: true, ..token }, ErrorKind::Unsupported);
+    }
 }
 
 #[test]

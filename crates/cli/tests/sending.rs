@@ -96,15 +96,74 @@ fn what_cannot_be_sent() {
     );
     // Tools probe an option with a dataset that does not exist: 1, where 2 means unknown.
     cannot(&["-L", "nosuch"], "cannot open 'nosuch': dataset does not exist\n");
-    for args in [&["-R", "snaps@one"][..], &["-t", "1-0-0-0"], &["-p", "snaps/promoted@one"]] {
+    cannot(
+        &["-t", "1-0-0-0"],
+        "cannot resume send: resume token is corrupt (decompression failed)\n",
+    );
+    cannot(
+        &["-R", "snaps/promoted"],
+        "cannot send 'snaps/promoted': only snapshots can be sent with their descendants\n",
+    );
+    for args in [&["-S", "snaps"][..], &["-d", "snaps#mark", "snaps/promoted@one"]] {
         let err = s.fail(1, &[&["zfs", "send"], args].concat());
         assert!(err.contains("is not supported by this version of Cenote"), "{args:?}: {err}");
     }
-    for args in [&[][..], &["-x", "a@b"], &["a@b", "c@d"], &["-i", "a", "-I", "b", "c@d"]] {
+    for args in [
+        &[][..],
+        &["-x", "a@b"],
+        &["a@b", "c@d"],
+        &["-i", "a", "-I", "b", "c@d"],
+        &["-t", "1-0-0-0", "a@b"],
+        &["-t", "1-0-0-0", "-c"],
+        &["-s", "a@b"],
+        &["-X", "a/c", "a@b"],
+    ] {
         let err = s.fail(2, &[&["zfs", "send"], args].concat());
         assert!(err.contains("usage:"), "{args:?}: {err}");
     }
     s.ok(&["zpool", "export", "snaps"]);
+}
+
+/// Packages, what they leave out, and streams that go on.
+#[test]
+fn packages_and_tokens() {
+    let s = Sandbox::new("send-packages");
+    let disks = [s.dir("streams"), s.dir("partial")];
+    for (pool, dir) in ["streams", "partial"].iter().zip(&disks) {
+        golden(pool).unwrap().unpack(dir);
+        let dir = dir.to_str().unwrap();
+        s.ok(&["zpool", "import", "-d", dir, "-N", "-f", "-o", "readonly=on", pool]);
+    }
+    let streams = golden_streams();
+    let golden = |wanted: &str| streams.iter().find(|(name, _)| name == wanted).map(|s| &s.1);
+    for (args, name) in [
+        (&["-R", "streams/t@1"][..], "R1"),
+        (&["-R", "-I", "@1", "streams/t@3"], "RI13"),
+        (&["-p", "streams/t/y@3"], "props"),
+    ] {
+        let ours = sent(&s, args);
+        assert!(golden(name).is_none_or(|theirs| ours == *theirs), "{args:?}");
+    }
+    let size = s.ok(&["zfs", "send", "-nvPRI", "@1", "streams/t@3"]);
+    assert_eq!(size.lines().count(), 8, "{size}");
+    let said = s.say(&["zfs", "send", "-nv", "-R", "streams/t@2"]);
+    let missing = "cannot send 'streams/t@2': streams/t/cl@2: does not exist\n";
+    assert_eq!((said.code, said.err.as_str()), (1, missing));
+    let said = s.say(&["zfs", "send", "-nvs", "-R", "streams/t@2"]);
+    let missing = "WARNING: could not send streams/t/cl@2: does not exist\n";
+    assert_eq!((said.code, said.err.as_str()), (0, missing));
+    assert_eq!(said.out.lines().count(), 6, "{}", said.out);
+    let said = s.say(&["zfs", "send", "-nv", "-R", "-X", "streams/t/cl,x", "streams/t@2"]);
+    assert_eq!((said.code, said.err.as_str()), (0, ""));
+    // What `-v` says of a package names each snapshot.
+    let token = s.ok(&["zfs", "get", "-Ho", "value", "receive_resume_token", "partial/dst"]);
+    let ours = sent(&s, &["-t", token.trim()]);
+    assert!(golden("resume-dst").is_none_or(|theirs| ours == *theirs));
+    let said = s.ok(&["zfs", "send", "-nvP", "-t", token.trim()]);
+    assert!(said.starts_with("resume token contents:\nnvlist version: 0\n"), "{said}");
+    assert!(said.ends_with(&format!("\nsize\t{}\n", ours.len())), "{said}");
+    s.ok(&["zpool", "export", "streams"]);
+    s.ok(&["zpool", "export", "partial"]);
 }
 
 /// A reader that ends early ends the stream, and the daemon goes on.

@@ -271,8 +271,9 @@ pub(super) const COMMANDS: &[Command] = &[
     Command {
         name: "send",
         about: "write a snapshot as a stream to standard output",
-        synopsis: "send [-DLPVcenvw] [-i snapshot|bookmark] <filesystem|volume|snapshot>\n\tsend \
-                   [-DLPVcenvw] -I snapshot <snapshot>",
+        synopsis: "send [-DLPVbcehnpvw] [-i snapshot|bookmark] <filesystem|volume|snapshot>\n\t\
+                   send [-DLPVbcehnpsvw] [-R [-X dataset[,dataset]...]] [-[i|I] snapshot] \
+                   <snapshot>\n\tsend [-PVenv] -t <token>",
         flags: &[
             arg('i', "snapshot|bookmark", Word::DatasetOrSnapshot, "only what changed since then"),
             arg('I', "snapshot", Word::DatasetOrSnapshot, "also all snapshots since then"),
@@ -285,15 +286,17 @@ pub(super) const COMMANDS: &[Command] = &[
             flag('P', "these figures for programs").or("parsable"),
             ignored('D').or("dedup"),
             ignored('V').or("proctitle"),
-            flag('R', "sending all datasets below").or("replicate").refused(),
-            flag('p', "sending properties").or("props").refused(),
-            flag('b', "sending received properties").or("backup").refused(),
-            flag('h', "sending holds").or("holds").refused(),
-            flag('s', "skipping missing snapshots").or("skip-missing").refused(),
+            flag('R', "also all datasets below, with their snapshots and properties")
+                .or("replicate"),
+            flag('p', "also the properties").or("props"),
+            flag('b', "of properties, those that were received").or("backup"),
+            flag('h', "also the holds").or("holds"),
+            flag('s', "leave out datasets that lack the snapshot").or("skip-missing"),
+            arg('X', "dataset", Word::Dataset, "datasets to leave out, separated by commas")
+                .or("exclude"),
+            arg('t', "token", Word::Any, "go on where a receiver stopped").or("resume"),
             flag('S', "sending a partial receive").or("saved").refused(),
-            arg('t', "token", Word::Any, "resuming a stream").or("resume").refused(),
             arg('d', "bookmark", Word::Any, "a redacted stream").or("redact").refused(),
-            arg('X', "dataset", Word::Any, "leaving datasets out").or("exclude").refused(),
             flag('U', "sending an encrypted dataset's properties")
                 .or("no-preserve-encryption")
                 .refused(),

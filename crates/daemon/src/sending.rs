@@ -8,7 +8,8 @@
 use std::io::Write;
 
 use base::{Error, ErrorKind, Result};
-use cenote::{Dataset, Pool, SendOptions};
+use cenote::stream::ResumeToken;
+use cenote::{Dataset, PackageOptions, Pool, SendOptions};
 use proto::{Reply, SendArgs, SendSize};
 
 use super::datasets::cannot;
@@ -54,17 +55,10 @@ pub(super) fn send(
     args: &SendArgs,
     to: &mut dyn RowListener,
 ) -> Result<Reply> {
+    if let Some(token) = &args.resume {
+        return resume(state, token, args.dry_run, to);
+    }
     let name = args.snapshot.as_str();
-    let fail = |e: Error| match e.kind() {
-        ErrorKind::Locked => {
-            cannot("cannot send", name, &Error::new(e.kind(), "dataset key must be loaded"))
-        }
-        ErrorKind::CrossDevice => {
-            let text = "not an earlier snapshot from the same fs";
-            cannot("cannot send", name, &Error::new(e.kind(), text))
-        }
-        _ => cannot("cannot send", name, &e),
-    };
     let (pool, snapshot) = state.open(name)?;
     let from = args.from.as_deref().map(|from| source(&pool, name, from)).transpose()?;
     let options = SendOptions {
@@ -72,33 +66,72 @@ pub(super) fn send(
         embedded: args.embedded,
         compressed: args.compressed,
     };
-    let steps: Vec<(Option<Dataset>, Dataset)> = match &from {
-        Some(from) if args.all => {
-            let all = snapshot.snapshots_since(from).map_err(fail)?;
-            all.into_iter().map(|(from, to)| (Some(from), to)).collect()
-        }
-        _ => vec![(from, snapshot.clone())],
+    let package = PackageOptions {
+        intermediate: args.all,
+        recursive: args.package.recursive,
+        props: args.package.props,
+        received: args.package.received,
+        holds: args.package.holds,
+        raw: args.package.raw,
+        skip_missing: args.package.skip_missing,
+        exclude: args.package.exclude.clone(),
     };
+    let plan = snapshot.plan_send(from.as_ref(), &package).map_err(|e| failed(name, &e))?;
     if args.dry_run {
-        let mut sizes = Vec::new();
-        for (from, to) in &steps {
-            let bytes = to.send_size(from.as_ref(), options).map_err(fail)?;
-            let from = from.as_ref().map(|from| from.name().to_owned());
-            sizes.push(SendSize { snapshot: to.name().to_owned(), from, bytes });
-        }
-        return Ok(Reply::SendSizes(sizes));
+        let sizes = plan.sizes(options).map_err(|e| failed(name, &e))?;
+        let step = |((from, to), bytes): (&(Option<Dataset>, Dataset), u64)| SendSize {
+            snapshot: to.name().to_owned(),
+            from: from.as_ref().map(|from| from.name().to_owned()),
+            bytes,
+        };
+        let sizes = plan.steps.iter().zip(sizes).map(step).collect();
+        return Ok(Reply::SendSizes { sizes, skipped: plan.skipped });
     }
     let mut output = Chunks { to, chunk: Vec::with_capacity(CHUNK) };
-    if args.all {
-        snapshot.send_package_header(&mut output).map_err(fail)?;
+    plan.send(options, &mut output, &mut |_, _| true).map_err(|e| failed(name, &e))?;
+    output.flush().map_err(|e| failed(name, &Error::io("the client has disconnected", e)))?;
+    Ok(Reply::Done)
+}
+
+fn failed(name: &str, e: &Error) -> Error {
+    match e.kind() {
+        ErrorKind::Locked => {
+            cannot("cannot send", name, &Error::new(e.kind(), "dataset key must be loaded"))
+        }
+        ErrorKind::CrossDevice => {
+            let text = "not an earlier snapshot from the same fs";
+            cannot("cannot send", name, &Error::new(e.kind(), text))
+        }
+        _ => cannot("cannot send", name, e),
     }
-    for (from, step) in &steps {
-        step.send(from.as_ref(), options, &mut output, &mut |_| true).map_err(fail)?;
+}
+
+/// Serves `zfs send -t`.
+fn resume(
+    state: &DaemonState,
+    token: &str,
+    dry_run: bool,
+    to: &mut dyn RowListener,
+) -> Result<Reply> {
+    let refused = |e: Error| Error::new(e.kind(), format!("cannot resume send: {e}"));
+    let token = ResumeToken::decode(token).map_err(refused)?;
+    let name = token.to_name.as_str();
+    let pool_name = name.split(['/', '@']).next().unwrap_or(name);
+    let gone = || {
+        let text = format!("'{name}' used in the initial send no longer exists");
+        refused(Error::not_found(text))
+    };
+    let pool = state.pool(pool_name).ok_or_else(gone)?;
+    let resumed = pool.resume_send(&token).map_err(refused)?;
+    if dry_run {
+        let bytes = resumed.size().map_err(|e| failed(name, &e))?;
+        let from = resumed.from.as_ref().map(|from| from.name().to_owned());
+        let sizes = vec![SendSize { snapshot: name.to_owned(), from, bytes }];
+        return Ok(Reply::SendSizes { sizes, skipped: Vec::new() });
     }
-    if args.all {
-        Dataset::send_package_end(&mut output).map_err(fail)?;
-    }
-    output.flush().map_err(|e| fail(Error::io("the client has disconnected", e)))?;
+    let mut output = Chunks { to, chunk: Vec::with_capacity(CHUNK) };
+    resumed.send(&mut output, &mut |_| true).map_err(|e| failed(name, &e))?;
+    output.flush().map_err(|e| failed(name, &Error::io("the client has disconnected", e)))?;
     Ok(Reply::Done)
 }
 

@@ -49,12 +49,12 @@ pub use pool::{
     Checkpoint, ClassIo, ErrorScrub, Expand, ImportCandidate, LeafJob, Pool, RebuildScan, Removal,
     Scan, Vdev, VdevHealth, VdevIoCounts, VdevRole,
 };
-pub use sending::{Frame, SendArgs, SendSize, receive_frame, send_bytes};
+pub use sending::{Frame, PackageArgs, SendArgs, SendSize, receive_frame, send_bytes};
 pub use space_map::{MetaslabSpace, SpaceMap, VdevSpaceMap};
 pub use stats::{BATCH_MAX, Stat, TunableInfo, WhatIf};
 
 /// Version of the protocol.
-pub const VERSION: u32 = 13;
+pub const VERSION: u32 = 14;
 /// Largest frame in bytes.
 const FRAME_MAX: usize = 32 << 20;
 /// Largest request in bytes: names of [`TARGETS_MAX`] datasets, up to the length of a command
@@ -457,7 +457,12 @@ pub enum Reply {
     /// Success without a result.
     Done,
     /// The sizes of the substreams of a stream that was not sent.
-    SendSizes(Vec<SendSize>),
+    SendSizes {
+        /// The streams, in order.
+        sizes: Vec<SendSize>,
+        /// Snapshots that are left out because they do not exist.
+        skipped: Vec<String>,
+    },
     /// Success with a list of names.
     Names(Vec<String>),
     /// Answer to [`Request::Import`]: the pool's name, and lines for standard output.

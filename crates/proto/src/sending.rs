@@ -19,6 +19,10 @@ pub struct SendArgs {
     pub from: Option<String>,
     /// With all snapshots in between, as a package.
     pub all: bool,
+    /// What else makes it a package.
+    pub package: PackageArgs,
+    /// A token: the stream goes on where its receiver stopped. Nothing else counts then.
+    pub resume: Option<String>,
     /// Blocks above 128 KiB.
     pub large_blocks: bool,
     /// Embedded blocks.
@@ -27,6 +31,25 @@ pub struct SendArgs {
     pub compressed: bool,
     /// Only tell the sizes.
     pub dry_run: bool,
+}
+
+/// What a package has beside data.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PackageArgs {
+    /// All datasets below.
+    pub recursive: bool,
+    /// Properties.
+    pub props: bool,
+    /// Received properties only.
+    pub received: bool,
+    /// Holds.
+    pub holds: bool,
+    /// Raw streams were requested.
+    pub raw: bool,
+    /// Datasets without the last snapshot are left out.
+    pub skip_missing: bool,
+    /// Datasets to leave out.
+    pub exclude: Vec<String>,
 }
 
 /// The size of a substream.

@@ -35,6 +35,6 @@ pub use record::{
     StreamRecord, TO_THE_END, Write, WriteByRef, WriteEmbedded, begin_flags, record_flags,
 };
 pub use rewrite::{Selected, decompress, drop_records, recompress, redup};
-pub use send::{SendFeatures, SendOptions, SendSnapshot, SendSource};
+pub use send::{ResumePoint, SendFeatures, SendOptions, SendRequest, SendSnapshot, SendSource};
 pub use token::ResumeToken;
 pub use writer::StreamWriter;

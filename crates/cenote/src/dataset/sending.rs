@@ -3,10 +3,7 @@
 use base::{Error, ErrorKind, Result, Txg};
 use ondisk::dslphys::DS_FLAG_CI_DATASET;
 use ondisk::objset::ObjsetType;
-use stream::{
-    Begin, End, Features, HeaderKind, SendFeatures, SendOptions, SendSnapshot, SendSource,
-    StreamRecord, StreamWriter,
-};
+use stream::{ResumePoint, SendFeatures, SendOptions, SendRequest, SendSnapshot, SendSource};
 
 use super::{Dataset, DatasetKind, DatasetOrBookmark};
 use crate::props::PropData;
@@ -32,9 +29,32 @@ impl Dataset {
         output: &mut dyn std::io::Write,
         progress: &mut dyn FnMut(u64) -> bool,
     ) -> Result<()> {
+        self.send_from(from, options, None, output, progress)
+    }
+
+    /// As [`Dataset::send`], from a point of the stream on.
+    pub(super) fn send_from(
+        &self,
+        from: Option<&Dataset>,
+        options: SendOptions,
+        resume: Option<ResumePoint>,
+        output: &mut dyn std::io::Write,
+        progress: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<()> {
         let fail = |e: Error| e.in_dataset(self.name());
         let source = from.map(|from| self.send_source(from)).transpose().map_err(fail)?;
-        self.send_snapshot()?.send(source, options, output, progress).map_err(fail)
+        let request = SendRequest { source, options, resume };
+        self.send_snapshot()?.send(&request, output, progress).map_err(fail)
+    }
+
+    /// As [`Dataset::send_size`], from a point of the stream on.
+    pub(super) fn resumed_size(
+        &self,
+        from: Option<&Dataset>,
+        options: SendOptions,
+        resume: ResumePoint,
+    ) -> Result<u64> {
+        self.size_from(from, options, Some(resume))
     }
 
     /// Bytes of the stream that [`Dataset::send`] writes. No data is read.
@@ -42,9 +62,39 @@ impl Dataset {
     /// # Errors
     /// As [`Dataset::send`].
     pub fn send_size(&self, from: Option<&Dataset>, options: SendOptions) -> Result<u64> {
+        self.size_from(from, options, None)
+    }
+
+    fn size_from(
+        &self,
+        from: Option<&Dataset>,
+        options: SendOptions,
+        resume: Option<ResumePoint>,
+    ) -> Result<u64> {
         let fail = |e: Error| e.in_dataset(self.name());
         let source = from.map(|from| self.send_source(from)).transpose().map_err(fail)?;
-        self.send_snapshot()?.size(source, options).map_err(fail)
+        self.send_snapshot()?.size(&SendRequest { source, options, resume }).map_err(fail)
+    }
+
+    /// The snapshot or bookmark with this guid in the history of this snapshot.
+    ///
+    /// # Errors
+    /// Those of reading.
+    pub(super) fn source_with_guid(&self, guid: u64) -> Result<Option<Dataset>> {
+        let mut at = self.ds().previous_dataset()?;
+        while let Some(earlier) = at {
+            if earlier.phys().guid == guid {
+                return Dataset::find(&self.core, earlier.name()).map(Some);
+            }
+            at = earlier.previous_dataset()?;
+        }
+        let fs = self.name().split('@').next().unwrap_or_default();
+        let marks = Dataset::find(&self.core, fs)?.bookmarks()?;
+        let is = |mark: &Dataset| match &mark.what {
+            DatasetOrBookmark::Bookmark(of) => of.0.phys.guid == guid,
+            DatasetOrBookmark::Dataset(_) => false,
+        };
+        Ok(marks.into_iter().find(is))
     }
 
     /// The snapshots of `zfs send -I`: those after `from` up to this one, oldest first, each
@@ -68,26 +118,6 @@ impl Dataset {
             out.push((before, snap));
         }
         Ok(out)
-    }
-
-    /// Writes the header of a package whose substreams end with this snapshot, without a list
-    /// of datasets (`zfs send -I`, §11.1). [`Dataset::send_package_end`] ends it.
-    ///
-    /// # Errors
-    /// `NameTooLong`; those of writing.
-    pub fn send_package_header(&self, output: &mut dyn std::io::Write) -> Result<()> {
-        let begin = Begin::new(HeaderKind::Package, Features::default(), self.name())?;
-        let mut writer = StreamWriter::new(output);
-        writer.write(&StreamRecord::Begin(begin), &[])?;
-        writer.write(&StreamRecord::End(End::default()), &[])
-    }
-
-    /// Ends a package.
-    ///
-    /// # Errors
-    /// Those of writing.
-    pub fn send_package_end(output: &mut dyn std::io::Write) -> Result<()> {
-        StreamWriter::new(output).finish_package()
     }
 
     fn send_snapshot(&self) -> Result<SendSnapshot> {
@@ -134,7 +164,7 @@ impl Dataset {
     }
 
     /// Checks that `from` is in the history of this snapshot (§8).
-    fn send_source(&self, from: &Dataset) -> Result<SendSource> {
+    pub(super) fn send_source(&self, from: &Dataset) -> Result<SendSource> {
         let unrelated = || {
             let text = "not an earlier snapshot from the same fs";
             Error::new(ErrorKind::CrossDevice, text)

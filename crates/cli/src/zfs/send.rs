@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use base::{Error, Result, rt};
 use cenote::props::nicebytes;
+use cenote::stream::{ResumeToken, list_text};
+use commands::getopt::Parsed;
 use proto::client::Client;
 use proto::runtime::Runtime;
-use proto::{Reply, Request, SendArgs, SendSize};
+use proto::{PackageArgs, Reply, Request, SendArgs, SendSize};
 use ui::{Exit, time};
 
 use super::{misuse, options};
@@ -20,11 +22,26 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         Err(exit) => return Ok(exit),
     };
     let words = parsed.words();
-    let snapshot = match words.as_slice() {
-        [] => return Ok(misuse("send", Some("missing snapshot argument"))),
-        [snapshot] => snapshot.clone(),
+    let resume = parsed.last('t');
+    let snapshot = match (words.as_slice(), &resume) {
+        ([], Some(_)) => String::new(),
+        (_, Some(_)) => return Ok(misuse("send", Some("too many arguments"))),
+        ([], None) => return Ok(misuse("send", Some("missing snapshot argument"))),
+        ([snapshot], None) => snapshot.clone(),
         _ => return Ok(misuse("send", Some("too many arguments"))),
     };
+    if resume.is_some()
+        && let Some(letter) = "iIRpbhsXcLew".chars().find(|letter| parsed.has(*letter))
+    {
+        // The token says what the stream is.
+        let text = format!("-t cannot be used together with -{letter}");
+        return Ok(misuse("send", Some(&text)));
+    }
+    if !parsed.has('R')
+        && let Some(letter) = "sX".chars().find(|letter| parsed.has(*letter))
+    {
+        return Ok(misuse("send", Some(&format!("-{letter} requires -R"))));
+    }
     let (from, all) = match (parsed.last('i'), parsed.last('I')) {
         (None, None) => (None, false),
         (Some(from), None) => (Some(from), false),
@@ -49,25 +66,56 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         embedded: raw || parsed.has('e'),
         compressed: raw || parsed.has('c'),
         dry_run,
+        package: PackageArgs {
+            recursive: parsed.has('R'),
+            props: parsed.has('p'),
+            received: parsed.has('b'),
+            holds: parsed.has('h'),
+            raw,
+            skip_missing: parsed.has('s'),
+            exclude: excluded(&parsed),
+        },
+        resume: resume.clone(),
     };
+    if let Some(token) = resume.filter(|_| parsed.has('v')) {
+        let list = ResumeToken::decode_list(&token);
+        let list = list.map_err(|e| Error::new(e.kind(), format!("cannot resume send: {e}")))?;
+        let text = format!("resume token contents:\n{}", list_text(&list));
+        // As the estimates.
+        if dry_run { ui::out(&text) } else { ui::err(text.trim_end()) }
+    }
     let mut client = Client::connect(&Runtime::from_env()?)?;
-    if dry_run || parsed.has('v') {
+    let mut steps = Vec::new();
+    // Its reply names what is left out, too.
+    if dry_run || parsed.has('v') || parsed.has('s') {
         let request = SendArgs { dry_run: true, ..args.clone() };
-        let Reply::SendSizes(sizes) = client.request(&Request::Send(Box::new(request)))? else {
+        let reply = client.request(&Request::Send(Box::new(request)))?;
+        let Reply::SendSizes { sizes, skipped } = reply else {
             return Err(Error::invalid("the daemon answered something else"));
         };
+        for name in skipped {
+            ui::err(&format!("WARNING: could not send {name}: does not exist"));
+        }
         // Those of a dry run are the command's output.
         let text = estimates(&sizes, parsable);
         if dry_run && (parsed.has('v') || parsable) {
             ui::out(&text);
-        } else if !dry_run {
+        } else if !dry_run && parsed.has('v') {
             ui::err(text.trim_end());
         }
+        steps = sizes;
     }
     if dry_run {
         return Ok(Exit::OK);
     }
-    stream(&mut client, &args, parsed.has('v').then_some(parsable))
+    let progress = parsed.has('v').then(|| SendProgress::new(parsable, steps));
+    stream(&mut client, &args, progress)
+}
+
+/// The datasets of `-X a,b -X c`.
+fn excluded(parsed: &Parsed) -> Vec<String> {
+    let given = parsed.opts.iter().filter(|opt| opt.letter == 'X');
+    given.flat_map(|opt| opt.text().split(',').map(str::to_owned).collect::<Vec<_>>()).collect()
 }
 
 /// The full name of a source, of which `@` and `#` alone mean the dataset that is sent.
@@ -114,28 +162,59 @@ fn short<'a>(from: &'a str, snapshot: &str) -> &'a str {
     from.strip_prefix(fs).filter(|rest| rest.starts_with(['@', '#'])).unwrap_or(from)
 }
 
-/// Writes the stream to standard output; `progress`: each second what was sent, for programs if
-/// true.
-fn stream(client: &mut Client, args: &SendArgs, progress: Option<bool>) -> Result<Exit> {
-    let mut output = std::io::stdout().lock();
-    let (mut sent, mut shown) = (0u64, rt::now());
-    let name = args.snapshot.as_str();
-    if progress == Some(false) {
-        let fs = name.split('@').next().unwrap_or(name);
-        ui::err(&format!("TIME        SENT   SNAPSHOT {fs}"));
+/// What `-v` tells each second.
+struct SendProgress {
+    parsable: bool,
+    /// The streams, in order, with their sizes.
+    steps: Vec<SendSize>,
+    shown: rt::Instant,
+    sent: u64,
+}
+
+impl SendProgress {
+    fn new(parsable: bool, steps: Vec<SendSize>) -> SendProgress {
+        if let (false, Some(first)) = (parsable, steps.first()) {
+            let fs = first.snapshot.split('@').next().unwrap_or_default();
+            ui::err(&format!("TIME        SENT   SNAPSHOT {fs}"));
+        }
+        SendProgress { parsable, steps, shown: rt::now(), sent: 0 }
     }
+
+    /// The snapshot that is sent now, and how much of it was sent.
+    fn current(&self) -> (&str, u64) {
+        let mut before = 0;
+        for step in &self.steps {
+            if self.sent < before + step.bytes {
+                return (&step.snapshot, self.sent - before);
+            }
+            before += step.bytes;
+        }
+        let last = self.steps.last();
+        last.map_or(("", self.sent), |last| (&last.snapshot, last.bytes))
+    }
+
+    fn add(&mut self, bytes: u64) {
+        self.sent += bytes;
+        if self.shown.elapsed() < Duration::from_secs(1) {
+            return;
+        }
+        self.shown = rt::now();
+        let now = time::strftime("%T", rt::wall_clock().as_secs());
+        let (name, sent) = self.current();
+        ui::err(&match self.parsable {
+            true => format!("{now}\t{sent}\t{name}"),
+            false => format!("{now}   {:>5}   {name}", nicebytes(sent)),
+        });
+    }
+}
+
+/// Writes the stream to standard output.
+fn stream(client: &mut Client, args: &SendArgs, progress: Option<SendProgress>) -> Result<Exit> {
+    let (mut output, mut progress) = (std::io::stdout().lock(), progress);
     client.request_stream(&Request::Send(Box::new(args.clone())), |bytes| {
         output.write_all(bytes).map_err(|e| Error::io("cannot write the stream", e))?;
-        sent += bytes.len() as u64;
-        if let Some(parsable) = progress
-            && shown.elapsed() >= Duration::from_secs(1)
-        {
-            shown = rt::now();
-            let now = time::strftime("%T", rt::wall_clock().as_secs());
-            ui::err(&match parsable {
-                true => format!("{now}\t{sent}\t{name}"),
-                false => format!("{now}   {:>5}   {name}", nicebytes(sent)),
-            });
+        if let Some(progress) = &mut progress {
+            progress.add(bytes.len() as u64);
         }
         Ok(())
     })?;

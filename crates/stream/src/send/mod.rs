@@ -23,6 +23,7 @@ mod walk;
 use std::sync::Arc;
 
 use base::{Error, Result, Txg};
+use nvlist::{NvList, Order};
 use ondisk::BlkPtr;
 use zio::Zio;
 
@@ -98,6 +99,40 @@ pub struct SendSource {
     pub is_origin: bool,
 }
 
+/// Where a receiver stopped: the next block to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ResumePoint {
+    /// Its object.
+    pub object: u64,
+    /// Its byte offset.
+    pub offset: u64,
+}
+
+/// One stream of a snapshot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SendRequest {
+    /// What it is incremental to.
+    pub source: Option<SendSource>,
+    /// What it may contain.
+    pub options: SendOptions,
+    /// The stream goes on from here (§8.6).
+    pub resume: Option<ResumePoint>,
+}
+
+impl SendRequest {
+    fn min_txg(&self) -> Txg {
+        self.source.map_or(Txg::ZERO, |source| source.txg)
+    }
+
+    /// The payload of the BEGIN (§3.1).
+    fn payload(&self) -> Vec<u8> {
+        let Some(point) = self.resume else { return Vec::new() };
+        let mut list = NvList::new();
+        list.add_u64("resume_object", point.object).add_u64("resume_offset", point.offset);
+        list.pack_native(Order::Little)
+    }
+}
+
 impl std::fmt::Debug for SendSnapshot {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "SendSnapshot({})", self.name)
@@ -140,12 +175,13 @@ impl SendSnapshot {
     /// and of writing.
     pub fn send(
         &self,
-        source: Option<SendSource>,
-        options: SendOptions,
+        request: &SendRequest,
         output: &mut dyn std::io::Write,
         progress: &mut dyn FnMut(u64) -> bool,
     ) -> Result<()> {
-        let features = self.stream_features(options)?;
+        let source = request.source;
+        let resumes = request.resume.is_some();
+        let features = self.stream_features(request.options)?.with_if(Features::RESUMING, resumes);
         let mut flags = begin_flags::FREE_RECORDS | begin_flags::SPILL_BLOCK;
         if source.is_some_and(|source| source.is_origin) {
             flags |= begin_flags::CLONE;
@@ -162,11 +198,12 @@ impl SendSnapshot {
             ..Begin::new(HeaderKind::Substream, features, &self.name)?
         };
         let mut writer = StreamWriter::new(output);
-        writer.write(&StreamRecord::Begin(begin), &[])?;
+        let payload = request.payload();
+        writer.write(&StreamRecord::Begin(begin), &payload)?;
         let queue = Arc::new(Queue::new());
-        let min_txg = source.map_or(Txg::ZERO, |source| source.txg);
         let sink = Arc::clone(&queue);
-        let walk = SendWalk { snapshot: self.clone(), sink, min_txg, features };
+        let (min_txg, resume) = (request.min_txg(), request.resume);
+        let walk = SendWalk { snapshot: self.clone(), sink, min_txg, features, resume };
         let walker = base::rt::spawn("send walk", move || {
             let ends = walk.sink.ends_with_walk();
             ends.with(walk.walk());
@@ -194,12 +231,13 @@ impl SendSnapshot {
     ///
     /// # Errors
     /// As [`SendSnapshot::send`].
-    pub fn size(&self, source: Option<SendSource>, options: SendOptions) -> Result<u64> {
-        let features = self.stream_features(options)?;
-        let min_txg = source.map_or(Txg::ZERO, |source| source.txg);
+    pub fn size(&self, request: &SendRequest) -> Result<u64> {
+        let features = self.stream_features(request.options)?;
         let sink = Counter::default();
-        let walk = SendWalk { snapshot: self.clone(), sink, min_txg, features };
+        let (min_txg, resume) = (request.min_txg(), request.resume);
+        let walk = SendWalk { snapshot: self.clone(), sink, min_txg, features, resume };
         walk.walk()?;
-        Ok(walk.sink.bytes() + 2 * HEADER_SIZE as u64)
+        let payload = request.payload().len();
+        Ok(walk.sink.bytes() + (2 * HEADER_SIZE + payload) as u64)
     }
 }

@@ -17,8 +17,8 @@ use ondisk::dnode::{DNODE_BLOCK_SIZE, DNODES_PER_BLOCK, Dnode, dnodes_in_block};
 use ondisk::{BlkPtr, Endian, ObjType, ObjsetPhys};
 use zio::Zio;
 
-use super::SendSnapshot;
 use super::queue::{ReadSize, SendRecords, SendSink};
+use super::{ResumePoint, SendSnapshot};
 use crate::record::{
     Features, Free, FreeObjects, OLD_BLOCK_MAX, Object, Spill, StreamRecord, TO_THE_END, Write,
     WriteEmbedded, record_flags,
@@ -33,6 +33,8 @@ pub(super) struct SendWalk<S> {
     /// Txg of the source.
     pub(super) min_txg: Txg,
     pub(super) features: Features,
+    /// Blocks before this one, and dnodes before its object, are left out.
+    pub(super) resume: Option<ResumePoint>,
 }
 
 /// An object whose blocks are sent.
@@ -78,6 +80,20 @@ impl<S: SendSink> SendWalk<S> {
         bp.birth() > self.min_txg || (bp.is_hole() && bp.birth() == Txg::ZERO)
     }
 
+    /// The first object that is sent.
+    fn first_object(&self) -> u64 {
+        self.resume.map_or(0, |point| point.object)
+    }
+
+    /// Whether all of these data blocks of an object were received.
+    fn is_before_resume(&self, of: &Sent, first: u64, count: u64) -> bool {
+        let Some(point) = self.resume.filter(|point| point.object == of.number) else {
+            return false;
+        };
+        let next = point.offset / u64::from(of.dnode.data_block_size.max(1));
+        first.saturating_add(count) <= next
+    }
+
     fn tree(&self, of: &Sent) -> Result<()> {
         let level = of.dnode.levels.saturating_sub(1);
         for (i, bp) in of.dnode.blkptrs.iter().enumerate() {
@@ -96,6 +112,9 @@ impl<S: SendSink> SendWalk<S> {
         let Some(first) = blkid.checked_mul(count) else { return Ok(()) };
         if of.number == 0 {
             return self.meta_block(of, bp, level, first, count);
+        }
+        if self.is_before_resume(of, first, count) {
+            return Ok(());
         }
         let past = !of.dnode.object_type.is_metadata() && first > of.dnode.max_blkid;
         if past {
@@ -138,6 +157,10 @@ impl<S: SendSink> SendWalk<S> {
     fn meta_block(&self, of: &Sent, bp: &BlkPtr, level: u8, first: u64, count: u64) -> Result<()> {
         let end = DNODES_PER_BLOCK.saturating_mul(of.dnode.max_blkid.saturating_add(1));
         let object = first.saturating_mul(DNODES_PER_BLOCK);
+        let behind = object.saturating_add(count.saturating_mul(DNODES_PER_BLOCK));
+        if behind <= self.first_object() {
+            return Ok(());
+        }
         if bp.is_hole() {
             let count = count.saturating_mul(DNODES_PER_BLOCK).min(end.saturating_sub(object));
             // There is no object 0.
@@ -155,9 +178,13 @@ impl<S: SendSink> SendWalk<S> {
         if block.len() != DNODE_BLOCK_SIZE {
             return Err(Error::corrupt("a block of dnodes has another size"));
         }
-        let mut next = u64::from(object == 0);
+        // There is no object 0, and a resumed stream begins with its object.
+        let mut next = u64::from(object == 0).max(self.first_object().saturating_sub(object));
         for (slot, dnode) in dnodes_in_block(&block, bp.endian()) {
             let number = object + slot;
+            if number < self.first_object() {
+                continue;
+            }
             let dnode = dnode.map_err(|e| e.in_object(ObjectId(number)))?;
             if slot > next {
                 self.free_objects(object + next, slot - next)?;
