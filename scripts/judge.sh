@@ -45,6 +45,10 @@ insteadof    | spared       | 3 | 400 | ashift=9  | mirror @1 @2 spare @3
 dspared      | dspared      | 6 | 200 | ashift=12 | draid1:3d:6c:1s @1 @2 @3 @4 @5 @6
 checkpointed | checkpointed | 3 | 300 | ashift=12 | raidz1 @1 @2 @3
 initializing | initializing | 2 | 400 | ashift=12 | mirror @1 @2
+lineage      | lineage      | 2 | 400 | ashift=12 | mirror @1 @2
+lineageraidz | lineage      | 5 | 200 | ashift=9  | raidz1 @1 @2 @3 @4 @5
+volume9      | volume       | 1 | 400 | ashift=9  | @1
+volumeraidz  | volume       | 4 | 200 | ashift=12 | raidz1 @1 @2 @3 @4
 C
 }
 
@@ -86,7 +90,7 @@ find . -xdev -path ./.zfs -prune -o -path ./judge -prune -o -type f -print0 | so
 	xargs -0 -r getfattr -hd -m 'user[.]' -e hex
 M
 manifest() { bash "$share/manifest.sh" "$@"; }
-times() { if [ "$1" = killed ]; then echo notimes; fi; }
+times() { if [ "$1" = killed ] || [ "$1" = volume ]; then echo notimes; fi; }
 
 # A varied tree below $1: sizes around block boundaries, holes, links, modes, attributes.
 make_tree() {
@@ -135,6 +139,10 @@ overwrite() {
 		dd if=/dev/urandom of="$1" bs=8k seek=$((RANDOM % blocks)) count=1 conv=notrunc status=none || return 1
 	done
 }
+
+# The file of a volume, and what makes standard input durable in it at an offset.
+volume() { echo "$CENOTE_RUNTIME_DIR/volumes/$1"; }
+volume_write() { dd of="$(volume "$1")" bs=64k seek="$2" oflag=seek_bytes conv=notrunc,fsync iflag=fullblock status=none; }
 
 # Data for work that an export is to interrupt.
 bulk() { head -c 120000000 /dev/urandom >"$1/bulk" && sync "$1/bulk"; }
@@ -220,6 +228,28 @@ make_case() {
 	initializing)
 		zpool initialize "$name" "$dir/disk1" && zpool initialize -s "$name" "$dir/disk1" || return 1
 		zpool trim -r 1M "$name" "$dir/disk2" && zpool trim -s "$name" "$dir/disk2" || return 1 ;;
+	lineage)
+		# A clone that is rolled back and renamed, another one that is promoted, a snapshot that is
+		# renamed and held, one whose destruction waits for its hold, and bookmarks.
+		zfs snapshot "$name/small@second" && zfs clone "$name/small@second" "$name/clone" || return 1
+		echo kept >"$mnt/$name/clone/kept" && zfs snapshot "$name/clone@kept" || return 1
+		rm -r "$mnt/$name/clone/many" && head -c 900000 /dev/urandom >"$mnt/$name/clone/sizes/text" || return 1
+		zfs snapshot "$name/clone@undone" && zfs rollback -r "$name/clone@kept" || return 1
+		zfs rename "$name/clone" "$name/moved" && zfs clone "$name/small@second" "$name/other" || return 1
+		head -c 700000 /dev/urandom >"$mnt/$name/other/new" && zfs promote "$name/other" || return 1
+		zfs rename "$name/other@second" "$name/other@renamed" && zfs hold keep "$name/other@renamed" || return 1
+		zfs bookmark "$name/other@renamed" "$name/other#mark" && zfs bookmark "$name/moved@kept" "$name/moved#kept" || return 1
+		zfs snapshot "$name/other@waits" && zfs hold tag "$name/other@waits" && zfs destroy -d "$name/other@waits" || return 1
+		zfs list -Hp -t snapshot -o name,referenced,written,origin,userrefs,defer_destroy -r "$name" >"$dir/lineage"
+		zfs list -Hp -t bookmark -o name,referenced,guid -r "$name" >>"$dir/lineage" ;;
+	volume)
+		# Some of what is written is in the log alone when the power fails.
+		zfs create -V 64M -b 8K "$name/vol" && zfs create -s -V 1G "$name/sparse" || return 1
+		head -c 40000000 /dev/urandom | volume_write "$name/vol" 0 && zfs snapshot "$name/vol@first" || return 1
+		head -c 3000000 /dev/urandom | volume_write "$name/vol" 5000192 || return 1
+		zfs clone "$name/vol@first" "$name/copy" && head -c 100000 /dev/urandom | volume_write "$name/copy" 0 || return 1
+		zpool sync "$name" && head -c 300000 /dev/urandom | volume_write "$name/vol" 81920 || return 1
+		for n in vol copy sparse; do echo "$n $(sha256sum <"$(volume "$name/$n")")"; done >"$dir/volumes" ;;
 	renamed)
 		zpool export "$name" && zpool import -t -R "$mnt" -d "$dir" "$name" temporary || return 1
 		echo after >"$mnt/temporary/after" 2>/dev/null || echo after >"$mnt/$name/after"
@@ -228,7 +258,7 @@ make_case() {
 	times "$state" >"$dir/times"
 	zfs list -H -o name,mounted -t filesystem -r "$name" | awk '$2 == "yes" {print $1}' >"$dir/datasets"
 	while read -r n; do manifest "$mnt/$n" $(times "$state") >"$dir/manifests/${n//\//+}"; done <"$dir/datasets"
-	if [ "$state" = killed ]; then
+	if [ "$state" = killed ] || [ "$state" = volume ]; then
 		kill -9 "$(daemon_pid)" && sleep 1
 		rm -f "$CENOTE_RUNTIME_DIR/pools.json"
 		zpool list >/dev/null 2>&1
@@ -264,6 +294,25 @@ for dir in /host/*/; do
 	initializing)
 		zpool status -i "$name" | grep -q 'initialized, suspended' && zpool status -t "$name" | grep -q 'trimmed, suspended' || say tended "not suspended"
 		zpool initialize -w "$name" "${dir%/}/disk1" && zpool trim -w "$name" "${dir%/}/disk2" || say tended "not continued" ;;
+	lineage*)
+		zfs list -Hp -t snapshot -o name,referenced,written,origin,userrefs,defer_destroy -r "$name" >/tmp/lineage
+		zfs list -Hp -t bookmark -o name,referenced,guid -r "$name" >>/tmp/lineage
+		cmp -s /tmp/lineage "$dir/lineage" || { diff /tmp/lineage "$dir/lineage" >"$dir/lineage.diff"; say tended "not as listed"; } ;;
+	volume*)
+		# Device nodes come some time after the import.
+		for n in $(seq 60); do [ "$(ls /dev/zd* 2>/dev/null | grep -vc p)" -ge 3 ] && break; sleep 1; done
+		for n in vol copy sparse; do
+			for device in /dev/zd*; do
+				[ "$(/lib/udev/zvol_id "$device" 2>/dev/null)" = "$name/$n" ] && break
+			done
+			echo "$n $(sha256sum <"$device")"
+		done >/tmp/volumes
+		cmp -s /tmp/volumes "$dir/volumes" || { cp /tmp/volumes "$dir/volumes.found"; say tended "not the same bytes"; }
+		for device in /dev/zd*; do
+			[ "$(/lib/udev/zvol_id "$device" 2>/dev/null)" = "$name/vol" ] || continue
+			dd if=/dev/urandom of="$device" bs=64k count=30 seek=100 conv=fsync status=none
+			sha256sum <"$device" >"$dir/vol.after"
+		done ;;
 	scrubbing) grep -q 'scrub paused since' "$dir/found.txt" || say tended "not paused" ;;
 	esac
 	zpool scrub -w "$name"; zpool status -v "$name" >"$dir/status.txt"
@@ -321,6 +370,14 @@ back() {
 		"$cenote" kstat -p -m zfs -n arcstats 2>/dev/null | grep l2_ >"$dir/back.l2.txt"
 		[ "$(l2 rebuild_bufs)" -gt 500 ] && [ $(($(l2 hits) - before)) -gt 100 ] &&
 			[ "$(l2 cksum_bad)$(l2 io_error)" = 00 ] || echo "again|the cache device was not used"
+	fi
+	if [ -e "$dir/vol.after" ]; then
+		sha256sum <"$(volume "$name/vol")" | cmp -s - "$dir/vol.after" || echo "again|the volume differs"
+	fi
+	if [ -e "$dir/lineage" ]; then
+		# What OpenZFS holds is let go, and what waited for it is destroyed.
+		zfs release tag "$name/other@waits" && ! zfs list "$name/other@waits" 2>/dev/null >&2 &&
+			zfs promote "$name/moved" && zfs rollback -r "$name/moved@kept" || echo "again|the lineage does not change"
 	fi
 	echo more >"$mnt/$name/more"
 	zfs snapshot "$name@back" && zfs destroy -r "$name@judge" || echo "again|failed"

@@ -2,6 +2,7 @@
 
 mod open;
 pub(crate) mod packages;
+mod raw_keys;
 mod sending;
 mod written;
 

@@ -280,7 +280,8 @@ pub(super) const COMMANDS: &[Command] = &[
             flag('L', "blocks above 128 KiB are not split").or("large-block"),
             flag('e', "embedded blocks stay embedded").or("embed"),
             flag('c', "compressed blocks stay compressed").or("compressed"),
-            flag('w', "as -c -e -L; encrypted datasets cannot be sent raw yet").or("raw"),
+            flag('w', "encrypted blocks as they are stored, without the key; implies -c -e -L")
+                .or("raw"),
             flag('n', "tell the size only").or("dryrun"),
             flag('v', "tell the size first, then what was sent, each second").or("verbose"),
             flag('P', "these figures for programs").or("parsable"),

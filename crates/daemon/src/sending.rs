@@ -65,6 +65,7 @@ pub(super) fn send(
         large_blocks: args.large_blocks,
         embedded: args.embedded,
         compressed: args.compressed,
+        raw: args.package.raw,
     };
     let package = PackageOptions {
         intermediate: args.all,

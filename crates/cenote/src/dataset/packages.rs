@@ -411,13 +411,13 @@ impl Pool {
     /// The stream that a token describes.
     ///
     /// # Errors
-    /// In OpenZFS's words: `NotFound` if a snapshot is gone; `Unsupported` for raw and for
-    /// redacted streams; those of reading.
+    /// In OpenZFS's words: `NotFound` if a snapshot is gone; `Unsupported` for redacted
+    /// streams; those of reading.
     pub fn resume_send(&self, token: &ResumeToken) -> Result<ResumedSend> {
         let name = token.to_name.as_str();
         let gone = |what: String| Error::not_found(format!("{what} no longer exists"));
-        if token.raw || token.redact_snaps.is_some() || token.book_redact_snaps.is_some() {
-            return Err(Error::unsupported("raw and redacted streams cannot be resumed"));
+        if token.redact_snaps.is_some() || token.book_redact_snaps.is_some() {
+            return Err(Error::unsupported("redacted streams cannot be resumed"));
         }
         let snapshot = self.dataset(name).map_err(|e| match e.kind() {
             ErrorKind::NotFound => gone(format!("'{name}' used in the initial send")),
@@ -441,6 +441,7 @@ impl Pool {
                 large_blocks: token.large_blocks,
                 embedded: token.embedded,
                 compressed: token.compressed,
+                raw: token.raw,
             },
             point: ResumePoint { object: token.object, offset: token.offset },
         })

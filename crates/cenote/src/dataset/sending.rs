@@ -43,8 +43,10 @@ impl Dataset {
     ) -> Result<()> {
         let fail = |e: Error| e.in_dataset(self.name());
         let source = from.map(|from| self.send_source(from)).transpose().map_err(fail)?;
-        let request = SendRequest { source, options, resume };
-        self.send_snapshot()?.send(&request, output, progress).map_err(fail)
+        let snapshot = self.send_snapshot(options.raw)?;
+        let keys = self.raw_keys(from, options, &snapshot).map_err(fail)?;
+        let request = SendRequest { source, options, resume, keys };
+        snapshot.send(&request, output, progress).map_err(fail)
     }
 
     /// As [`Dataset::send_size`], from a point of the stream on.
@@ -73,7 +75,9 @@ impl Dataset {
     ) -> Result<u64> {
         let fail = |e: Error| e.in_dataset(self.name());
         let source = from.map(|from| self.send_source(from)).transpose().map_err(fail)?;
-        self.send_snapshot()?.size(&SendRequest { source, options, resume }).map_err(fail)
+        let snapshot = self.send_snapshot(options.raw)?;
+        let keys = self.raw_keys(from, options, &snapshot).map_err(fail)?;
+        snapshot.size(&SendRequest { source, options, resume, keys }).map_err(fail)
     }
 
     /// The snapshot or bookmark with this guid in the history of this snapshot.
@@ -120,7 +124,8 @@ impl Dataset {
         Ok(out)
     }
 
-    fn send_snapshot(&self) -> Result<SendSnapshot> {
+    /// With `raw`, the key of an encrypted dataset need not be loaded.
+    fn send_snapshot(&self, raw: bool) -> Result<SendSnapshot> {
         let name = match self.kind {
             DatasetKind::Snapshot => self.name().to_owned(),
             DatasetKind::Filesystem | DatasetKind::Volume if self.core.writer.is_none() => {
@@ -132,7 +137,11 @@ impl Dataset {
                 return Err(Error::invalid(text).in_dataset(self.name()));
             }
         };
-        let objset = self.objset()?;
+        let encrypted = self.dir().crypto_key_object()?.is_some();
+        let objset = match raw && encrypted {
+            true => self.stored_objset()?,
+            false => self.objset()?,
+        };
         let (ds, mos) = (self.ds(), self.dir().mos());
         let pool = dsl::features::FeatureState::load(mos)?;
         let has = |guid: &str| ds.attribute(guid).map(|found| found.is_some());
@@ -145,7 +154,12 @@ impl Dataset {
             zstd: has("org.freebsd:zstd_compress")?,
             longname: has("org.zfsonlinux:longname")?,
             large_microzap: has("com.klarasystems:large_microzap")?,
-            sa_spill: matches!(version, Some(PropData::Num(n)) if n >= SA_VERSION),
+            // The version of a locked file system cannot be read, and encryption is younger.
+            sa_spill: match version {
+                Some(PropData::Num(n)) => n >= SA_VERSION,
+                _ => encrypted && objset.kind() == ObjsetType::Zfs,
+            },
+            encrypted,
         };
         Ok(SendSnapshot {
             zio: std::sync::Arc::clone(objset.zio()),

@@ -18,6 +18,7 @@
 
 mod emit;
 mod queue;
+mod raw;
 mod walk;
 
 use std::sync::Arc;
@@ -33,7 +34,7 @@ use emit::{Counter, Emitter};
 use queue::Queue;
 use walk::SendWalk;
 
-/// What the stream may contain (`zfs send -L -e -c`).
+/// What the stream may contain (`zfs send -L -e -c -w`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SendOptions {
     /// Blocks above 128 KiB are not split.
@@ -42,6 +43,9 @@ pub struct SendOptions {
     pub embedded: bool,
     /// Compressed blocks stay compressed.
     pub compressed: bool,
+    /// Blocks of an encrypted dataset are sent as they are stored (`-w`); without a meaning for
+    /// others.
+    pub raw: bool,
 }
 
 /// The features of a dataset and its pool that a stream depends on.
@@ -63,6 +67,8 @@ pub struct SendFeatures {
     pub large_microzap: bool,
     /// It is a file system of version 5 or later.
     pub sa_spill: bool,
+    /// The dataset is encrypted.
+    pub encrypted: bool,
 }
 
 /// A snapshot to send.
@@ -109,7 +115,7 @@ pub struct ResumePoint {
 }
 
 /// One stream of a snapshot.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct SendRequest {
     /// What it is incremental to.
     pub source: Option<SendSource>,
@@ -117,6 +123,9 @@ pub struct SendRequest {
     pub options: SendOptions,
     /// The stream goes on from here (§8.6).
     pub resume: Option<ResumePoint>,
+    /// The keys of a raw stream, wrapped, with the shape of the meta-dnode (`crypt_keydata`,
+    /// §3.1).
+    pub keys: Option<NvList>,
 }
 
 impl SendRequest {
@@ -126,9 +135,16 @@ impl SendRequest {
 
     /// The payload of the BEGIN (§3.1).
     fn payload(&self) -> Vec<u8> {
-        let Some(point) = self.resume else { return Vec::new() };
         let mut list = NvList::new();
-        list.add_u64("resume_object", point.object).add_u64("resume_offset", point.offset);
+        if let Some(point) = self.resume {
+            list.add_u64("resume_object", point.object).add_u64("resume_offset", point.offset);
+        }
+        if let Some(keys) = &self.keys {
+            list.add_list("crypt_keydata", keys.clone());
+        }
+        if list.is_empty() {
+            return Vec::new();
+        }
         list.pack_native(Order::Little)
     }
 }
@@ -149,8 +165,10 @@ impl SendSnapshot {
     /// `Unsupported` for a dataset with large micro ZAPs without large blocks.
     pub fn stream_features(&self, options: SendOptions) -> Result<Features> {
         let of = self.features;
-        let large = options.large_blocks && of.large_blocks;
-        let embedded = options.embedded && of.embedded_data;
+        let raw = options.raw && of.encrypted;
+        let large = (options.large_blocks || raw) && of.large_blocks;
+        let embedded = options.embedded && of.embedded_data && !of.encrypted;
+        let compressed = options.compressed || raw;
         if of.large_microzap && !large {
             let message = "dataset contains large microzaps; use -L to send it";
             return Err(Error::unsupported(message));
@@ -158,11 +176,12 @@ impl SendSnapshot {
         Ok(Features::default()
             .with_if(Features::SA_SPILL, of.sa_spill)
             .with_if(Features::EMBED_DATA, embedded)
-            .with_if(Features::LZ4, (embedded || options.compressed) && of.lz4)
+            .with_if(Features::LZ4, (embedded || compressed) && of.lz4)
             .with_if(Features::LARGE_BLOCKS, large)
-            .with_if(Features::COMPRESSED, options.compressed)
+            .with_if(Features::COMPRESSED, compressed)
+            .with_if(Features::RAW, raw)
             .with_if(Features::LARGE_DNODE, of.large_dnode)
-            .with_if(Features::ZSTD, options.compressed && of.zstd)
+            .with_if(Features::ZSTD, compressed && of.zstd)
             .with_if(Features::LONGNAME, of.longname)
             .with_if(Features::LARGE_MICROZAP, of.large_microzap))
     }

@@ -38,19 +38,19 @@ pub(super) struct SendWalk<S> {
 }
 
 /// An object whose blocks are sent.
-struct Sent {
-    number: u64,
-    dnode: Dnode,
+pub(super) struct Sent {
+    pub(super) number: u64,
+    pub(super) dnode: Dnode,
 }
 
 /// What a data block becomes.
 #[derive(Clone, Copy)]
-struct DataBlock {
+pub(super) struct DataBlock {
     object: u64,
     object_type: ObjType,
     /// Bytes of a block of the object.
     size: u64,
-    offset: u64,
+    pub(super) offset: u64,
     to_guid: u64,
     features: Features,
 }
@@ -174,7 +174,13 @@ impl<S: SendSink> SendWalk<S> {
         if object >= end {
             return Ok(());
         }
-        let block = self.read(bp)?;
+        let block = match self.is_raw() {
+            true => {
+                self.object_range(object, bp)?;
+                self.snapshot.zio.read_dnodes(bp, Io::WAIT)?
+            }
+            false => self.read(bp)?,
+        };
         if block.len() != DNODE_BLOCK_SIZE {
             return Err(Error::corrupt("a block of dnodes has another size"));
         }
@@ -190,7 +196,7 @@ impl<S: SendSink> SendWalk<S> {
                 self.free_objects(object + next, slot - next)?;
             }
             next = slot + u64::from(dnode.slots.max(1));
-            self.object(&Sent { number, dnode })?;
+            self.object(&Sent { number, dnode }, (&block, slot))?;
         }
         let rest = DNODES_PER_BLOCK.saturating_sub(next);
         if rest > 0 { self.free_objects(object + next, rest) } else { Ok(()) }
@@ -201,20 +207,21 @@ impl<S: SendSink> SendWalk<S> {
         self.sink.add(StreamRecord::FreeObjects(record), Buf::default())
     }
 
-    fn object(&self, of: &Sent) -> Result<()> {
+    /// The encrypted blocks go out as they are stored.
+    pub(super) fn is_raw(&self) -> bool {
+        self.features.has(Features::RAW)
+    }
+
+    fn object(&self, of: &Sent, place: (&Buf, u64)) -> Result<()> {
         let dnode = &of.dnode;
         let size = u64::from(dnode.data_block_size);
         let sent =
             if self.features.has(Features::LARGE_BLOCKS) { size } else { size.min(OLD_BLOCK_MAX) };
-        let mut bonus = to_little_bonus(dnode).map_err(|e| e.in_object(ObjectId(of.number)))?;
-        let bonus_len = bonus.len() as u32;
-        bonus.resize(bonus.len().next_multiple_of(8), 0);
         let record = Object {
             object: of.number,
             object_type: dnode.object_type.0.into(),
             bonus_type: dnode.bonus_type.0.into(),
             block_size: sent as u32,
-            bonus_len,
             checksum: dnode.checksum,
             compress: dnode.compression,
             slots: dnode.slots,
@@ -222,7 +229,17 @@ impl<S: SendSink> SendWalk<S> {
             to_guid: self.snapshot.guid,
             ..Object::default()
         };
-        self.sink.add(StreamRecord::Object(record), Buf::copy_of(&bonus))?;
+        let (record, bonus) = match self.is_raw() {
+            true => self.raw_object(record, dnode, place)?,
+            false => {
+                let bonus = to_little_bonus(dnode);
+                let mut bonus = bonus.map_err(|e| e.in_object(ObjectId(of.number)))?;
+                let bonus_len = bonus.len() as u32;
+                bonus.resize(bonus.len().next_multiple_of(8), 0);
+                (Object { bonus_len, ..record }, Buf::copy_of(&bonus))
+            }
+        };
+        self.sink.add(StreamRecord::Object(record), bonus)?;
         let tail = dnode.max_blkid.saturating_add(1).saturating_mul(size);
         self.free(of.number, tail, TO_THE_END)?;
         match &dnode.spill {
@@ -252,6 +269,9 @@ impl<S: SendSink> SendWalk<S> {
     }
 
     fn spill(&self, of: &Sent, bp: &BlkPtr, flags: u8) -> Result<()> {
+        if self.is_raw() {
+            return self.raw_spill(of, bp, flags);
+        }
         let (bp, number, to_guid) = (*bp, of.number, self.snapshot.guid);
         let (zio, bonus_type) = (Arc::clone(&self.snapshot.zio), of.dnode.bonus_type);
         let read = move || {
@@ -326,7 +346,7 @@ impl DataBlock {
     /// What [`DataBlock::read`] yields.
     fn payload(&self, bp: &BlkPtr) -> ReadSize {
         match bp {
-            BlkPtr::Block(block) if self.stays_compressed(block) => {
+            BlkPtr::Block(block) if self.is_raw() || self.stays_compressed(block) => {
                 ReadSize { records: 1, bytes: block.psize.0 }
             }
             _ if self.splits() => {
@@ -336,8 +356,15 @@ impl DataBlock {
         }
     }
 
+    fn is_raw(&self) -> bool {
+        self.features.has(Features::RAW)
+    }
+
     /// Reads the block: one record, or several of 128 KiB.
     fn read(&self, zio: &Zio, bp: &BlkPtr) -> Result<SendRecords> {
+        if self.is_raw() {
+            return self.read_raw(zio, bp);
+        }
         if let BlkPtr::Block(block) = bp
             && self.stays_compressed(block)
         {
@@ -381,7 +408,7 @@ impl DataBlock {
     }
 
     /// A record with the key fields of its block pointer (§8.3, rule 6).
-    fn record(&self, bp: &BlkPtr, offset: u64, logical_size: u64) -> Write {
+    pub(super) fn record(&self, bp: &BlkPtr, offset: u64, logical_size: u64) -> Write {
         let plain = Write {
             object: self.object,
             object_type: self.object_type.0.into(),
@@ -392,7 +419,8 @@ impl DataBlock {
             ..Write::default()
         };
         let BlkPtr::Block(block) = bp else { return plain };
-        if self.splits() || block.protection == Protection::Encrypted {
+        let decrypted = block.protection == Protection::Encrypted && !self.is_raw();
+        if self.splits() || decrypted {
             return plain;
         }
         let strong = Checksum::from_id(block.checksum).is_some_and(Checksum::is_dedup_strong);
