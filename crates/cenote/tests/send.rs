@@ -104,7 +104,13 @@ fn packages_are_those_of_openzfs() {
         ..PackageOptions::default()
     };
     let all = [
-        ("R1", "streams/t@1", None, package(true, false, false)),
+        // Those that were made later are left out.
+        (
+            "R1",
+            "streams/t@1",
+            None,
+            PackageOptions { skip_missing: true, ..package(true, false, false) },
+        ),
         ("RI13", "streams/t@3", Some("streams/t@1"), package(true, true, false)),
         ("I13", "streams/t/y@3", Some("streams/t/y@1"), package(false, true, false)),
         ("props", "streams/t/y@3", None, package(false, false, true)),

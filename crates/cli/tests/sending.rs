@@ -137,7 +137,7 @@ fn packages_and_tokens() {
     let streams = golden_streams();
     let golden = |wanted: &str| streams.iter().find(|(name, _)| name == wanted).map(|s| &s.1);
     for (args, name) in [
-        (&["-R", "streams/t@1"][..], "R1"),
+        (&["-R", "-X", "streams/t/z,streams/t/cl", "streams/t@1"][..], "R1"),
         (&["-R", "-I", "@1", "streams/t@3"], "RI13"),
         (&["-p", "streams/t/y@3"], "props"),
     ] {

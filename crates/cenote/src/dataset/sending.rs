@@ -88,7 +88,8 @@ impl Dataset {
         let mut at = self.ds().previous_dataset()?;
         while let Some(earlier) = at {
             if earlier.phys().guid == guid {
-                return Dataset::find(&self.core, earlier.name()).map(Some);
+                let name = self.name_of_snapshot(earlier.object())?;
+                return name.map(|name| Dataset::find(&self.core, &name)).transpose();
             }
             at = earlier.previous_dataset()?;
         }
