@@ -201,7 +201,7 @@ fn collect(
             skipped.push(name);
             return Ok(());
         }
-        return Err(Error::not_found("does not exist").in_dataset(&name));
+        return Err(Error::not_found(format!("'{name}' does not exist")));
     };
     snaps.truncate(last + 1);
     let from_at = from.and_then(|from| snaps.iter().position(|snap| short_name(snap) == from));
