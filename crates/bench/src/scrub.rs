@@ -18,8 +18,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use base::Result;
 use base::rt;
+use base::{ErrorKind, Result};
 use cenote::files::{Caller, WritePosition};
 use cenote::{Engine, EngineConfig, ScanRequest};
 
@@ -199,8 +199,12 @@ fn latencies(
         work()?;
         times.add(u64::try_from(one.elapsed().as_nanos()).unwrap_or(u64::MAX));
     }
-    if scrub && writer.running_scan().is_some() {
-        running.pool().scan(ScanRequest::Stop, None)?;
+    if scrub {
+        match running.pool().scan(ScanRequest::Stop, None) {
+            // It ended by itself.
+            Err(e) if e.kind() == ErrorKind::NotFound => {}
+            stopped => stopped?,
+        }
     }
     Ok(times)
 }

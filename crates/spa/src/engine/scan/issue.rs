@@ -38,9 +38,9 @@ use super::queue::{PlaceRun, QueuedAddress, ScanBlock};
 /// Bytes of content in one batch.
 const BATCH_BYTES: u64 = 4 << 20;
 /// Blocks in one batch.
-const BATCH_BLOCKS: usize = 256;
+const BATCH_BLOCKS: usize = 1024;
 /// Threads for each top-level vdev, and in all.
-const THREADS_VDEV: usize = 2;
+const THREADS_VDEV: usize = 4;
 const THREADS_MAX: usize = 16;
 /// Attempts to pin a block while txgs end.
 const PIN_ATTEMPTS: usize = 8;

@@ -72,7 +72,7 @@ use super::tasks::{Command, TaskCx};
 use queue::ScanQueue;
 
 /// The nice value of a scan's threads, relative to threads with waiting callers.
-const NICE: u8 = 15;
+const NICE: u8 = 5;
 /// Time between two checkpoints of a running scan.
 const CHECKPOINT: Duration = Duration::from_secs(120);
 /// How long the thread waits for a change before it looks again.
