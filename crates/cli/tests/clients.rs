@@ -10,12 +10,12 @@ use std::collections::BTreeMap;
 use common::{Said, Sandbox, can_mount};
 
 /// A sandbox with the commands on lines.
-struct Client(Sandbox);
+struct ToolCommands(Sandbox);
 
-impl Client {
+impl ToolCommands {
     /// A pool `tank` on a file, mounted below the sandbox.
-    fn new(name: &str) -> Client {
-        let c = Client(Sandbox::new(name));
+    fn new(name: &str) -> ToolCommands {
+        let c = ToolCommands(Sandbox::new(name));
         let disk = c.0.path("disk");
         std::fs::File::create(&disk).unwrap().set_len(400 << 20).unwrap();
         let root = c.0.text("mnt");
@@ -56,7 +56,7 @@ fn sanoid_makes_and_prunes_snapshots() {
     if !can_mount("commands of other programs") {
         return;
     }
-    let c = Client::new("clients-sanoid");
+    let c = ToolCommands::new("clients-sanoid");
     c.ok("zfs create tank/data");
     c.ok("zfs create tank/data/deep");
     let list = c.ok("zfs list -o name -t filesystem,volume -Hr tank/data");
@@ -99,7 +99,7 @@ fn dockers_driver_keeps_layers() {
     }
     const COLUMNS: &str = "name,origin,used,available,mountpoint,compression,type,volsize,quota,\
                            referenced,written,logicalused,usedbydataset";
-    let c = Client::new("clients-docker");
+    let c = ToolCommands::new("clients-docker");
     let list = |args: &str| c.ok(&format!("zfs list {args}").replace("COLUMNS", COLUMNS));
     c.ok("zfs create -p -o mountpoint=legacy tank/docker/base");
     c.ok("zfs create -p -V 32M tank/docker/volumes/one");
@@ -145,7 +145,7 @@ fn incus_keeps_instances_and_images() {
     if !can_mount("commands of other programs") {
         return;
     }
-    let c = Client::new("clients-incus");
+    let c = ToolCommands::new("clients-incus");
     assert_eq!(c.ok("zfs get -H -o name name tank"), "tank\n");
     c.absent("zfs get -H -o name name tank/images");
     for dir in ["images", "containers", "virtual-machines", "deleted", "deleted/images"] {
@@ -194,7 +194,7 @@ fn programs_of_the_boot_ask_for_root() {
     if !can_mount("commands of other programs") {
         return;
     }
-    let c = Client::new("clients-boot");
+    let c = ToolCommands::new("clients-boot");
     c.ok("zfs create -o canmount=noauto tank/root");
     c.ok("zpool set bootfs=tank/root tank");
     assert_eq!(c.ok("zpool list -H -o bootfs tank"), "tank/root\n");
@@ -221,7 +221,7 @@ fn ansible_and_autobackup_ask_for_everything() {
     if !can_mount("commands of other programs") {
         return;
     }
-    let c = Client::new("clients-ansible");
+    let c = ToolCommands::new("clients-ansible");
     c.ok("zfs create -p tank/a/b");
     c.ok("zfs set autobackup:daily=child tank/a");
     let all = c.ok("zfs get -H -p -o property,value,source all tank/a");
@@ -323,7 +323,7 @@ fn the_checklist() {
     if !can_mount("commands of other programs") {
         return;
     }
-    let c = Client::new("clients-checklist");
+    let c = ToolCommands::new("clients-checklist");
     c.ok("zfs create tank/x");
     println!("row  command");
     for (row, line, count) in CHECKLIST {

@@ -68,7 +68,7 @@ pub struct SendPlan {
 }
 
 /// A dataset of a package.
-struct Member {
+struct PackageMember {
     dataset: Dataset,
     /// Its snapshots up to the last one, oldest first.
     snaps: Vec<Dataset>,
@@ -134,7 +134,7 @@ impl Dataset {
         let mut snaps: Vec<Dataset> = steps.iter().map(|(_, to)| to.clone()).collect();
         snaps.splice(0..0, from.filter(|from| from.dir().object() == self.dir().object()).cloned());
         let head = self.head()?;
-        let member = Member { dataset: head, snaps, from: None, parent_snap: 0 };
+        let member = PackageMember { dataset: head, snaps, from: None, parent_snap: 0 };
         Ok(PackageHeader {
             from_snap: from.map(|from| short_name(from).to_owned()),
             to_snap: short_name(self).to_owned(),
@@ -192,7 +192,7 @@ fn collect(
     parent_snap: u64,
     (from, to): (Option<&str>, &str),
     options: &PackageOptions,
-    (members, skipped): (&mut Vec<Member>, &mut Vec<String>),
+    (members, skipped): (&mut Vec<PackageMember>, &mut Vec<String>),
 ) -> Result<()> {
     let mut snaps = dataset.snapshots()?;
     let Some(last) = snaps.iter().position(|snap| short_name(snap) == to) else {
@@ -209,7 +209,7 @@ fn collect(
     let mut children = dataset.children()?;
     children.retain(|child| !child.is_incomplete());
     children.sort_by_key(Dataset::createtxg);
-    members.push(Member { dataset, snaps, from: from_at, parent_snap });
+    members.push(PackageMember { dataset, snaps, from: from_at, parent_snap });
     for child in children {
         if !options.exclude.iter().any(|name| name == child.name()) {
             collect(child, known, (from, to), options, (members, skipped))?;
@@ -220,13 +220,13 @@ fn collect(
 
 /// The substreams of all members, each behind those of its parent and of its origin.
 fn ordered(
-    members: &[Member],
+    members: &[PackageMember],
     incremental: bool,
     intermediate: bool,
 ) -> Result<Vec<(Option<Dataset>, Dataset)>> {
     let dirs: BTreeSet<u64> = members.iter().map(|m| m.dataset.dir().object()).collect();
     let (mut sent, mut steps) = (BTreeSet::new(), Vec::new());
-    let mut left: Vec<&Member> = members.iter().collect();
+    let mut left: Vec<&PackageMember> = members.iter().collect();
     while !left.is_empty() {
         let before = left.len();
         let mut waiting = Vec::new();
@@ -251,7 +251,7 @@ fn ordered(
     Ok(steps)
 }
 
-impl Member {
+impl PackageMember {
     /// The snapshot that it is a clone of.
     fn origin(&self) -> Result<Option<Dataset>> {
         match self.dataset.prop("origin")?.map(|origin| origin.value) {
