@@ -59,8 +59,9 @@ use crate::iostat::IoClass;
 use crate::report::{LeafReport, ReportKind};
 use crate::tree::LiveState;
 use depth::Depths;
+pub(crate) use limits::BESIDE_OTHERS;
 pub(crate) use limits::Tuning;
-use limits::{BackgroundThrottle, CLASSES, Caps, Foreground, LOGGING, QUIET};
+use limits::{BackgroundThrottle, CLASSES, Caps, Foreground, LOGGING, QUIET, background};
 pub use limits::{ClassLimits, QueueLimits, WriteLoad};
 pub(crate) use reads::{ReadAdmission, ReadPermit};
 use reads::{ReadRun, Reads, WaitingRead};
@@ -403,7 +404,8 @@ impl QueueState {
         loop {
             let caps = self.caps(&limits, tuning);
             let Some(class) = self.choose(&limits, &caps) else { break };
-            if let Some(run) = self.reads.next(class, &limits, rt::now()) {
+            let most = if background(class) { caps.background } else { limits.aggregation_limit };
+            if let Some(run) = self.reads.next(class, (most, limits.read_gap_limit), rt::now()) {
                 self.begin(class);
                 picked.reads.push(run);
             } else {

@@ -23,7 +23,7 @@ use device::{Device, Io, Op};
 use crate::iostat::IoClass;
 use crate::map::whole_sectors;
 use crate::plan::{LeafRange, PlanMode, PlanShape, Planner};
-use crate::queue::{ReadAdmission, ReadPermit};
+use crate::queue::{BESIDE_OTHERS, ReadAdmission, ReadPermit};
 use crate::report::ReportKind;
 use crate::solve::{Solver, WrongCell, audit};
 use crate::tree::{NodeId, Tree};
@@ -330,6 +330,11 @@ impl Tree {
         wanted.sort_unstable();
         wanted.dedup();
         let limit = self.tuning.get().read_gap_limit;
+        // The leaf's queue merges the pieces of a scrub's reads as far as others permit.
+        let most = match why {
+            Priority::Scrub => BESIDE_OTHERS,
+            _ => BLOCK_SIZE_MAX,
+        };
         let mut groups: Vec<(LeafRange, Vec<LeafRange>)> = Vec::new();
         for cell in wanted {
             let end = cell.offset.saturating_add(cell.len);
@@ -338,7 +343,7 @@ impl Tree {
             if let Some((whole, members)) = groups.last_mut()
                 && whole.leaf == cell.leaf
                 && cell.offset <= whole.offset.saturating_add(whole.len).saturating_add(gap)
-                && end - whole.offset <= BLOCK_SIZE_MAX
+                && end - whole.offset <= most
             {
                 whole.len = whole.len.max(end - whole.offset);
                 members.push(cell);

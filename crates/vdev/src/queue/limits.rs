@@ -16,8 +16,10 @@
 //!   (On one device, two writes of 128 KiB at a time reached 1.5 GB/s, and a flush
 //!   beside them took three times as long as alone; two writes of 1 MiB reached 3.1
 //!   GB/s, and a flush took a tenth of a second.)
-//! * Background operations (scrub, initializing, rebuild) have at most their minimum while other classes are
-//!   active, and less if the others are not served ([`BackgroundThrottle`]).
+//! * Background operations (scrub, initializing, rebuild) have at most their minimum while other
+//!   classes are active, and less if the others are not served ([`BackgroundThrottle`]). Their
+//!   reads are merged less then (a departure): a read that a caller waits for comes behind 128
+//!   KiB and not behind several MiB.
 //! * Unless fixed, the maximum is the depth from which the device was found to gain
 //!   ([`super::depth`]).
 //!
@@ -289,7 +291,7 @@ pub(super) struct BackgroundThrottle {
     alone: u32,
 }
 
-fn background(class: usize) -> bool {
+pub(super) fn background(class: usize) -> bool {
     [IoClass::Scrub, IoClass::Initializing, IoClass::RebuildRead, IoClass::RebuildWrite]
         .into_iter()
         .any(|background| background as usize == class)
@@ -317,6 +319,11 @@ impl BackgroundThrottle {
         }
     }
 
+    /// Whether background operations need not care for others.
+    fn is_alone(&self, limits: &QueueLimits) -> bool {
+        !limits.background_yields || (self.others == 0 && self.alone >= limits.nia_delay)
+    }
+
     fn of(&self, limits: &QueueLimits, own: ClassLimits, most: u32) -> ClassLimits {
         let least = own.min;
         if !limits.background_yields {
@@ -341,6 +348,10 @@ pub(super) const LOGGING: Duration = Duration::from_millis(100);
 /// flight before the last one.
 const WITH_LOG: u64 = 128 << 10;
 
+/// Bytes of one merged background read while other operations are served, or were a moment ago:
+/// these wait for it.
+pub(crate) const BESIDE_OTHERS: u64 = 128 << 10;
+
 /// The operations that asynchronous writes would delay.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Foreground {
@@ -361,6 +372,8 @@ pub(super) struct Caps {
     pub(super) deep: (usize, u64),
     /// Bytes of one merged asynchronous write.
     pub(super) merged: u64,
+    /// Bytes of one merged background read.
+    pub(super) background: u64,
 }
 
 impl QueueLimits {
@@ -411,7 +424,11 @@ impl QueueLimits {
                 _ => class(own.min.min(most), most),
             }
         });
-        Caps { classes, deep, merged }
+        let background = match background_throttle.is_alone(self) {
+            true => self.aggregation_limit,
+            false => self.aggregation_limit.min(BESIDE_OTHERS),
+        };
+        Caps { classes, deep, merged, background }
     }
 
     /// A value between minimum and maximum that follows dirty data.
@@ -504,10 +521,12 @@ mod tests {
         let limits = QueueLimits { adaptive: false, ..QueueLimits::default() };
         let scrub = IoClass::Scrub as usize;
         let mut background_throttle = BackgroundThrottle::default();
-        let of = |c: &BackgroundThrottle| {
-            limits.caps(|| WriteLoad::FULL, &Depths::default(), c, Foreground::default()).classes
-                [scrub]
+        let caps = |c: &BackgroundThrottle| {
+            limits.caps(|| WriteLoad::FULL, &Depths::default(), c, Foreground::default())
         };
+        let of = |c: &BackgroundThrottle| caps(c).classes[scrub];
+        let merged = |c: &BackgroundThrottle| caps(c).background;
+        assert_eq!(merged(&background_throttle), BESIDE_OTHERS);
         assert_eq!(of(&background_throttle), class(1, 1));
         for _ in 0..limits.nia_delay {
             background_throttle.begin(scrub);
@@ -518,7 +537,9 @@ mod tests {
             class(1, 3),
             "there was no other operation for a while"
         );
+        assert_eq!(merged(&background_throttle), limits.aggregation_limit);
         background_throttle.begin(0);
+        assert_eq!(merged(&background_throttle), BESIDE_OTHERS);
         assert_eq!(of(&background_throttle), class(1, 1));
         background_throttle.begin(scrub);
         assert_eq!(of(&background_throttle), class(0, 0), "one was enough");

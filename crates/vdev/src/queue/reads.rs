@@ -18,7 +18,7 @@ use base::rt::{Instant, Receiver, Sender, oneshot};
 use base::{Buf, BufMut, Result};
 
 use super::LeafQueue;
-use super::limits::{CLASSES, QueueLimits};
+use super::limits::CLASSES;
 use crate::iostat::IoClass;
 
 /// The result of an operation: the bytes of the whole operation.
@@ -109,27 +109,24 @@ impl Reads {
         lane.ready.insert((reader.offset, self.number), reader);
     }
 
-    /// The next operation of a class.
+    /// The next operation of a class, merged up to `most` bytes, over gaps of up to `gap`.
     pub(super) fn next(
         &mut self,
         class: usize,
-        limits: &QueueLimits,
+        (most, gap): (u64, u64),
         now: Instant,
     ) -> Option<ReadRun> {
         let lane = &mut self.lanes[class];
         let &(sweep, _, offset, number) = lane.order.first()?;
         lane.sweep = lane.sweep.max(sweep);
         let first = lane.take((offset, number))?;
-        let gap = if class == IoClass::SyncRead as usize { 0 } else { limits.read_gap_limit };
+        let gap = if class == IoClass::SyncRead as usize { 0 } else { gap };
         let (mut start, mut end) = (first.offset, first.end());
         let alone = first.alone;
         let mut parts = vec![first];
         while !alone && let Some((key, next)) = lane.ready.range((offset, number)..).next() {
             let to = next.end().max(end);
-            if next.alone
-                || next.offset > end.saturating_add(gap)
-                || to - start > limits.aggregation_limit
-            {
+            if next.alone || next.offset > end.saturating_add(gap) || to - start > most {
                 break;
             }
             let key = *key;
@@ -138,10 +135,7 @@ impl Reads {
         }
         while !alone && let Some((key, before)) = lane.ready.range(..(offset, number)).next_back() {
             let from = before.offset.min(start);
-            if before.alone
-                || before.end().saturating_add(gap) < start
-                || end - from > limits.aggregation_limit
-            {
+            if before.alone || before.end().saturating_add(gap) < start || end - from > most {
                 break;
             }
             let key = *key;
