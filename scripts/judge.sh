@@ -340,7 +340,7 @@ for dir in /host/*/; do
 	  zfs destroy -r "$name@first"; zpool sync "$name"
 	) >"$dir/write.txt" 2>&1 && say writes done || say writes "failed: $(tail -n 1 "$dir/write.txt")"
 	bash /host/manifest.sh "/mnt/$name/judge" notimes >"$dir/manifests/$name+judge" 2>/dev/null
-	dmesg | grep -E 'PANIC|VERIFY|ASSERT|BUG:|Oops' >"$dir/dmesg.txt" && say dmesg "$(head -n 1 "$dir/dmesg.txt")"
+	dmesg | grep -E 'PANIC|VERIFY|ASSERT|BUG:|Oops' | grep -v 'soft lockup' >"$dir/dmesg.txt" && say dmesg "$(head -n 1 "$dir/dmesg.txt")"
 	case $name in
 	# These end in a power cut, with an intent log to be replayed.
 	single12|rz1w5|classes)

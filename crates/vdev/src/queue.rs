@@ -59,9 +59,8 @@ use crate::iostat::IoClass;
 use crate::report::{LeafReport, ReportKind};
 use crate::tree::LiveState;
 use depth::Depths;
-pub(crate) use limits::BESIDE_OTHERS;
-pub(crate) use limits::Tuning;
-use limits::{BackgroundThrottle, CLASSES, Caps, Foreground, LOGGING, QUIET, background};
+pub(crate) use limits::{BESIDE_OTHERS, Tuning};
+use limits::{BackgroundThrottle, CLASSES, Caps, Foreground, LOGGING, QUIET};
 pub use limits::{ClassLimits, QueueLimits, WriteLoad};
 pub(crate) use reads::{ReadAdmission, ReadPermit};
 use reads::{ReadRun, Reads, WaitingRead};
@@ -404,13 +403,11 @@ impl QueueState {
         loop {
             let caps = self.caps(&limits, tuning);
             let Some(class) = self.choose(&limits, &caps) else { break };
-            let most = if background(class) { caps.background } else { limits.aggregation_limit };
+            let most = caps.merged_max(class, &limits);
             if let Some(run) = self.reads.next(class, (most, limits.read_gap_limit), rt::now()) {
                 self.begin(class);
                 picked.reads.push(run);
             } else {
-                let most =
-                    if class == ASYNC_WRITE { caps.merged } else { limits.aggregation_limit };
                 picked.writes.extend(self.next_run(class, most, dropped));
             }
         }

@@ -291,7 +291,7 @@ pub(super) struct BackgroundThrottle {
     alone: u32,
 }
 
-pub(super) fn background(class: usize) -> bool {
+fn background(class: usize) -> bool {
     [IoClass::Scrub, IoClass::Initializing, IoClass::RebuildRead, IoClass::RebuildWrite]
         .into_iter()
         .any(|background| background as usize == class)
@@ -374,6 +374,17 @@ pub(super) struct Caps {
     pub(super) merged: u64,
     /// Bytes of one merged background read.
     pub(super) background: u64,
+}
+
+impl Caps {
+    /// Bytes of one merged operation of a class.
+    pub(super) fn merged_max(&self, class: usize, limits: &QueueLimits) -> u64 {
+        match class {
+            _ if background(class) => self.background,
+            _ if class == IoClass::AsyncWrite as usize => self.merged,
+            _ => limits.aggregation_limit,
+        }
+    }
 }
 
 impl QueueLimits {
