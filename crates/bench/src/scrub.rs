@@ -12,8 +12,9 @@
 //! measured alone and while a scrub runs that begins anew when it ends.
 //!
 //! A mirror and a RAID-Z vdev get a new device in place of the first one. The limit is the
-//! longer one of two times: plain reads of the allocated ranges of one other device, and plain
-//! writes of them to a new device. Then the device is taken away for ten txgs and comes back.
+//! longer one of two times: plain reads of the allocated ranges of all devices at once, because a
+//! resilver verifies every copy that is there, and plain writes of them to a new device. Then the
+//! device is taken away for ten txgs and comes back.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -271,7 +272,7 @@ fn resilvers(
     let bytes = sum(&ranges);
     run.step("plain reads and writes", 0, 0)?;
     // The new device is not a member yet: what is written to it does not matter.
-    let read = plain(&devices[1..2], &ranges, false)?;
+    let read = plain(devices, &ranges, false)?;
     let write = plain(&[new.to_owned()], &ranges, true)?;
     let (running, engine) = import(devices, options.memory, false)?;
     let seconds = replace(run, &running, &engine, &devices[0], new)?;
