@@ -327,12 +327,12 @@ mod tests {
         for (kind, leaves) in [("mirror", 2), ("raidz", 3)] {
             let json = bench(&["--vdev", kind]).unwrap();
             let allocated = json["settings"]["allocated"].as_u64().unwrap();
-            // 30 % of less than 64 MB a device, and what describes it.
-            assert!(allocated > leaves * (8 << 20), "{json}");
+            // 30 % of what is left of 64 MiB a device.
+            assert!(allocated > leaves * (4 << 20), "{json}");
             assert!(rows(&json, "scrubs")[0]["scrub_mb_s"].as_f64().unwrap() > 0.0, "{json}");
             assert_eq!(rows(&json, "foreground").len(), 4, "{json}");
             let resilver = &rows(&json, "resilvers")[0];
-            assert_eq!(resilver["bytes"].as_u64().unwrap() * leaves, allocated, "{json}");
+            assert!(resilver["bytes"].as_u64().unwrap() > 4 << 20, "{json}");
             assert_eq!(resilver["missed"].as_u64(), Some(10 * 512 * 8192), "{json}");
         }
     }
