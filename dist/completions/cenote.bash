@@ -56,7 +56,7 @@ _cenote_flags() {
 	'zfs mount') echo '-a -R -o -O' ;;
 	'zfs unmount' | 'zfs umount') echo '-a -f' ;;
 	'zfs rewrite') echo '-r -x -v -P -S -C -o -l' ;;
-	'zfs send') echo '-i -I -L --large-block -e --embed -c --compressed -w --raw -n --dryrun -v --verbose -P --parsable' ;;
+	'zfs send') echo '-i -I -L --large-block -e --embed -c --compressed -w --raw -n --dryrun -v --verbose -P --parsable -R --replicate -p --props -b --backup -h --holds -s --skip-missing -X --exclude -t --resume' ;;
 	'zfs version') echo '-j --json' ;;
 	'cenote daemon') echo '--foreground --metrics -f --force' ;;
 	'cenote zdb') echo '-b -c -d -h -i -l -m -u -y -C -O -e -p -L -P -t -F -X -v -q' ;;
@@ -244,9 +244,9 @@ _cenote_value() {
 		case $2 in
 		-i) echo 'snapshot' ;;
 		-I) echo 'snapshot' ;;
+		-X | --exclude) echo 'dataset' ;;
 		-t | --resume) echo 'any' ;;
 		-d | --redact) echo 'any' ;;
-		-X | --exclude) echo 'any' ;;
 		*) return 1 ;;
 		esac
 		;;

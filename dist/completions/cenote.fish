@@ -54,7 +54,7 @@ function __cenote_takes
         case 'zfs rewrite'
             printf '%s\n' -o -l
         case 'zfs send'
-            printf '%s\n' -i -I -t --resume -d --redact -X --exclude
+            printf '%s\n' -i -I -X --exclude -t --resume -d --redact
         case 'cenote daemon'
             printf '%s\n' --metrics
         case 'cenote zdb'
@@ -553,10 +553,17 @@ __cenote_complete -n '__cenote_at zfs send' -s I -d 'also all snapshots since th
 __cenote_complete -n '__cenote_at zfs send' -s L -l large-block -d 'blocks above 128 KiB are not split'
 __cenote_complete -n '__cenote_at zfs send' -s e -l embed -d 'embedded blocks stay embedded'
 __cenote_complete -n '__cenote_at zfs send' -s c -l compressed -d 'compressed blocks stay compressed'
-__cenote_complete -n '__cenote_at zfs send' -s w -l raw -d 'as -c -e -L; encrypted datasets cannot be sent raw yet'
+__cenote_complete -n '__cenote_at zfs send' -s w -l raw -d 'encrypted blocks as they are stored, without the key; implies -c -e -L'
 __cenote_complete -n '__cenote_at zfs send' -s n -l dryrun -d 'tell the size only'
 __cenote_complete -n '__cenote_at zfs send' -s v -l verbose -d 'tell the size first, then what was sent, each second'
 __cenote_complete -n '__cenote_at zfs send' -s P -l parsable -d 'these figures for programs'
+__cenote_complete -n '__cenote_at zfs send' -s R -l replicate -d 'also all datasets below, with their snapshots and properties'
+__cenote_complete -n '__cenote_at zfs send' -s p -l props -d 'also the properties'
+__cenote_complete -n '__cenote_at zfs send' -s b -l backup -d 'of properties, those that were received'
+__cenote_complete -n '__cenote_at zfs send' -s h -l holds -d 'also the holds'
+__cenote_complete -n '__cenote_at zfs send' -s s -l skip-missing -d 'leave out datasets that lack the snapshot'
+__cenote_complete -n '__cenote_at zfs send' -s X -l exclude -d 'datasets to leave out, separated by commas' -r -f -a '(__cenote_datasets)'
+__cenote_complete -n '__cenote_at zfs send' -s t -l resume -d 'go on where a receiver stopped' -r -f
 __cenote_complete -n '__cenote_at zfs send +0' -f -a '(__cenote_snapshots)'
 __cenote_complete -n '__cenote_at zfs version' -s j -l json -d 'as JSON'
 __cenote_complete -n '__cenote_at cenote daemon' -l foreground -d 'stay in the foreground, for service managers'
