@@ -730,7 +730,7 @@ _cenote_operand() {
 		;;
 	'cenote bench')
 		case $2 in
-		0) echo 'one cached poison du stress write sync zil-sticky oltp fragmentation aged atime l2arc metaslabs codecs fuse-null cache' ;;
+		0) echo 'one cached poison du stress write sync zil-sticky oltp fragmentation aged atime l2arc metaslabs scrub codecs fuse-null cache' ;;
 		*) echo 'file' ;;
 		esac
 		;;

@@ -28,6 +28,7 @@ const BENCHES: &[&str] = &[
     "atime",
     "l2arc",
     "metaslabs",
+    "scrub",
     "codecs",
     "fuse-null",
     "cache",
