@@ -34,6 +34,7 @@ mod metaslabs;
 mod oltp;
 mod poison;
 mod sample;
+mod snapshots;
 mod stress;
 mod svg;
 mod sync;
@@ -70,6 +71,7 @@ const ALL: &[Bench] = &[
     atime::BENCH,
     l2arc::BENCH,
     metaslabs::BENCH,
+    snapshots::BENCH,
     codecs::BENCH,
     fuse_null::BENCH,
 ];

@@ -28,6 +28,7 @@ const BENCHES: &[&str] = &[
     "atime",
     "l2arc",
     "metaslabs",
+    "snapshots",
     "codecs",
     "fuse-null",
     "cache",
@@ -40,11 +41,13 @@ const WORKLOADS: &[&str] = &[
     "datasets",
     "churn",
     "full",
+    "lineage",
     "checkpoint",
     "trim",
     "short",
     "posix",
     "logs",
+    "volumes",
 ];
 const PLANTS: &[&str] = &[
     "uberblock-before-flush",
@@ -57,6 +60,13 @@ const PLANTS: &[&str] = &[
     "free-kept",
     "forget-range",
     "trim-deferred",
+    "forgotten-deadlist",
+    "forgotten-clones",
+    "left-bookmarks",
+    "kept-blocks",
+    "freed-origin",
+    "dropped-holds",
+    "forgotten-deferral",
 ];
 const FAULTS: &[&str] = &[
     "drop",
