@@ -179,7 +179,9 @@ fn operations(run: &mut Run, pool: &Pool, options: &SnapshotsOptions) -> BenchRe
             let of = |at: usize| median(rounds.iter().map(|r| r[at])).unwrap_or(f64::NAN);
             let medians: [f64; 5] = std::array::from_fn(of);
             let cells = medians.iter().map(|ms| Cell::real(Some(*ms)));
-            table.rows.push([Cell::Bytes(size), Cell::Count(count)].into_iter().chain(cells).collect());
+            table
+                .rows
+                .push([Cell::Bytes(size), Cell::Count(count)].into_iter().chain(cells).collect());
             all.push(medians);
         }
         pool.destroy_dataset(&name, true, None)?;
@@ -194,8 +196,11 @@ fn operations(run: &mut Run, pool: &Pool, options: &SnapshotsOptions) -> BenchRe
     Ok(())
 }
 
-/// Calls of another command until `over`: the longest read and the longest change.
-fn others(pool: &Pool, over: &AtomicBool) -> Result<(Duration, Duration, u64)> {
+/// The longest read, the longest change, and the number of both.
+type OtherCalls = (Duration, Duration, u64);
+
+/// Calls of another command until `over`.
+fn others(pool: &Pool, over: &AtomicBool) -> Result<OtherCalls> {
     let (mut read, mut changed, mut calls) = (Duration::ZERO, Duration::ZERO, 0);
     while !over.load(SeqCst) || calls == 0 {
         let began = rt::now();
@@ -226,7 +231,7 @@ fn many(run: &mut Run, pool: &Arc<Pool>, options: &SnapshotsOptions) -> BenchRes
     let first = pool.writer()?.txgs().synced_txg();
     let over = Arc::new(AtomicBool::new(false));
     let (shared, ended) = (Arc::clone(pool), Arc::clone(&over));
-    let found: Arc<rt::Mutex<Option<Result<(Duration, Duration, u64)>>>> = Arc::default();
+    let found: Arc<rt::Mutex<Option<Result<OtherCalls>>>> = Arc::default();
     let result = Arc::clone(&found);
     let thread = rt::spawn("bench-others", move || {
         *result.lock() = Some(others(&shared, &ended));
@@ -261,7 +266,11 @@ fn many(run: &mut Run, pool: &Arc<Pool>, options: &SnapshotsOptions) -> BenchRes
     run.report.tables.push(table);
     run.report.at_most("longest txg, ms", longest, 1000.0);
     run.report.at_most("another command's read, ms", read, 100.0);
-    run.report.at_most("snapshots listed, ms for each 100", list / options.many as f64 * 100.0, 1.0);
+    run.report.at_most(
+        "snapshots listed, ms for each 100",
+        list / options.many as f64 * 100.0,
+        1.0,
+    );
     Ok(())
 }
 
@@ -283,7 +292,8 @@ mod tests {
         let operations = rows(&json, "operations");
         assert_eq!(operations.len(), 4);
         for row in operations {
-            for key in ["snapshot_ms", "clone_ms", "rollback_ms", "destroy_clone_ms", "destroy_ms"] {
+            for key in ["snapshot_ms", "clone_ms", "rollback_ms", "destroy_clone_ms", "destroy_ms"]
+            {
                 assert!(row[key].as_f64().unwrap() > 0.0, "{key}: {json}");
             }
         }

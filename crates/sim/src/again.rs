@@ -68,7 +68,20 @@ pub fn go_on(setup: &Setup, images: Vec<Image>, old: &Arc<Model>, seed: u64) -> 
     let (hash, steps) = (run.hash, run.steps);
     let (victim, full, memo) = (None, true, Memo::default());
     let done = BTreeSet::new();
-    Recorded { setup, plan, disks, model, hash, steps, failed, victim, full, prelude: 0, done, memo }
+    Recorded {
+        setup,
+        plan,
+        disks,
+        model,
+        hash,
+        steps,
+        failed,
+        victim,
+        full,
+        prelude: 0,
+        done,
+        memo,
+    }
 }
 
 impl Recorded {

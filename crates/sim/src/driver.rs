@@ -656,11 +656,9 @@ impl Driver {
             }
             Op::Props { ds, seed } => self.props(pick_ds(*ds), *seed)?,
             Op::Dataset => self.dataset(hand, None)?,
-            Op::Clone { snap } => {
-                if !hand.snaps.is_empty() {
-                    let snap = hand.snaps[*snap as usize % hand.snaps.len()];
-                    self.dataset(hand, Some(snap))?;
-                }
+            Op::Clone { snap } if !hand.snaps.is_empty() => {
+                let snap = hand.snaps[*snap as usize % hand.snaps.len()];
+                self.dataset(hand, Some(snap))?;
             }
             Op::Destroy { ds } => self.destroy(hand, *ds)?,
             Op::Snapshot { ds } => self.snapshot(hand, *ds)?,
@@ -687,7 +685,7 @@ impl Driver {
             Op::Kick => self.writer.txgs().kick(self.writer.txgs().open_txg()),
             Op::Sleep { ms } => base::rt::sleep(std::time::Duration::from_millis(u64::from(*ms))),
             Op::Scan { seed } => self.scan(*seed)?,
-            // Those of `lineage` are done.
+            // Those of `lineage` are done, and there is nothing to clone.
             _ => {}
         }
         Ok(())

@@ -505,9 +505,8 @@ impl Driver {
             Op::DestroyTree { ds } => self.destroy_tree(hand, pick_ds(*ds), true)?,
             Op::Promote { ds } => {
                 // Clones, most of the time.
-                let clone = |ds: &DsId| {
-                    self.model.dataset(*ds).is_some_and(|d| d.clone_of.now().is_some())
-                };
+                let clone =
+                    |ds: &DsId| self.model.dataset(*ds).is_some_and(|d| d.clone_of.now().is_some());
                 let fit: Vec<DsId> = hand.datasets.iter().copied().filter(clone).collect();
                 let at = (*ds as usize / 8).checked_rem(fit.len());
                 let ds = at.filter(|_| ds & 7 != 0).map_or_else(|| pick_ds(*ds), |at| fit[at]);

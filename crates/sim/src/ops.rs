@@ -255,7 +255,8 @@ fn weights(workload: Workload) -> Weights {
     plain(match workload {
         Workload::Lineage => {
             return [
-                6, 1, 14, 4, 2, 3, 3, 0, 0, 3, 1, 1, 4, 9, 3, 14, 5, 4, 3, 1, 0, 2, 1, 0, 0, 0, 0, 0,
+                6, 1, 14, 4, 2, 3, 3, 0, 0, 3, 1, 1, 4, 9, 3, 14, 5, 4, 3, 1, 0, 2, 1, 0, 0, 0, 0,
+                0,
                 // promote rollback rollback-r rename rename-snapshot hold release bookmark
                 // destroy-bookmark destroy-d destroy-r
                 9, 7, 4, 4, 4, 4, 4, 4, 2, 4, 2,

@@ -3,7 +3,6 @@
 
 mod zdb;
 
-
 use base::rt::sim::Rng;
 use sim::{Recorded, Setup};
 

@@ -51,7 +51,10 @@ fn setup(seed: u64) -> Setup {
     Setup { layout, workload, ops, fault: None, plant: None, ..Setup::varied(seed) }
 }
 
-fn crash(recorded: &Recorded, stride: usize, more: u64) -> (u64, u64) {
+/// Crashes at about `count` points of a run, and at all of them in `make nightly`.
+fn crash(recorded: &Recorded, count: usize, more: u64) -> (u64, u64) {
+    let events = recorded.disks.crash_points().len();
+    let stride = if nightly() { 1 } else { (events / count).max(1) };
     let tally = recorded.crash_everywhere(stride, more, base::rt::parallelism());
     if let Some(failure) = tally.failure {
         panic!("{failure}");
@@ -68,7 +71,7 @@ fn every_crash_point_of_lineages() {
         seed += 1;
         let recorded = sim::record(&setup(seed));
         done.extend(recorded.done.iter().copied());
-        let found = crash(&recorded, if nightly() { 1 } else { 2 }, 1);
+        let found = crash(&recorded, 160, 1);
         points += found.0;
         images += found.1;
         assert!(seed < 200 || nightly(), "{done:?}");
@@ -88,7 +91,7 @@ fn lineages_go_on_after_a_crash() {
         let events = recorded.disks.crash_points();
         let at = events[events.len() * (1 + seed as usize % 3) / 4];
         let Some(next) = recorded.go_on(at, seed % 2).unwrap() else { continue };
-        let found = crash(&next, if nightly() { 2 } else { 8 }, 0);
+        let found = crash(&next, 50, 0);
         points += found.0;
         images += found.1;
         if shown < 2 || nightly() {

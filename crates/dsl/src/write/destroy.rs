@@ -77,12 +77,7 @@ pub fn snapshot(cx: &SyncCx<'_>, snap: u64, defer: bool) -> Result<bool> {
 ///
 /// # Errors
 /// As [`snapshot`].
-pub fn named_snapshot(
-    cx: &SyncCx<'_>,
-    snap: u64,
-    name: Option<&str>,
-    defer: bool,
-) -> Result<bool> {
+pub fn named_snapshot(cx: &SyncCx<'_>, snap: u64, name: Option<&str>, defer: bool) -> Result<bool> {
     let s = cx.dataset(snap)?;
     let kept = s.num_children > 1 || !holds(cx.read(), &s)?.is_empty();
     if defer && kept && s.prev_snap_obj != 0 {

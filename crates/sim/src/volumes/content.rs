@@ -58,7 +58,8 @@ pub(crate) fn bytes(from: Origin, sector: u64) -> [u8; SECTOR as usize] {
     if from == ZERO {
         return out;
     }
-    let mut word = (u64::from(from.0) << 32 | u64::from(from.1)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    let mut word = (u64::from(from.0) << 32 | u64::from(from.1))
+        .wrapping_mul(0x9e37_79b9_7f4a_7c15)
         ^ sector.wrapping_mul(0xbf58_476d_1ce4_e5b9);
     for (at, chunk) in out.chunks_exact_mut(8).enumerate() {
         word = word.rotate_left(23).wrapping_mul(0x94d0_49bb_1331_11eb) ^ at as u64;
@@ -148,12 +149,12 @@ impl Possible<'_> {
         for (number, op) in self.operations.iter().enumerate().take(count) {
             out.apply(&op.effect, origin(self.generation, number));
         }
-        let sizes = self.operations.iter().filter(|op| op.last <= self.txg);
-        let last = sizes.filter_map(|op| match op.effect {
+        let mut done = self.operations.iter().rev().filter(|op| op.last <= self.txg);
+        let size = done.find_map(|op| match op.effect {
             Effect::Size(size) => Some(size),
             _ => None,
         });
-        out.size = last.last().unwrap_or(self.base.size);
+        out.size = size.unwrap_or(self.base.size);
         out
     }
 
@@ -222,14 +223,16 @@ impl Possible<'_> {
             }
         }
         let shows = |block: u64, number: usize| {
-            (block * self.block..(block + 1) * self.block).any(|at| match &self.operations[number].effect {
-                Effect::Write(range) => {
-                    range.contains(&at) && found.get(at) == origin(self.generation, number)
+            (block * self.block..(block + 1) * self.block).any(|at| {
+                match &self.operations[number].effect {
+                    Effect::Write(range) => {
+                        range.contains(&at) && found.get(at) == origin(self.generation, number)
+                    }
+                    Effect::Zero(range) => {
+                        range.contains(&at) && found.get(at) == ZERO && least.get(at) != ZERO
+                    }
+                    Effect::Size(_) => false,
                 }
-                Effect::Zero(range) => {
-                    range.contains(&at) && found.get(at) == ZERO && least.get(at) != ZERO
-                }
-                Effect::Size(_) => false,
             })
         };
         let alone = touched.into_iter().filter(|(_, (count, _))| *count == 1);
@@ -303,7 +306,8 @@ mod tests {
 
     #[test]
     fn sizes_follow_the_txgs() {
-        let ops = [op(Effect::Write(0..64), 10), op(Effect::Size(32), 11), op(Effect::Size(48), 12)];
+        let ops =
+            [op(Effect::Write(0..64), 10), op(Effect::Size(32), 11), op(Effect::Size(48), 12)];
         for (txg, size, count) in [(10, 64, 64), (11, 32, 32), (12, 48, 32)] {
             let exact = possible(&ops, txg, Some(0)).exact();
             assert_eq!((exact.size, exact.sectors.len()), (size, count));

@@ -53,7 +53,13 @@ fn read(volume: &Volume, name: &str) -> Result<VolumeContent> {
         for data in piece.chunks(SECTOR as usize) {
             let found = origin_of(data, at);
             let from = found.ok_or_else(|| {
-                Error::corrupt(format!("{name}: sector {at} has bytes that were never written"))
+                let part = |from: usize| data.get(from..from + 8).unwrap_or_default().to_vec();
+                Error::corrupt(format!(
+                    "{name}: sector {at} has bytes that were never written: {:x?}, {:x?}, {:x?}",
+                    part(0),
+                    part(8),
+                    part(504)
+                ))
             })?;
             if from != super::content::ZERO {
                 sectors.insert(at, from);
@@ -146,7 +152,10 @@ fn mount(setup: &VolumeSetup, disks: &SimDisks) -> Result<Replayed, String> {
 fn mount_back(setup: &VolumeSetup, disks: &SimDisks) -> Result<Replayed, String> {
     let leaves = SimLeaves::new(disks, &[]);
     let (writer, txg) = open_to_write(setup, &leaves)?;
-    writer.plants.kept_log.store(setup.plant == super::VolumePlant::KeptLog, std::sync::atomic::Ordering::Relaxed);
+    writer
+        .plants
+        .kept_log
+        .store(setup.plant == super::VolumePlant::KeptLog, std::sync::atomic::Ordering::Relaxed);
     let mut out = Replayed { txg, volumes: BTreeMap::new(), snapshots: BTreeMap::new() };
     let mut all = || {
         for (name, snapshots) in names(&writer)? {

@@ -17,7 +17,7 @@ use super::{BEGUN, GenerationBase, Shared, VolumeHistory, VolumeSetup, VolumeSna
 use crate::pool::POOL;
 
 /// Least and most bytes of a volume.
-const SIZES: [u64; 2] = [128 << 10, 512 << 10];
+const SIZES: [u64; 2] = [64 << 10, 256 << 10];
 /// Operations of an administrator.
 const ADMIN_OPS: usize = 12;
 /// How often a writer looks for the volume that a rollback restored.
@@ -96,12 +96,14 @@ fn range(rng: &mut Rng, size: u64) -> std::ops::Range<u64> {
         0..=3 => 16,
         4..=5 => 64,
         6 => 128,
-        _ => 320,
+        _ => 240,
     };
     let len = (1 + rng.below(most)).min(size);
     let at = match rng.below(3) {
         // Whole blocks, often.
         0 => rng.below(size - len + 1) / 32 * 32,
+        // The same place, often.
+        1 => rng.below((size - len + 1).min(32)),
         _ => rng.below(size - len + 1),
     };
     at..at + len
@@ -123,8 +125,8 @@ impl Worker {
             }
             Effect::Zero(range) => {
                 let (at, len) = span(range);
-                let whole = at.is_multiple_of(self.setup.block)
-                    && len.is_multiple_of(self.setup.block);
+                let whole =
+                    at.is_multiple_of(self.setup.block) && len.is_multiple_of(self.setup.block);
                 match whole {
                     true => ("discard", of.volume.discard(at, len)),
                     false => ("zero", of.volume.zero(at, len)),
@@ -199,7 +201,7 @@ impl Worker {
                 1 => self.flush(&current, 1)?,
                 _ => {
                     self.random_change(&mut rng, &current)?
-                        && (rng.one_in(3) || self.flush(&current, 1)?)
+                        && (rng.one_in(2) || self.flush(&current, 1)?)
                 }
             };
             let mut looks = 0;
@@ -220,14 +222,14 @@ impl Worker {
         for _ in 0..ADMIN_OPS {
             made += 1;
             match rng.below(16) {
-                0..=3 => drop(self.flush(&volume.current(), 2)?),
-                4..=6 => self.snapshot(volume, format!("s{made}"))?,
-                7..=9 => self.roll_back(volume)?,
-                10 => {
+                0..=2 => drop(self.flush(&volume.current(), 2)?),
+                3..=5 => self.snapshot(volume, format!("s{made}"))?,
+                6..=8 => self.roll_back(volume)?,
+                9..=10 => {
                     let name = format!("{POOL}/c{}-{made}", volume.index);
                     clones.extend(self.make_clone(&mut rng, volume, name)?);
                 }
-                11..=12 => {
+                11 => {
                     if let Some(clone) = clones.last() {
                         let current = clone.current();
                         for _ in 0..3 {
@@ -236,7 +238,7 @@ impl Worker {
                         self.flush(&current, 2)?;
                     }
                 }
-                13 => {
+                12..=13 => {
                     if let Some(clone) = clones.pop() {
                         let died = self.writer.destroy_dataset(&clone.name, false, None)?;
                         let mut recording = self.shared.lock();
