@@ -36,6 +36,7 @@ mod poison;
 mod sample;
 mod scrub;
 mod scrub_pool;
+mod snapshots;
 mod stress;
 mod svg;
 mod sync;
@@ -73,6 +74,7 @@ const ALL: &[Bench] = &[
     l2arc::BENCH,
     metaslabs::BENCH,
     scrub::BENCH,
+    snapshots::BENCH,
     codecs::BENCH,
     fuse_null::BENCH,
 ];

@@ -193,7 +193,7 @@ impl Pool {
         recursive: bool,
         command_line: Option<&str>,
     ) -> Result<()> {
-        self.writer()?.destroy_dataset(name, recursive, command(command_line))
+        self.writer()?.destroy_dataset(name, recursive, command(command_line)).map(drop)
     }
 
     /// Takes snapshots (`dataset@name`) atomically.
@@ -207,7 +207,7 @@ impl Pool {
         props: &[(String, PropData)],
         command_line: Option<&str>,
     ) -> Result<()> {
-        self.writer()?.snapshot(names, &stored(props), command(command_line))
+        self.writer()?.snapshot(names, &stored(props), command(command_line)).map(drop)
     }
 
     /// Destroys snapshots. With `defer`, those that are held or have clones are destroyed
@@ -222,7 +222,7 @@ impl Pool {
         defer: bool,
         command_line: Option<&str>,
     ) -> Result<()> {
-        self.writer()?.destroy_snapshots(names, defer, command(command_line))
+        self.writer()?.destroy_snapshots(names, defer, command(command_line)).map(drop)
     }
 
     /// Sets properties of a dataset, in stored form, as [`crate::create::dataset_setting`]
@@ -287,7 +287,7 @@ impl Dataset {
     /// As [`Pool::snapshot`].
     pub fn take_snapshot(&self, name: &str) -> Result<()> {
         let full = format!("{}@{name}", self.name());
-        self.core().writer()?.snapshot(&[full], &[], None)
+        self.core().writer()?.snapshot(&[full], &[], None).map(drop)
     }
 
     /// Destroys a snapshot of this dataset.
@@ -296,7 +296,7 @@ impl Dataset {
     /// As [`Pool::destroy_snapshots`].
     pub fn destroy_snapshot(&self, name: &str) -> Result<()> {
         let full = format!("{}@{name}", self.name());
-        self.core().writer()?.destroy_snapshots(&[full], false, None)
+        self.core().writer()?.destroy_snapshots(&[full], false, None).map(drop)
     }
 
     /// Renames a snapshot of this dataset.

@@ -71,7 +71,7 @@ impl Pool {
     /// again or `refquota` is exceeded; `Unsupported` for encrypted datasets; `ReadOnly`;
     /// that of a suspension.
     pub fn rollback(&self, snapshot: &str, command_line: Option<&str>) -> Result<()> {
-        self.writer()?.rollback(snapshot, command(command_line))
+        self.writer()?.rollback(snapshot, command(command_line)).map(drop)
     }
 
     /// Renames a file system or volume with all below it; `to` is its new full name, in the
@@ -102,6 +102,7 @@ impl Pool {
         command_line: Option<&str>,
     ) -> Result<Vec<String>> {
         let writer = Arc::clone(self.writer()?);
-        writer.rename_snapshot(of, (from, to), recursive, command(command_line))
+        let done = writer.rename_snapshot(of, (from, to), recursive, command(command_line));
+        done.map(|(names, _)| names)
     }
 }

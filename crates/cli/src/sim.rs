@@ -17,14 +17,19 @@ usage: cenote sim [--seed N] [--runs M] [option ...]
 	--runs M        runs (1)
 	--vdevs NAME    single, stripe, mirror, raidz, raidz2, or classes: data, special and
 	                log mirrors
-	--workload NAME mixed, files, zaps, datasets, churn, full, or short: the seeds count
-	                all sequences of one to three operations; posix: a file system's
-	                calls; logs: intent logs and their replay. Of these two, --ops,
-	                --plant, --fault and --keep cannot be chosen
+	--workload NAME mixed, files, zaps, datasets, churn, full, checkpoint, trim; lineage:
+	                snapshots, clones, promotions, rollbacks, renames, holds; short: the
+	                seeds count all sequences of one to three operations; posix: a file
+	                system's calls; logs: intent logs and their replay; volumes: these
+	                with their logs. Of these three, --ops, --plant, --fault and --keep
+	                cannot be chosen
 	--threads N     threads that write, at most 64
 	--ops N         operations of each thread, at most 100000
 	--plant NAME    a bug that the run must find: uberblock-before-flush, label-order,
-	                reuse-same-group, reuse-before-commit, no-defer, lose-entry, wrong-group
+	                reuse-same-group, reuse-before-commit, no-defer, lose-entry, wrong-group,
+	                free-kept, forget-range, trim-deferred; of lineages: forgotten-deadlist,
+	                forgotten-clones, left-bookmarks, kept-blocks, freed-origin,
+	                dropped-holds, forgotten-deferral
 	--fault NAME    what one disk does while the pool is in use: drop, away,
 	                write-errors, flush-errors, read-errors, stale-reads, misdirected,
 	                lying-flushes

@@ -29,6 +29,7 @@ const BENCHES: &[&str] = &[
     "l2arc",
     "metaslabs",
     "scrub",
+    "snapshots",
     "codecs",
     "fuse-null",
     "cache",
@@ -41,11 +42,13 @@ const WORKLOADS: &[&str] = &[
     "datasets",
     "churn",
     "full",
+    "lineage",
     "checkpoint",
     "trim",
     "short",
     "posix",
     "logs",
+    "volumes",
 ];
 const PLANTS: &[&str] = &[
     "uberblock-before-flush",
@@ -58,6 +61,13 @@ const PLANTS: &[&str] = &[
     "free-kept",
     "forget-range",
     "trim-deferred",
+    "forgotten-deadlist",
+    "forgotten-clones",
+    "left-bookmarks",
+    "kept-blocks",
+    "freed-origin",
+    "dropped-holds",
+    "forgotten-deferral",
 ];
 const FAULTS: &[&str] = &[
     "drop",

@@ -1,6 +1,7 @@
 //! Continuing after a crash: the disks are imported for writing, changed, and crashed
 //! again.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use base::Txg;
@@ -36,6 +37,7 @@ fn body(setup: &Setup, plan: &OpPlan, disks: &SimDisks, old: &Model) -> Result<A
     let mut driver =
         Driver::new(writer, disks, Arc::clone(&model)).map_err(|e| fail("start", &e))?;
     driver.prefix = "again-".to_owned();
+    driver.lineage = setup.workload == Workload::Lineage;
     plant(setup, &mut driver);
     let mut hand = driver.hand_of(txg);
     for (number, op) in plan.iter().flatten() {
@@ -51,6 +53,7 @@ fn body(setup: &Setup, plan: &OpPlan, disks: &SimDisks, old: &Model) -> Result<A
 /// operations.
 pub fn go_on(setup: &Setup, images: Vec<Image>, old: &Arc<Model>, seed: u64) -> Recorded {
     let workload = Workload::ALL[Rng::stream(seed, 15).below(Workload::ALL.len() as u64) as usize];
+    let workload = if setup.workload == Workload::Lineage { setup.workload } else { workload };
     let setup = Setup { seed, workload, threads: 1, ops: OPS, keep: None, ..setup.clone() };
     let plan = plan(&setup);
     let disks = SimDisks::new(setup.disks(), images);
@@ -64,7 +67,21 @@ pub fn go_on(setup: &Setup, images: Vec<Image>, old: &Arc<Model>, seed: u64) -> 
     };
     let (hash, steps) = (run.hash, run.steps);
     let (victim, full, memo) = (None, true, Memo::default());
-    Recorded { setup, plan, disks, model, hash, steps, failed, victim, full, prelude: 0, memo }
+    let done = BTreeSet::new();
+    Recorded {
+        setup,
+        plan,
+        disks,
+        model,
+        hash,
+        steps,
+        failed,
+        victim,
+        full,
+        prelude: 0,
+        done,
+        memo,
+    }
 }
 
 impl Recorded {

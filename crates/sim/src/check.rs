@@ -22,7 +22,7 @@ use zio::BlockCache;
 
 use crate::image::{BadSectors, Range, Tap};
 use crate::memo::{Manner, Memo, PriorVerdict};
-use crate::model::{CHUNK, Content, Model, Obj};
+use crate::model::{CHUNK, Content, Model, Obj, PoolNames};
 use crate::pool::{SimLeaves, find, import};
 
 /// The expected state of the disks.
@@ -350,6 +350,7 @@ fn compare(spa: &Spa, model: &Model, txg: Txg, detect: bool) -> Result<Integrity
     }
     let mut heads = BTreeMap::new();
     let mut snaps = BTreeMap::new();
+    let mut marks = BTreeMap::new();
     let mut damaged = false;
     let mut take = |done: Result<(), Bad>| {
         damaged |= noticed(done, detect)? == Integrity::Damaged;
@@ -363,12 +364,18 @@ fn compare(spa: &Spa, model: &Model, txg: Txg, detect: bool) -> Result<Integrity
                 let short = snap.name().rsplit('@').next().unwrap_or_default().to_owned();
                 snaps.insert((dir.name().to_owned(), short), snap);
             }
+            for mark in head.bookmarks()? {
+                let short = mark.name.rsplit('#').next().unwrap_or_default().to_owned();
+                marks.insert((dir.name().to_owned(), short), mark.phys.creation_txg);
+            }
             heads.insert(dir.name().to_owned(), head);
             Ok(())
         });
         walked.map_err(|e| text("datasets", e))?;
         same_names("datasets", heads.keys(), state.heads.keys())?;
-        same_names("snapshots", snaps.keys(), state.snaps.keys())
+        same_names("snapshots", snaps.keys(), state.snaps.keys())?;
+        same_names("bookmarks", marks.iter(), state.marks.iter())?;
+        relations(spa, &heads, &snaps, &state)
     })();
     take(names)?;
     for (name, head) in &heads {
@@ -387,10 +394,41 @@ fn compare(spa: &Spa, model: &Model, txg: Txg, detect: bool) -> Result<Integrity
     Ok(if damaged { Integrity::Damaged } else { Integrity::Whole })
 }
 
-fn same_names<'a, N: Ord + std::fmt::Debug + 'a>(
+/// Origins, holds, and snapshots whose destruction is deferred.
+fn relations(
+    spa: &Spa,
+    heads: &BTreeMap<String, DslDataset>,
+    snaps: &BTreeMap<(String, String), DslDataset>,
+    due: &PoolNames,
+) -> Result<(), Bad> {
+    let by_object: BTreeMap<u64, &(String, String)> =
+        snaps.iter().map(|(name, snap)| (snap.object(), name)).collect();
+    let origin = |(name, head): (&String, &DslDataset)| {
+        let of = by_object.get(&head.dir().phys().origin_obj)?;
+        Some((name.clone(), (*of).clone()))
+    };
+    let origins: BTreeMap<_, _> = heads.iter().filter_map(origin).collect();
+    same_names("origins", origins.iter(), due.origins.iter())?;
+    let (mut held, mut deferred) = (BTreeMap::new(), BTreeSet::new());
+    for (name, snap) in snaps {
+        let tags = dsl::write::destroy::holds(spa.mos(), snap.phys());
+        let tags = tags.map_err(|e| text("holds", e))?;
+        let tags: BTreeSet<String> = tags.into_iter().map(|(tag, _)| tag).collect();
+        if !tags.is_empty() {
+            held.insert(name.clone(), tags);
+        }
+        if snap.phys().is_defer_destroy() {
+            deferred.insert(name.clone());
+        }
+    }
+    same_names("holds", held.iter(), due.holds.iter())?;
+    same_names("deferred destructions", deferred.iter(), due.deferred.iter())
+}
+
+fn same_names<N: Ord + fmt::Debug>(
     what: &str,
-    found: impl Iterator<Item = &'a N>,
-    due: impl Iterator<Item = &'a N>,
+    found: impl Iterator<Item = N>,
+    due: impl Iterator<Item = N>,
 ) -> Result<(), Bad> {
     let (found, due): (BTreeSet<_>, BTreeSet<_>) = (found.collect(), due.collect());
     if found == due {

@@ -1,6 +1,6 @@
 //! Operations on a pool that is open for writing, each recorded in the model.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use base::rt::{Mutex, plain};
@@ -18,7 +18,7 @@ use spa::engine::{
     Writer, objset_props,
 };
 
-use crate::model::{Act, Dataset, DsId, Model, Snap};
+use crate::model::{Act, Dataset, DsId, History, Model, Snap};
 use crate::ops::{Op, content};
 use crate::pool::POOL;
 
@@ -27,22 +27,22 @@ const END_MAX: u64 = 4 << 20;
 
 /// An object that threads write.
 #[derive(Clone)]
-struct WriteTarget {
-    ds: DsId,
-    id: u64,
-    zap: bool,
+pub(crate) struct WriteTarget {
+    pub(crate) ds: DsId,
+    pub(crate) id: u64,
+    pub(crate) zap: bool,
     /// The position of the next append; the lock orders changes by several threads.
-    end: Arc<Mutex<u64>>,
-    shared: bool,
+    pub(crate) end: Arc<Mutex<u64>>,
+    pub(crate) shared: bool,
 }
 
 /// The state of one thread: its own objects, datasets and snapshots.
 pub struct Hand {
-    thread: usize,
-    objects: Vec<WriteTarget>,
-    datasets: Vec<DsId>,
-    snaps: Vec<usize>,
-    made: usize,
+    pub(crate) thread: usize,
+    pub(crate) objects: Vec<WriteTarget>,
+    pub(crate) datasets: Vec<DsId>,
+    pub(crate) snaps: Vec<usize>,
+    pub(crate) made: usize,
 }
 
 /// A pool under a workload.
@@ -51,8 +51,8 @@ pub struct Driver {
     pub writer: Arc<Writer>,
     /// Its expected content.
     pub model: Arc<Model>,
-    disks: SimDisks,
-    heads: Mutex<BTreeMap<DsId, Arc<Objset>>>,
+    pub(crate) disks: SimDisks,
+    pub(crate) heads: Mutex<BTreeMap<DsId, Arc<Objset>>>,
     shared: Mutex<Vec<WriteTarget>>,
     plant_wrong_txg: bool,
     /// Devices fail: an operation that fails leaves unknown content.
@@ -61,6 +61,10 @@ pub struct Driver {
     pub evicts: bool,
     /// Distinguishes this run's names from those of earlier runs.
     pub prefix: String,
+    /// Threads have datasets of their own, whose lineage they change (`lineage`).
+    pub lineage: bool,
+    /// Operations on lineages that were done, by kind.
+    pub done: plain::Mutex<BTreeSet<&'static str>>,
 }
 
 fn words(seed: u32, count: usize) -> Vec<u64> {
@@ -116,6 +120,8 @@ impl Driver {
             faulty: false,
             evicts: false,
             prefix: String::new(),
+            lineage: false,
+            done: plain::Mutex::default(),
         })
     }
 
@@ -131,9 +137,10 @@ impl Driver {
     pub(crate) fn add_root(&self) -> Result<()> {
         let root = dsl::DslDir::root(self.writer.mos(), POOL)?;
         let head = root.head()?.ok_or_else(|| Error::corrupt("no root dataset"))?.object();
-        let (name, origin, died) = (POOL.to_owned(), None, None);
+        let (name, clone_of) = (History::new(POOL.to_owned()), History::new(None));
         let born = self.writer.published().uberblock.txg;
-        self.model.add_dataset(Dataset { name, head, origin, born, died });
+        let root = Dataset { name, head, origin: None, clone_of, born, died: None };
+        self.model.add_dataset(root);
         self.disks.mark(born.0);
         Ok(())
     }
@@ -158,7 +165,8 @@ impl Driver {
     /// The initial state of a thread in a pool with content: all of it.
     pub(crate) fn hand_of(&self, txg: Txg) -> Hand {
         let state = self.model.state(txg);
-        let datasets: Vec<DsId> = state.heads.values().map(|(ds, _)| *ds).collect();
+        let mut datasets: Vec<DsId> = state.heads.values().map(|(ds, _)| *ds).collect();
+        datasets.retain(|ds| *ds != 0 || !self.lineage);
         let snaps = self.model.snaps_in(txg);
         let mut objects = Vec::new();
         for &ds in &datasets {
@@ -348,9 +356,10 @@ impl Driver {
     }
 
     /// Creates a dataset below the root, empty or a clone of a snapshot.
-    fn dataset(&self, hand: &mut Hand, origin: Option<usize>) -> Result<()> {
+    pub(crate) fn dataset(&self, hand: &mut Hand, origin: Option<usize>) -> Result<()> {
         hand.made += 1;
         let short = format!("{}d{}-{}", self.prefix, hand.thread, hand.made);
+        let clone_of = History::new(origin);
         let origin = origin.and_then(|snap| self.model.snap(snap));
         let origin_object = origin.as_ref().map(|s| s.object);
         let name = short.clone();
@@ -367,8 +376,9 @@ impl Driver {
         };
         let (head, txg, done) = self.task(|_| Ok(()), act)?;
         let origin = origin.map(|s| (s.ds, s.born));
-        let name = format!("{POOL}/{short}");
-        let ds = self.model.add_dataset(Dataset { name, head, origin, born: txg, died: None });
+        let name = History::new(format!("{POOL}/{short}"));
+        let made = Dataset { name, head, origin, clone_of, born: txg, died: None };
+        let ds = self.model.add_dataset(made);
         hand.datasets.push(ds);
         done
     }
@@ -413,8 +423,7 @@ impl Driver {
         );
         match done {
             Ok((object, txg, done)) => {
-                let snap = Snap { ds, name, object, born: txg, died: None };
-                hand.snaps.push(self.model.add_snap(snap));
+                hand.snaps.push(self.model.add_snap(Snap::new(ds, name, object, txg)));
                 done
             }
             Err(e) if e.kind() == ErrorKind::WouldBlock => Ok(()),
@@ -558,6 +567,12 @@ impl Driver {
     }
 
     fn run_op(&self, hand: &mut Hand, op: &Op) -> Result<()> {
+        if self.lineage {
+            self.begin_lineage(hand)?;
+        }
+        if self.run_lineage(hand, op)? {
+            return Ok(());
+        }
         let pick_ds = |which: u32| hand.datasets[which as usize % hand.datasets.len()];
         let pick = |which: u32, zap: bool| {
             let fit: Vec<&WriteTarget> = hand.objects.iter().filter(|o| o.zap == zap).collect();
@@ -641,11 +656,9 @@ impl Driver {
             }
             Op::Props { ds, seed } => self.props(pick_ds(*ds), *seed)?,
             Op::Dataset => self.dataset(hand, None)?,
-            Op::Clone { snap } => {
-                if !hand.snaps.is_empty() {
-                    let snap = hand.snaps[*snap as usize % hand.snaps.len()];
-                    self.dataset(hand, Some(snap))?;
-                }
+            Op::Clone { snap } if !hand.snaps.is_empty() => {
+                let snap = hand.snaps[*snap as usize % hand.snaps.len()];
+                self.dataset(hand, Some(snap))?;
             }
             Op::Destroy { ds } => self.destroy(hand, *ds)?,
             Op::Snapshot { ds } => self.snapshot(hand, *ds)?,
@@ -672,6 +685,8 @@ impl Driver {
             Op::Kick => self.writer.txgs().kick(self.writer.txgs().open_txg()),
             Op::Sleep { ms } => base::rt::sleep(std::time::Duration::from_millis(u64::from(*ms))),
             Op::Scan { seed } => self.scan(*seed)?,
+            // Those of `lineage` are done, and there is nothing to clone.
+            _ => {}
         }
         Ok(())
     }

@@ -33,6 +33,8 @@ pub mod driver;
 mod everywhere;
 mod fs;
 pub mod image;
+mod lineage;
+mod log_end;
 pub mod logs;
 pub mod memo;
 pub mod mishap;
@@ -46,6 +48,7 @@ pub mod setup;
 pub mod short;
 pub mod shrink;
 pub mod tree;
+pub mod volumes;
 
 pub use campaign::{Campaign, Totals};
 pub use run::{CrashTally, Failure, Recorded, record, run};

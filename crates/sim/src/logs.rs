@@ -31,11 +31,9 @@ use base::rt::{Mutex, fan_out, plain};
 use base::{ObjectId, Result, Txg};
 use device::sim::{Action, Image, SimDisks};
 use dmu::{Io, OutagePolicy, Tx};
-use ondisk::zil::{LogPtr, Record};
-use spa::audit::log::{LogVisitor, log_header, walk_log};
 use spa::engine::Writer;
 use spa::{ImportOptions, Spa};
-use zio::{BlockCache, Zio};
+use zio::BlockCache;
 use zpl::rw::{Caller, Host, HostSpace, New, RwProps, SetHow, WritePosition, XattrForm};
 use zpl::{FileSystem, Time};
 
@@ -43,6 +41,7 @@ use crate::check;
 use crate::everywhere::CrashPoints;
 use crate::fs::{dataset, ended, make_dataset, now, space, synced};
 use crate::image::{Range, Tap};
+use crate::log_end;
 use crate::memo::{Manner, Memo, alike, tidy};
 use crate::over;
 use crate::pool::{CACHE, SimLeaves, find, import, make};
@@ -557,47 +556,15 @@ fn mount(
     Ok(there)
 }
 
-/// The readable end of a log: of its chain, and of its records with the data they refer to.
-/// The two differ where a power cut left a log block intact and tore that data.
-struct LogEnd<'a> {
-    zio: &'a Zio,
-    last_synced: Txg,
-    id: [u64; 2],
-    block: u64,
-    record: u64,
-    torn: bool,
-}
-
-impl LogVisitor for LogEnd<'_> {
-    fn block(&mut self, ptr: &LogPtr) -> Result<bool> {
-        let [a, b, _, seq] = ptr.verifier;
-        (self.id, self.block) = ([a, b], seq);
-        Ok(true)
-    }
-
-    fn record(&mut self, record: &Record<'_>, _: bool) -> Result<()> {
-        for bp in record.pointers()? {
-            let bp = bp?;
-            self.torn |= bp.birth() > self.last_synced && self.zio.read(&bp, Io::SCAN).is_err();
-        }
-        if !self.torn {
-            self.record = record.header.seq;
-        }
-        Ok(())
-    }
-}
-
 /// The readable part of the file system's log in an open pool.
-fn end_of_log(spa: &Spa) -> Result<LogEnd<'_>> {
-    let last_synced = spa.uberblock().txg;
-    let (zio, id) = (spa.zio(), [0; 2]);
-    let mut end = LogEnd { zio, last_synced, id, block: 0, record: 0, torn: false };
+fn end_of_log(spa: &Spa) -> Result<([u64; 2], u64, u64)> {
+    let mut end = ([0; 2], 0, 0);
     spa.root_dir()?.walk(&mut |dir| {
         if dir.name() == dataset()
             && let Some(os) = dir.head()?.map(|head| head.open_objset()).transpose()?.flatten()
         {
-            // An error is the end.
-            let _end = walk_log(os.zio(), &log_header(&os.phys())?, &mut end);
+            let found = log_end::end_of_log(spa.zio(), spa.uberblock().txg, &os)?;
+            end = (found.id, found.block, found.record);
         }
         Ok(())
     })?;
@@ -650,8 +617,8 @@ impl RecordedLogs {
             self.memo.keep(images, &manner, txg, root, in_labels, read);
             all
         };
-        let end = end_of_log(&spa).map_err(|e| format!("txg {txg}: {e}"))?;
-        let state = (txg, end.id, end.block, end.record);
+        let (id, block, record) = end_of_log(&spa).map_err(|e| format!("txg {txg}: {e}"))?;
+        let state = (txg, id, block, record);
         let ranges = tidy(body.into_iter().chain(tap.take()).collect());
         let mut seen = self.seen.lock();
         seen.push_front(Arc::new(ImageReading { images: images.to_vec(), ranges, state }));

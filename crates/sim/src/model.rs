@@ -6,13 +6,20 @@
 //! else was in memory when the power failed, a pool whose uberblock is of txg *T* must have
 //! exactly this content.
 //!
+//! Names, owners, holds and origins are histories: lists of values, each with the txg from
+//! which on it holds ([`History`]). A snapshot's content is that of the dataset of which it was
+//! taken, as of that txg, whatever became of either since. A rollback gives a dataset the
+//! content of a snapshot, and takes back all changes of txgs up to its own.
+//!
 //! # Invariants
 //! * A change is recorded while its transaction is open, so no txg is committed before all
 //!   its changes are recorded.
+//! * Operations on datasets that are related by names or clones are recorded in the order of
+//!   their txgs, because one thread makes them.
 //!
 //! Lock order: each lock is a leaf and invisible to the scheduler.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use base::Txg;
@@ -74,15 +81,47 @@ struct Note {
     act: Act,
 }
 
+/// A value that changes, with the txgs that changed it in their order.
+#[derive(Clone, Debug)]
+pub struct History<T>(Vec<(Txg, T)>);
+
+impl<T: Clone> History<T> {
+    /// A value from the beginning on.
+    pub fn new(value: T) -> History<T> {
+        History(vec![(Txg::ZERO, value)])
+    }
+
+    pub(crate) fn set(&mut self, txg: Txg, value: T) {
+        self.0.push((txg, value));
+    }
+
+    /// The value in `txg`.
+    pub fn at(&self, txg: Txg) -> &T {
+        let last = self.0.iter().rfind(|(since, _)| *since <= txg);
+        &last.unwrap_or(&self.0[0]).1
+    }
+
+    /// The newest value.
+    pub fn now(&self) -> &T {
+        self.at(Txg::MAX)
+    }
+
+    fn cut(&mut self, txg: Txg) {
+        *self = History::new(self.at(txg).clone());
+    }
+}
+
 /// The history of a dataset.
 #[derive(Clone, Debug)]
 pub struct Dataset {
     /// Full name.
-    pub name: String,
+    pub name: History<String>,
     /// Its head's object.
     pub head: u64,
     /// The origin of its content: a dataset as of a txg.
     pub origin: Option<(DsId, Txg)>,
+    /// The snapshot that it is a clone of, by its index.
+    pub clone_of: History<Option<usize>>,
     /// The txg that made it.
     pub born: Txg,
     /// The txg that destroyed it.
@@ -92,16 +131,52 @@ pub struct Dataset {
 /// The history of a snapshot.
 #[derive(Clone, Debug)]
 pub struct Snap {
-    /// Its dataset.
+    /// The dataset of which it was taken.
     pub ds: DsId,
-    /// Name behind the `@`.
-    pub name: String,
-    /// Its object.
+    /// The dataset to which it belongs, and its name behind the `@`.
+    pub home: History<(DsId, String)>,
+    /// Its object; 0 if unknown.
     pub object: u64,
     /// The txg that took it.
     pub born: Txg,
     /// The txg that destroyed it.
     pub died: Option<Txg>,
+    /// The tags that hold it.
+    pub tags: History<BTreeSet<String>>,
+    /// Whether it is destroyed with its last hold and clone.
+    pub deferred: History<bool>,
+}
+
+impl Snap {
+    /// A snapshot that `born` took.
+    pub fn new(ds: DsId, name: String, object: u64, born: Txg) -> Snap {
+        let (tags, deferred) = (History::new(BTreeSet::new()), History::new(false));
+        Snap { ds, home: History::new((ds, name)), object, born, died: None, tags, deferred }
+    }
+}
+
+/// The history of a bookmark.
+#[derive(Clone, Debug)]
+pub struct Mark {
+    /// The dataset to which it belongs, and its name behind the `#`.
+    pub home: History<(DsId, String)>,
+    /// The txg that took its snapshot.
+    pub of: Txg,
+    /// The txg that made it.
+    pub born: Txg,
+    /// The txg that destroyed it.
+    pub died: Option<Txg>,
+}
+
+/// A rollback of a dataset.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rollback {
+    /// The dataset.
+    pub(crate) ds: DsId,
+    /// The txg that made it.
+    pub(crate) txg: Txg,
+    /// The content since: that of a dataset as of a txg.
+    pub(crate) to: (DsId, Txg),
 }
 
 /// An object's content.
@@ -184,10 +259,12 @@ impl Obj {
 }
 
 #[derive(Default)]
-struct Notes {
+pub(crate) struct Notes {
     notes: Vec<Note>,
-    datasets: Vec<Dataset>,
-    snaps: Vec<Snap>,
+    pub(crate) datasets: Vec<Dataset>,
+    pub(crate) snaps: Vec<Snap>,
+    pub(crate) marks: Vec<Mark>,
+    pub(crate) rollbacks: Vec<Rollback>,
     /// The pool's comment, by txg; several threads may change it in one.
     comments: Vec<(Txg, String)>,
     /// The checkpointed txg, by the txg that changed it.
@@ -203,20 +280,41 @@ struct Notes {
 /// The model of one pool.
 #[derive(Default)]
 pub struct Model {
-    notes: plain::Mutex<Notes>,
+    pub(crate) notes: plain::Mutex<Notes>,
     /// Content by dataset and txg, computed on demand.
     states: plain::Mutex<HashMap<(DsId, Txg), Arc<Content>>>,
 }
 
 /// The state of a txg: names, and keys of their content.
+#[derive(Default)]
 pub struct PoolNames {
     /// Heads by name.
     pub heads: BTreeMap<String, (DsId, Txg)>,
     /// Snapshots by dataset's name and own name.
     pub snaps: BTreeMap<(String, String), (DsId, Txg)>,
+    /// Origins of the clones among the heads: dataset and snapshot.
+    pub origins: BTreeMap<String, (String, String)>,
+    /// The tags of each held snapshot.
+    pub holds: BTreeMap<(String, String), BTreeSet<String>>,
+    /// Snapshots whose destruction is deferred.
+    pub deferred: BTreeSet<(String, String)>,
+    /// Bookmarks by dataset's name and own name, with the txgs of their snapshots.
+    pub marks: BTreeMap<(String, String), Txg>,
 }
 
-fn alive(born: Txg, died: Option<Txg>, at: Txg) -> bool {
+impl PoolNames {
+    /// Everything but content.
+    fn same_relations(&self, other: &PoolNames) -> bool {
+        self.snaps == other.snaps
+            && self.origins == other.origins
+            && self.holds == other.holds
+            && self.deferred == other.deferred
+            && self.marks == other.marks
+            && self.heads.keys().eq(other.heads.keys())
+    }
+}
+
+pub(crate) fn alive(born: Txg, died: Option<Txg>, at: Txg) -> bool {
     born <= at && died.is_none_or(|d| d > at)
 }
 
@@ -312,13 +410,35 @@ impl Model {
     /// The state in `txg`.
     pub fn state(&self, txg: Txg) -> PoolNames {
         let notes = self.notes.lock();
-        let heads = notes.datasets.iter().enumerate();
-        let heads = heads.filter(|(_, d)| alive(d.born, d.died, txg));
-        let heads = heads.map(|(id, d)| (d.name.clone(), (id, txg))).collect();
-        let snaps = notes.snaps.iter().filter(|s| alive(s.born, s.died, txg));
-        let name = |ds: DsId| notes.datasets.get(ds).map_or(String::new(), |d| d.name.clone());
-        let snaps = snaps.map(|s| ((name(s.ds), s.name.clone()), (s.ds, s.born))).collect();
-        PoolNames { heads, snaps }
+        let mut state = PoolNames::default();
+        let name = |ds: DsId| notes.datasets.get(ds).map_or("", |d| d.name.at(txg)).to_owned();
+        let full = |home: &History<(DsId, String)>| {
+            let (ds, own) = home.at(txg);
+            (name(*ds), own.clone())
+        };
+        for (id, ds) in notes.datasets.iter().enumerate() {
+            if !alive(ds.born, ds.died, txg) {
+                continue;
+            }
+            state.heads.insert(name(id), (id, txg));
+            if let Some(origin) = ds.clone_of.at(txg).and_then(|snap| notes.snaps.get(snap)) {
+                state.origins.insert(name(id), full(&origin.home));
+            }
+        }
+        for snap in notes.snaps.iter().filter(|s| alive(s.born, s.died, txg)) {
+            let full = full(&snap.home);
+            if !snap.tags.at(txg).is_empty() {
+                state.holds.insert(full.clone(), snap.tags.at(txg).clone());
+            }
+            if *snap.deferred.at(txg) {
+                state.deferred.insert(full.clone());
+            }
+            state.snaps.insert(full, (snap.ds, snap.born));
+        }
+        for mark in notes.marks.iter().filter(|m| alive(m.born, m.died, txg)) {
+            state.marks.insert(full(&mark.home), mark.of);
+        }
+        state
     }
 
     /// Indices of the snapshots that exist in `txg`.
@@ -331,25 +451,32 @@ impl Model {
     /// The content of a dataset as of `txg`.
     pub fn content(&self, ds: DsId, txg: Txg) -> Arc<Content> {
         // Equal states share one entry.
-        let (last, origin, base) = {
+        let (last, back, origin, base) = {
             let notes = self.notes.lock();
             if let Some(fixed) = notes.fixed.get(&(ds, txg)) {
                 return Arc::clone(fixed);
             }
+            let backs = notes.rollbacks.iter().filter(|b| b.ds == ds && b.txg <= txg);
+            let back = backs.max_by_key(|b| b.txg).copied();
             let mine = notes.notes.iter().filter(|n| n.ds == ds && n.txg <= txg);
             let last = mine.map(|n| n.txg).max().unwrap_or(Txg::ZERO);
+            let last = last.max(back.map_or(Txg::ZERO, |b| b.txg));
             let origin = notes.datasets.get(ds).and_then(|d| d.origin);
-            (last, origin, notes.base.get(&ds).cloned())
+            (last, back, origin, notes.base.get(&ds).cloned())
         };
         if let Some(known) = self.states.lock().get(&(ds, last)) {
             return Arc::clone(known);
         }
-        let mut content: Content = match (origin, base) {
-            (_, Some(base)) => (*base).clone(),
-            (Some((from, at)), None) => (*self.content(from, at)).clone(),
-            (None, None) => Content::new(),
+        let mut content: Content = match (back, origin, base) {
+            (Some(back), _, _) => (*self.content(back.to.0, back.to.1)).clone(),
+            (None, _, Some(base)) => (*base).clone(),
+            (None, Some((from, at)), None) => (*self.content(from, at)).clone(),
+            (None, None, None) => Content::new(),
         };
-        for note in self.notes.lock().notes.iter().filter(|n| n.ds == ds && n.txg <= txg) {
+        let counts = |n: &&Note| {
+            n.ds == ds && n.txg <= txg && back.as_ref().is_none_or(|back| n.txg > back.txg)
+        };
+        for note in self.notes.lock().notes.iter().filter(counts) {
             if matches!(note.act, Act::Free) {
                 content.remove(&note.object);
             } else {
@@ -379,18 +506,16 @@ impl Model {
         let same = |(p, q): ((DsId, Txg), (DsId, Txg))| {
             p.0 == q.0 && *self.content(p.0, p.1) == *self.content(q.0, q.1)
         };
-        x.heads.len() == y.heads.len()
-            && x.snaps == y.snaps
+        x.same_relations(&y)
             && self.comments(a) == self.comments(b)
-            && x.heads.keys().eq(y.heads.keys())
             && x.heads.values().copied().zip(y.heads.values().copied()).all(same)
     }
 
     /// A model whose initial state is this one's state in `txg`.
     pub fn after(&self, txg: Txg) -> Model {
-        let (datasets, snaps) = {
+        let (datasets, snaps, marks) = {
             let notes = self.notes.lock();
-            (notes.datasets.clone(), notes.snaps.clone())
+            (notes.datasets.clone(), notes.snaps.clone(), notes.marks.clone())
         };
         let comments = self.comments(txg);
         let count = datasets.len();
@@ -406,10 +531,20 @@ impl Model {
             notes.datasets = datasets;
             for d in &mut notes.datasets {
                 d.died = never(d.born).or(lived(d.died));
+                d.name.cut(txg);
+                d.clone_of.cut(txg);
             }
             notes.snaps = snaps;
             for s in &mut notes.snaps {
                 s.died = never(s.born).or(lived(s.died));
+                s.home.cut(txg);
+                s.tags.cut(txg);
+                s.deferred.cut(txg);
+            }
+            notes.marks = marks;
+            for m in &mut notes.marks {
+                m.died = never(m.born).or(lived(m.died));
+                m.home.cut(txg);
             }
         }
         // Snapshots keep their content.

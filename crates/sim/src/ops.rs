@@ -133,6 +133,73 @@ pub enum Op {
         /// Which.
         snap: u32,
     },
+    /// Promotes a clone.
+    Promote {
+        /// Which dataset.
+        ds: u32,
+    },
+    /// Returns a dataset to its newest snapshot.
+    Rollback {
+        /// Which.
+        ds: u32,
+    },
+    /// Returns a dataset to one of its snapshots, and destroys the newer ones.
+    RollbackAll {
+        /// Which.
+        ds: u32,
+        /// To which snapshot.
+        seed: u32,
+    },
+    /// Renames a dataset.
+    Rename {
+        /// Which.
+        ds: u32,
+        /// Its new name.
+        seed: u32,
+    },
+    /// Renames a snapshot, perhaps with those of the same name below.
+    RenameSnapshot {
+        /// Which.
+        snap: u32,
+        /// Its new name.
+        seed: u32,
+    },
+    /// Holds a snapshot.
+    Hold {
+        /// Which.
+        snap: u32,
+        /// The tag.
+        seed: u32,
+    },
+    /// Releases a hold.
+    Release {
+        /// Of which snapshot.
+        snap: u32,
+        /// The tag.
+        seed: u32,
+    },
+    /// Makes a bookmark.
+    Bookmark {
+        /// Of which snapshot.
+        snap: u32,
+        /// Its name.
+        seed: u32,
+    },
+    /// Destroys a bookmark.
+    DestroyBookmark {
+        /// Which.
+        mark: u32,
+    },
+    /// Destroys a snapshot, or defers that.
+    DestroyDeferred {
+        /// Which.
+        snap: u32,
+    },
+    /// Destroys a dataset with its snapshots and all below.
+    DestroyTree {
+        /// Which.
+        ds: u32,
+    },
     /// Changes the pool's comment, and so all labels.
     Comment {
         /// Its content.
@@ -174,13 +241,27 @@ pub enum Op {
 }
 
 /// Chances of each kind of operation, in the order of [`draw`].
-type Weights = [u64; 28];
+type Weights = [u64; 39];
+
+/// Weights without operations on lineages.
+fn plain(weights: [u64; 28]) -> Weights {
+    std::array::from_fn(|at| weights.get(at).copied().unwrap_or(0))
+}
 
 fn weights(workload: Workload) -> Weights {
     // create zap write append trunc punch free bsize bonus zput zrem props
     // dataset clone destroy snapshot destroysnap sync kick sleep comment spill scan checkpoint discard
     // trim initialize autotrim
-    match workload {
+    plain(match workload {
+        Workload::Lineage => {
+            return [
+                6, 1, 14, 4, 2, 3, 3, 0, 0, 3, 1, 1, 4, 9, 3, 14, 5, 4, 3, 1, 0, 2, 1, 0, 0, 0, 0,
+                0,
+                // promote rollback rollback-r rename rename-snapshot hold release bookmark
+                // destroy-bookmark destroy-d destroy-r
+                9, 7, 4, 4, 4, 4, 4, 4, 2, 4, 2,
+            ];
+        }
         Workload::Mixed | Workload::Short => {
             [8, 3, 20, 8, 4, 6, 5, 3, 3, 8, 3, 2, 3, 2, 2, 4, 3, 8, 4, 2, 1, 3, 0, 0, 0, 0, 0, 0]
         }
@@ -208,7 +289,7 @@ fn weights(workload: Workload) -> Weights {
         Workload::Full => {
             [6, 1, 20, 60, 3, 6, 6, 0, 1, 3, 1, 1, 2, 1, 2, 3, 3, 10, 4, 1, 1, 2, 0, 0, 0, 0, 0, 0]
         }
-    }
+    })
 }
 
 fn offset(rng: &mut Rng) -> u64 {
@@ -276,6 +357,17 @@ fn draw(rng: &mut Rng, weights: &Weights, much: u32) -> Op {
         25 => Op::Trim { leaf: which },
         26 => Op::Initialize { leaf: which },
         27 => Op::Autotrim { on: !seed.is_multiple_of(4) },
+        28 => Op::Promote { ds: which },
+        29 => Op::Rollback { ds: which },
+        30 => Op::RollbackAll { ds: which, seed },
+        31 => Op::Rename { ds: which, seed },
+        32 => Op::RenameSnapshot { snap: which, seed },
+        33 => Op::Hold { snap: which, seed },
+        34 => Op::Release { snap: which, seed },
+        35 => Op::Bookmark { snap: which, seed },
+        36 => Op::DestroyBookmark { mark: which },
+        37 => Op::DestroyDeferred { snap: which },
+        38 => Op::DestroyTree { ds: which },
         _ => Op::Sleep { ms: 1 + rng.below(3000) as u32 },
     }
 }

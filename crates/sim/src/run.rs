@@ -1,5 +1,6 @@
 //! One recorded run, crashed at every event.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -17,7 +18,7 @@ use crate::mishap::Mishap;
 use crate::model::Model;
 use crate::ops::{OpPlan, plan};
 use crate::pool::{CACHE, make};
-use crate::setup::{DiskFault, PlantedBug, Setup};
+use crate::setup::{DiskFault, PlantedBug, Setup, Workload};
 
 /// A run that was recorded.
 pub struct Recorded {
@@ -41,6 +42,8 @@ pub struct Recorded {
     pub full: bool,
     /// Events before the last operation began, in a plan of one thread.
     pub prelude: u64,
+    /// Operations on lineages that were done, by kind.
+    pub done: BTreeSet<&'static str>,
     /// The verdicts so far.
     pub memo: Memo,
 }
@@ -99,8 +102,16 @@ pub(crate) fn plant(setup: &Setup, driver: &mut Driver) {
     }
     let plants = &driver.writer.plants;
     let space = &driver.writer.space().plant;
+    let lineage = &plants.lineage;
     match setup.plant {
         None => {}
+        Some(PlantedBug::ForgottenDeadlist) => lineage.forgotten_deadlist.store(true, Relaxed),
+        Some(PlantedBug::ForgottenClones) => lineage.forgotten_clones.store(true, Relaxed),
+        Some(PlantedBug::LeftBookmarks) => lineage.left_bookmarks.store(true, Relaxed),
+        Some(PlantedBug::KeptBlocks) => lineage.kept_blocks.store(true, Relaxed),
+        Some(PlantedBug::FreedOrigin) => lineage.freed_origin.store(true, Relaxed),
+        Some(PlantedBug::DroppedHolds) => lineage.dropped_holds.store(true, Relaxed),
+        Some(PlantedBug::ForgottenDeferral) => lineage.forgotten_deferral.store(true, Relaxed),
         Some(PlantedBug::UberblockBeforeFlush) => {
             plants.commit.uberblock_before_flush.store(true, Relaxed)
         }
@@ -193,6 +204,7 @@ struct BodyResult {
     victim: Option<usize>,
     full: bool,
     prelude: u64,
+    done: BTreeSet<&'static str>,
 }
 
 /// The body of a run, inside the schedule.
@@ -210,6 +222,7 @@ fn body(
     driver.sync().map_err(|e| fine("first sync", e))?;
     plant(setup, &mut driver);
     driver.faulty = setup.fault.is_some();
+    driver.lineage = setup.workload == Workload::Lineage;
     let victim = arrange(setup, disks);
     let driver = Arc::new(driver);
     let prelude = work(&driver, plan, disks)?;
@@ -219,7 +232,8 @@ fn body(
     }
     driver.writer.stop();
     let full = driver.writer.reused_at_once();
-    Ok(BodyResult { victim, full, prelude })
+    let done = std::mem::take(&mut *driver.done.lock());
+    Ok(BodyResult { victim, full, prelude, done })
 }
 
 /// Runs a setup and records it.
@@ -244,7 +258,7 @@ pub(crate) fn record_plan(setup: &Setup, plan: OpPlan) -> Recorded {
         Outcome::Limit(why) => (Some(format!("no end: {why}")), BodyResult::default()),
     };
     let (hash, steps) = (run.hash, run.steps);
-    let BodyResult { victim, full, prelude } = ended;
+    let BodyResult { victim, full, prelude, done } = ended;
     Recorded {
         setup: setup.clone(),
         plan,
@@ -256,6 +270,7 @@ pub(crate) fn record_plan(setup: &Setup, plan: OpPlan) -> Recorded {
         victim,
         full,
         prelude,
+        done,
         memo: Memo::default(),
     }
 }

@@ -111,6 +111,9 @@ pub enum Workload {
     Full,
     /// Everything, beside scrubs. Not drawn at random.
     Scans,
+    /// Datasets of each thread: snapshots, clones, promotions, rollbacks, renames, holds,
+    /// bookmarks. Not drawn at random.
+    Lineage,
     /// As `Churn`, with checkpoints that are taken and discarded.
     Checkpoint,
     /// As `Churn`, with trims and initializations.
@@ -140,6 +143,7 @@ impl Workload {
             Workload::Churn => "churn",
             Workload::Full => "full",
             Workload::Scans => "scans",
+            Workload::Lineage => "lineage",
             Workload::Checkpoint => "checkpoint",
             Workload::Trim => "trim",
             Workload::Short => "short",
@@ -170,11 +174,25 @@ pub enum PlantedBug {
     ForgetRange,
     /// Space that was freed in the last two txgs is trimmed like free space.
     TrimDeferred,
+    /// A promotion does not count what the deadlists of the shared snapshots have.
+    ForgottenDeadlist,
+    /// A promotion leaves the other clones of the shared snapshots in their set.
+    ForgottenClones,
+    /// A promotion leaves the bookmarks where they are.
+    LeftBookmarks,
+    /// A rollback does not free what was written since the snapshot.
+    KeptBlocks,
+    /// A destroyed dataset frees the blocks of its origin, too.
+    FreedOrigin,
+    /// A snapshot that is renamed loses its holds.
+    DroppedHolds,
+    /// The last clone of a snapshot whose destruction is deferred does not destroy it.
+    ForgottenDeferral,
 }
 
 impl PlantedBug {
     /// All of them.
-    pub const ALL: [PlantedBug; 10] = [
+    pub const ALL: [PlantedBug; 17] = [
         PlantedBug::UberblockBeforeFlush,
         PlantedBug::LabelOrder,
         PlantedBug::ReuseSameTxg,
@@ -185,6 +203,13 @@ impl PlantedBug {
         PlantedBug::FreeKept,
         PlantedBug::ForgetRange,
         PlantedBug::TrimDeferred,
+        PlantedBug::ForgottenDeadlist,
+        PlantedBug::ForgottenClones,
+        PlantedBug::LeftBookmarks,
+        PlantedBug::KeptBlocks,
+        PlantedBug::FreedOrigin,
+        PlantedBug::DroppedHolds,
+        PlantedBug::ForgottenDeferral,
     ];
 
     /// Its name.
@@ -200,6 +225,13 @@ impl PlantedBug {
             PlantedBug::FreeKept => "free-kept",
             PlantedBug::ForgetRange => "forget-range",
             PlantedBug::TrimDeferred => "trim-deferred",
+            PlantedBug::ForgottenDeadlist => "forgotten-deadlist",
+            PlantedBug::ForgottenClones => "forgotten-clones",
+            PlantedBug::LeftBookmarks => "left-bookmarks",
+            PlantedBug::KeptBlocks => "kept-blocks",
+            PlantedBug::FreedOrigin => "freed-origin",
+            PlantedBug::DroppedHolds => "dropped-holds",
+            PlantedBug::ForgottenDeferral => "forgotten-deferral",
         }
     }
 
@@ -208,6 +240,13 @@ impl PlantedBug {
         match self {
             PlantedBug::FreeKept | PlantedBug::ForgetRange => Workload::Checkpoint,
             PlantedBug::TrimDeferred => Workload::Trim,
+            PlantedBug::ForgottenDeadlist
+            | PlantedBug::ForgottenClones
+            | PlantedBug::LeftBookmarks
+            | PlantedBug::KeptBlocks
+            | PlantedBug::FreedOrigin
+            | PlantedBug::DroppedHolds
+            | PlantedBug::ForgottenDeferral => Workload::Lineage,
             _ => Workload::Churn,
         }
     }
@@ -447,8 +486,7 @@ impl ByName for Layout {
 
 impl ByName for Workload {
     fn named(name: &str) -> Option<Self> {
-        let mut all =
-            Self::ALL.into_iter().chain([Workload::Checkpoint, Workload::Trim, Workload::Short]);
-        all.find(|x| x.name() == name)
+        let more = [Workload::Lineage, Workload::Checkpoint, Workload::Trim, Workload::Short];
+        Self::ALL.into_iter().chain(more).find(|x| x.name() == name)
     }
 }

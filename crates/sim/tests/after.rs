@@ -1,27 +1,10 @@
 //! After a crash the pool is written again, and OpenZFS's zdb finds no error.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::disallowed_methods)]
 
-#[path = "../../testkit/src/need.rs"]
-mod need;
-
-use std::path::Path;
-use std::process::Command;
+mod zdb;
 
 use base::rt::sim::Rng;
-use need::{Need, skip};
 use sim::{Recorded, Setup};
-
-fn zdb(dir: &Path) -> bool {
-    let out = Command::new("zdb").args(["-e", "-p"]).arg(dir).args(["-bcc", "sim"]).output();
-    let Ok(out) = out else {
-        skip(Need::Zdb, "zdb is not installed; crashed pools were not shown to it");
-        return false;
-    };
-    let text =
-        String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
-    assert!(out.status.success() && text.contains("No leaks"), "{}: {text}", dir.display());
-    true
-}
 
 /// Some crashes of a run, in the middle of it.
 fn some(recorded: &Recorded, count: usize) -> Vec<(u64, u64)> {
@@ -55,7 +38,6 @@ fn a_crashed_pool_is_written_again() {
 #[test]
 fn zdb_finds_crashed_pools_whole() {
     let runs = if std::env::var_os("CENOTE_NIGHTLY").is_some() { 100 } else { 2 };
-    let dir = std::env::temp_dir().join(format!("cenote-sim-{}", std::process::id()));
     let mut shown = 0;
     for seed in 1..=runs {
         let recorded = sim::record(&Setup::varied(seed));
@@ -63,11 +45,8 @@ fn zdb_finds_crashed_pools_whole() {
             if recorded.crash_once(event, crash).unwrap().is_none() {
                 continue;
             }
-            std::fs::create_dir_all(&dir).unwrap();
             let images = recorded.image(event, crash).unwrap();
-            device::sim::write_files(&images, &dir).unwrap();
-            shown += usize::from(zdb(&dir));
-            std::fs::remove_dir_all(&dir).unwrap();
+            shown += usize::from(zdb::finds_whole(&images, "after"));
         }
     }
     println!("SIMULATED zdb: {shown} crashed pools found whole");

@@ -692,6 +692,11 @@ impl Log {
         held.map(|hold| hold.txg)
     }
 
+    /// Begins closed: as [`Log::close`], for a log that nobody uses yet.
+    pub fn begin_closed(&self) {
+        self.closed.store(true, SeqCst);
+    }
+
     /// Undoes [`Log::close`]: records are accepted again.
     pub fn reopen(&self) {
         self.closed.store(false, SeqCst);

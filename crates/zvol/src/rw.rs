@@ -24,8 +24,8 @@
 //! # Crash argument
 //! After a crash the volume is in the state of the last txg on disk, with the records of the
 //! log replayed upon it in the order of the changes (crate `zil`). All that a successful
-//! flush covers is in one of them. A write that no flush covers may be there in part, in
-//! pieces of at least the smaller of a block and what was written of it.
+//! flush covers is in one of them. A write that no flush covers may be there in part;
+//! each sector of 512 bytes has its old content or its new one.
 //!
 //! # Invariants
 //! * Nothing is written behind the end, and no lock but the range lock is held during I/O.

@@ -1,6 +1,8 @@
-//! `cenote sim --workload posix` and `logs`: file systems and their intent logs, crashed at
-//! every event. A run is determined by its seed, except for vdevs and threads.
+//! `cenote sim --workload posix`, `logs` and `volumes`: file systems, their intent logs, and
+//! volumes with theirs, crashed at every event. A run is determined by its seed, except for
+//! vdevs and threads.
 
+use ::sim::volumes::{self, VolumePlant, VolumeSetup};
 use ::sim::{Setup, logs, posix};
 use base::{Error, Result};
 use commands::getopt::Parsed;
@@ -17,6 +19,7 @@ const FIXED: [(char, &str); 4] =
 enum SimTarget {
     Posix,
     Logs,
+    Volumes,
 }
 
 impl SimTarget {
@@ -24,6 +27,7 @@ impl SimTarget {
         match self {
             SimTarget::Posix => "posix",
             SimTarget::Logs => "logs",
+            SimTarget::Volumes => "volumes",
         }
     }
 
@@ -31,6 +35,7 @@ impl SimTarget {
         match self {
             SimTarget::Posix => posix::setup(seed),
             SimTarget::Logs => logs::setup(seed),
+            SimTarget::Volumes => VolumeSetup::varied(seed, VolumePlant::Nothing).run,
         }
     }
 }
@@ -88,6 +93,7 @@ fn plan(parsed: &Parsed) -> Result<Option<SimPlan>> {
     let of = match parsed.last('w').as_deref() {
         Some("posix") => SimTarget::Posix,
         Some("logs") => SimTarget::Logs,
+        Some("volumes") => SimTarget::Volumes,
         _ => return Ok(None),
     };
     for (letter, name) in FIXED {
@@ -132,7 +138,18 @@ fn run(plan: &SimPlan, setup: Setup, sum: &mut Sum) {
             sum.images += tally.images;
             sum.failure = tally.failure.map(|(_, event, seed, what)| (Some((event, seed)), what));
         }
+        SimTarget::Volumes => {
+            let recorded = volumes::record(volume_setup(setup));
+            let tally = recorded.crash_everywhere(plan.stride, plan.more, plan.judges);
+            sum.points += tally.points;
+            sum.images += tally.images;
+            sum.failure = tally.failure.map(|(_, event, seed, what)| (Some((event, seed)), what));
+        }
     }
+}
+
+fn volume_setup(run: Setup) -> VolumeSetup {
+    VolumeSetup { run: run.clone(), ..VolumeSetup::varied(run.seed, VolumePlant::Nothing) }
 }
 
 fn leave(disks: &SimDisks, plan: &SimPlan, (event, seed): (u64, u64)) -> Result<()> {
@@ -141,7 +158,7 @@ fn leave(disks: &SimDisks, plan: &SimPlan, (event, seed): (u64, u64)) -> Result<
     device::sim::write_files(&images, std::path::Path::new(dir)).map(drop)
 }
 
-/// Before `start` the file system does not exist.
+/// Before `start` the file system or volume does not exist.
 fn check_event(event: u64, start: u64) -> Result<()> {
     let early = || Error::invalid(format!("the run begins with event {start}"));
     (event >= start).then_some(()).ok_or_else(early)
@@ -164,6 +181,17 @@ fn one_crash(plan: &SimPlan, crash: (u64, u64)) -> Result<Exit> {
         }
         SimTarget::Logs => {
             let recorded = logs::record_as(setup, logs::Plant::Nothing);
+            check_event(crash.0, recorded.start)?;
+            leave(&recorded.disks, plan, crash)?;
+            match &recorded.failed {
+                Some(why) => Err(why.clone()),
+                None => recorded
+                    .crash_once(crash.0, crash.1)
+                    .map(|()| "what was promised is there\n".to_owned()),
+            }
+        }
+        SimTarget::Volumes => {
+            let recorded = volumes::record(volume_setup(setup));
             check_event(crash.0, recorded.start)?;
             leave(&recorded.disks, plan, crash)?;
             match &recorded.failed {

@@ -17,7 +17,7 @@
 //! * A clone's livelist is dropped, its tree walked.
 //! * Without async_destroy, OpenZFS marks the dataset and deletes file by file.
 
-use base::{Error, ErrorKind, Result};
+use base::{Error, ErrorKind, Result, Txg};
 use ondisk::bpobj::BpobjEntry;
 use ondisk::dslphys::{
     BOOKMARK_SNAPSHOT_EXISTS, BookmarkPlace, BptreeEntry, DslDatasetPhys, DslDirPhys, UsedKind,
@@ -69,6 +69,15 @@ pub fn holds(mos: &dyn MosRead, s: &DslDatasetPhys) -> Result<Vec<(String, u64)>
 /// # Errors
 /// As [`check_snapshot`]; those of the store.
 pub fn snapshot(cx: &SyncCx<'_>, snap: u64, defer: bool) -> Result<bool> {
+    named_snapshot(cx, snap, None, defer)
+}
+
+/// As [`snapshot`], with the snapshot's name, if the caller knows it: a search for it takes
+/// time proportional to the number of the dataset's snapshots.
+///
+/// # Errors
+/// As [`snapshot`].
+pub fn named_snapshot(cx: &SyncCx<'_>, snap: u64, name: Option<&str>, defer: bool) -> Result<bool> {
     let s = cx.dataset(snap)?;
     let kept = s.num_children > 1 || !holds(cx.read(), &s)?.is_empty();
     if defer && kept && s.prev_snap_obj != 0 {
@@ -77,11 +86,16 @@ pub fn snapshot(cx: &SyncCx<'_>, snap: u64, defer: bool) -> Result<bool> {
         return Ok(false);
     }
     check_snapshot(cx.read(), snap)?;
-    snapshot_unchecked(cx, snap, &s)?;
+    snapshot_unchecked(cx, snap, &s, name)?;
     Ok(true)
 }
 
-fn snapshot_unchecked(cx: &SyncCx<'_>, snap: u64, s: &DslDatasetPhys) -> Result<()> {
+fn snapshot_unchecked(
+    cx: &SyncCx<'_>,
+    snap: u64,
+    s: &DslDatasetPhys,
+    name: Option<&str>,
+) -> Result<()> {
     let (next_obj, dir) = (s.next_snap_obj, s.dir_obj);
     scan::changed(cx, ScanEvent::SnapshotDestroyed(snap, next_obj))?;
     let head = cx.dir(dir)?.head_dataset_obj;
@@ -126,7 +140,7 @@ fn snapshot_unchecked(cx: &SyncCx<'_>, snap: u64, s: &DslDatasetPhys) -> Result<
     } else {
         recompute_unique(cx, next_obj)?;
     }
-    free_snapshot(cx, snap, s, head)
+    free_snapshot(cx, snap, s, head, name)
 }
 
 /// Updates the bookmarks of a snapshot that is being destroyed, and those before it (§8,
@@ -172,11 +186,26 @@ fn recompute_unique(cx: &SyncCx<'_>, head: u64) -> Result<()> {
     Ok(())
 }
 
-fn free_snapshot(cx: &SyncCx<'_>, snap: u64, s: &DslDatasetPhys, head: u64) -> Result<()> {
+fn free_snapshot(
+    cx: &SyncCx<'_>,
+    snap: u64,
+    s: &DslDatasetPhys,
+    head: u64,
+    name: Option<&str>,
+) -> Result<()> {
     let names = cx.dataset(head)?.snapnames_zapobj;
-    let all = cx.mos.zap_entries(names)?;
-    let mine = all.into_iter().find(|(_, v)| v.as_u64() == Some(snap));
-    let (name, _) = mine.ok_or_else(|| Error::corrupt("a snapshot has no name"))?;
+    let known = match name {
+        Some(name) if cx.read().number(names, name)? == Some(snap) => Some(name),
+        _ => None,
+    };
+    let name = match known {
+        Some(name) => name.as_bytes().to_vec(),
+        None => {
+            let all = cx.mos.zap_entries(names)?;
+            let mine = all.into_iter().find(|(_, v)| v.as_u64() == Some(snap));
+            mine.ok_or_else(|| Error::corrupt("a snapshot has no name"))?.0
+        }
+    };
     cx.mos.zap_remove(names, &name)?;
     counts::snapshots(cx, s.dir_obj, -1)?;
     links::snapshots_changed(cx, s.dir_obj)?;
@@ -232,9 +261,10 @@ pub fn head(cx: &SyncCx<'_>, head: u64, trees: &dyn Trees) -> Result<()> {
     let dir = cx.dir(ds.dir_obj)?;
     let all = Usage::of(dir.used_bytes, dir.compressed_bytes, dir.uncompressed_bytes);
     if later {
+        let frees_origin = cx.is_planted(|p| &p.freed_origin);
         let entry = BptreeEntry {
             bp: ds.bp,
-            birth_txg: ds.prev_snap_txg,
+            birth_txg: if frees_origin { Txg::ZERO } else { ds.prev_snap_txg },
             bookmark: BookmarkPlace::default(),
         };
         background::add_tree(cx, &entry, all)?;
@@ -249,8 +279,9 @@ pub fn head(cx: &SyncCx<'_>, head: u64, trees: &dyn Trees) -> Result<()> {
     if origin.is_defer_destroy()
         && origin.num_children == 1
         && holds(cx.read(), &origin)?.is_empty()
+        && !cx.is_planted(|p| &p.forgotten_deferral)
     {
-        snapshot_unchecked(cx, ds.prev_snap_obj, &origin)?;
+        snapshot_unchecked(cx, ds.prev_snap_obj, &origin, None)?;
     }
     Ok(())
 }
@@ -432,7 +463,7 @@ pub fn release(cx: &SyncCx<'_>, snap: u64, tag: &str) -> Result<bool> {
     }
     let destroyed = s.is_defer_destroy() && s.num_children == 1 && holds(cx.read(), &s)?.is_empty();
     if destroyed {
-        snapshot_unchecked(cx, snap, &s)?;
+        snapshot_unchecked(cx, snap, &s, None)?;
     }
     Ok(destroyed)
 }

@@ -55,7 +55,9 @@ mod unit_tests;
 pub mod usage;
 
 use std::cell::{Cell, RefCell};
+use std::sync::atomic::Ordering::Relaxed;
 
+use base::planted::BugSwitch;
 use base::{ObjectId, Result, Txg};
 use ondisk::dslphys::{DslDatasetPhys, DslDirPhys};
 use ondisk::zap::ZapValue;
@@ -84,8 +86,28 @@ pub struct SyncCx<'a> {
     /// Random numbers, for identities.
     pub random: &'a dyn Fn() -> u64,
     free: Option<Free<'a>>,
+    plants: Option<&'a LineagePlants>,
     label_features_changed: Cell<bool>,
     scan_events: RefCell<Vec<scan::ScanEvent>>,
+}
+
+/// Planted bugs ([`base::planted`]).
+#[derive(Debug, Default)]
+pub struct LineagePlants {
+    /// A promotion does not count what the deadlists of the shared snapshots have.
+    pub forgotten_deadlist: BugSwitch,
+    /// A promotion leaves the other clones of the shared snapshots in their set.
+    pub forgotten_clones: BugSwitch,
+    /// A promotion leaves the bookmarks where they are.
+    pub left_bookmarks: BugSwitch,
+    /// A rollback does not free what was written since the snapshot.
+    pub kept_blocks: BugSwitch,
+    /// A destroyed dataset frees the blocks of its origin, too.
+    pub freed_origin: BugSwitch,
+    /// A snapshot that is renamed loses its holds.
+    pub dropped_holds: BugSwitch,
+    /// The last clone of a snapshot whose destruction is deferred does not destroy it.
+    pub forgotten_deferral: BugSwitch,
 }
 
 /// Frees the space of a block.
@@ -107,6 +129,7 @@ impl<'a> SyncCx<'a> {
             ratios,
             random,
             free: None,
+            plants: None,
             label_features_changed: Cell::new(false),
             scan_events: RefCell::default(),
         }
@@ -118,6 +141,17 @@ impl<'a> SyncCx<'a> {
     pub fn with_free(mut self, free: &'a dyn Fn(&BlkPtr) -> Result<()>) -> SyncCx<'a> {
         self.free = Some(free);
         self
+    }
+
+    /// Adds the switches of planted bugs.
+    #[must_use]
+    pub fn with_plants(mut self, plants: &'a LineagePlants) -> SyncCx<'a> {
+        self.plants = Some(plants);
+        self
+    }
+
+    fn is_planted(&self, bug: impl FnOnce(&LineagePlants) -> &BugSwitch) -> bool {
+        self.plants.is_some_and(|plants| bug(plants).load(Relaxed))
     }
 
     fn free(&self, bp: &BlkPtr) -> Result<()> {

@@ -178,7 +178,9 @@ pub fn promote(cx: &SyncCx<'_>, plan: &Promotion) -> Result<()> {
         Ok::<_, Error>(deadlist::range(cx, list, txg.0, u64::MAX)?.used)
     };
     let mut clone_snap = 0i64;
-    for object in plan.shared.iter().map(|(snap, _)| *snap).chain(plan.own.iter().copied()) {
+    let forgets = cx.is_planted(|p| &p.forgotten_deadlist);
+    let shared = plan.shared.iter().filter(|_| !forgets).map(|(snap, _)| *snap);
+    for object in shared.chain(plan.own.iter().copied()) {
         clone_snap = clone_snap.wrapping_add(dead_since(object, since)?);
     }
     let mut origin_snap = 0i64;
@@ -195,10 +197,12 @@ pub fn promote(cx: &SyncCx<'_>, plan: &Promotion) -> Result<()> {
     if lists {
         exchange_clones(cx, plan, odd.origin_obj)?;
     }
-    move_bookmarks(cx, plan, &origin)?;
+    if !cx.is_planted(|p| &p.left_bookmarks) {
+        move_bookmarks(cx, plan, &origin)?;
+    }
     for (snap, name) in &plan.shared {
         move_snapshot(cx, plan, *snap, name)?;
-        if lists {
+        if lists && !cx.is_planted(|p| &p.forgotten_clones) {
             move_clones(cx, plan, *snap, next)?;
         }
     }

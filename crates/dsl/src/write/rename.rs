@@ -134,6 +134,11 @@ pub fn snapshot(cx: &SyncCx<'_>, head: u64, from: &str, to: &str) -> Result<u64>
     let (stored, _) = names.into_iter().find(|(_, object)| *object == snap).ok_or_else(missing)?;
     cx.mos.zap_remove(ds.snapnames_zapobj, stored.as_bytes())?;
     cx.put_number(ds.snapnames_zapobj, to, snap)?;
+    let tags = cx.dataset(snap)?.userrefs_obj;
+    if tags != 0 && cx.is_planted(|p| &p.dropped_holds) {
+        cx.edit_dataset(snap, |s| s.userrefs_obj = 0)?;
+        cx.mos.free_object(tags)?;
+    }
     links::snapshots_changed(cx, ds.dir_obj)?;
     Ok(snap)
 }

@@ -75,6 +75,9 @@ pub fn rollback(cx: &SyncCx<'_>, head: u64, snap: u64, trees: &dyn Trees) -> Res
     counts::filesystems(cx, above, 1)?;
     let clone = create::head(cx, dir, Some(snap), false)?;
     swap(cx, head, clone)?;
+    if cx.is_planted(|p| &p.kept_blocks) {
+        cx.edit_dataset(clone, |k| k.prev_snap_txg = cx.txg)?;
+    }
     destroy::head(cx, clone, trees)
 }
 

@@ -26,9 +26,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use base::limits::DATASET_NAME_MAX;
-use base::{Error, ErrorKind, Result};
+use base::{Error, ErrorKind, Result, Txg};
 use dmu::{Io, Objset};
 use dsl::stored::Stored;
 use dsl::write::props::{self, Change, Target};
@@ -119,11 +120,16 @@ impl TaskCx<'_> {
 
     /// Frees what a rollback discards, and drops the state of the head in memory.
     fn roll_back(&mut self, head: u64, snap: u64, name: &str) -> Result<()> {
+        let plants = &self.writer.plants;
         self.settle()?;
-        self.free_log(head)?;
+        if !plants.kept_log.load(Relaxed) {
+            self.free_log(head)?;
+        }
         rollback::rollback(self.cx, head, snap, &Arc::clone(&self.writer.zio))?;
         self.drop_head(head);
-        self.forget_inherited_log(head)?;
+        if !plants.inherited_log.load(Relaxed) {
+            self.forget_inherited_log(head)?;
+        }
         self.free_in_background();
         self.log_internal("rollback", Some((name, head)), "")
     }
@@ -151,7 +157,7 @@ impl Writer {
     /// # Errors
     /// In OpenZFS's words: `NotFound` without the snapshot or the parent, `Exists`,
     /// `Invalid`, `NameTooLong`, `NoSpace`, `Unsupported`; those of a suspension.
-    pub fn clone_snapshot(&self, new: NewClone, command: Option<Command>) -> Result<()> {
+    pub fn clone_snapshot(&self, new: NewClone, command: Option<Command>) -> Result<Txg> {
         check_name(&new.name)?;
         let (name, origin, list) = (new.name.clone(), new.origin.clone(), new.props.clone());
         let check = move |cx: &mut TaskCx<'_>| {
@@ -192,7 +198,7 @@ impl Writer {
             cx.log_internal("clone", Some((&new.name, made.head)), &text)?;
             log(cx, command.as_ref())
         };
-        self.sync_task(check, act).map(|_| ())
+        self.sync_task(check, act).map(|(_, txg)| txg)
     }
 
     /// Promotes a clone: the snapshots up to its origin become its own, and the dataset that
@@ -203,7 +209,7 @@ impl Writer {
     /// when both have a snapshot or bookmark of one name, the full name in the error's
     /// location; `NameTooLong`; `NoSpace` for quotas and limits; `Unsupported`; those of a
     /// suspension.
-    pub fn promote(&self, name: &str, command: Option<Command>) -> Result<()> {
+    pub fn promote(&self, name: &str, command: Option<Command>) -> Result<Txg> {
         check_name(name)?;
         let (name, of) = (name.to_owned(), name.to_owned());
         let check = move |cx: &mut TaskCx<'_>| {
@@ -240,7 +246,7 @@ impl Writer {
             cx.log_internal("promote", Some((&name, head)), "")?;
             log(cx, command.as_ref())
         };
-        self.sync_task(check, act).map(|_| ())
+        self.sync_task(check, act).map(|(_, txg)| txg)
     }
 
     /// Returns a file system or volume to its newest snapshot, `dataset@name`. Handles
@@ -249,22 +255,24 @@ impl Writer {
     /// # Errors
     /// In OpenZFS's words: `NotFound`; `Exists` when there are newer snapshots or bookmarks;
     /// `NoSpace`; `Unsupported`; those of a suspension.
-    pub fn rollback(&self, snapshot: &str, command: Option<Command>) -> Result<()> {
+    pub fn rollback(&self, snapshot: &str, command: Option<Command>) -> Result<Txg> {
         check_name(snapshot)?;
         // The head must have no log when its content changes.
-        self.close_logs()?;
-        let done = loop {
-            match self.try_rollback(snapshot.to_owned(), command.clone()) {
-                // The snapshot was taken in the same txg.
-                Err(e) if e.kind() == ErrorKind::WouldBlock => {}
-                other => break other,
+        let closed = self.close_logs();
+        let done = closed.and_then(|()| {
+            loop {
+                match self.try_rollback(snapshot.to_owned(), command.clone()) {
+                    // The snapshot was taken in the same txg.
+                    Err(e) if e.kind() == ErrorKind::WouldBlock => {}
+                    other => break other,
+                }
             }
-        };
+        });
         self.reopen_logs();
         done
     }
 
-    fn try_rollback(&self, name: String, command: Option<Command>) -> Result<()> {
+    fn try_rollback(&self, name: String, command: Option<Command>) -> Result<Txg> {
         let of = name.clone();
         let check = move |cx: &mut TaskCx<'_>| {
             let (head, snap) = cx.snapshot(&of)?;
@@ -277,6 +285,6 @@ impl Writer {
             cx.roll_back(head, snap, fs)?;
             log(cx, command.as_ref())
         };
-        self.sync_task(check, act).map(|_| ())
+        self.sync_task(check, act).map(|(_, txg)| txg)
     }
 }

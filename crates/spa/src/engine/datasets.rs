@@ -320,7 +320,8 @@ impl TaskCx<'_> {
     fn destroy_one_snapshot(&mut self, snap: u64, name: &str, defer: bool) -> Result<()> {
         let text = if defer { "defer" } else { "" };
         self.log_internal("destroy", Some((name, snap)), text)?;
-        destroy::snapshot(self.cx, snap, defer)?;
+        let short = name.split_once('@').map(|(_, short)| short);
+        destroy::named_snapshot(self.cx, snap, short, defer)?;
         self.free_in_background();
         Ok(())
     }
@@ -456,7 +457,7 @@ impl Writer {
     /// In OpenZFS's words: `Exists`, `NotFound` without a parent, `Invalid` below a volume,
     /// `NameTooLong`, `NoSpace`, `Unsupported` for properties whose feature is not enabled;
     /// those of a suspension.
-    pub fn create_dataset(&self, new: NewDataset, command: Option<Command>) -> Result<()> {
+    pub fn create_dataset(&self, new: NewDataset, command: Option<Command>) -> Result<Txg> {
         check_name(&new.name)?;
         let (name, list) = (new.name.clone(), new.props.clone());
         let check = move |cx: &mut TaskCx<'_>| {
@@ -485,7 +486,7 @@ impl Writer {
             cx.make(parent, new)?;
             log(cx, command.as_ref())
         };
-        self.sync_task(check, act).map(|_| ())
+        self.sync_task(check, act).map(|(_, txg)| txg)
     }
 
     /// Destroys a file system or volume; `recursive`: with its snapshots and all below.
@@ -499,7 +500,7 @@ impl Writer {
         name: &str,
         recursive: bool,
         command: Option<Command>,
-    ) -> Result<()> {
+    ) -> Result<Txg> {
         check_name(name)?;
         let name = name.to_owned();
         let check = move |cx: &mut TaskCx<'_>| {
@@ -527,8 +528,8 @@ impl Writer {
         };
         // Destroyed heads must have no log. The task determines which heads these are, so
         // all logs are closed.
-        self.close_logs()?;
-        let done = self.sync_task(check, act).map(|_| ());
+        let closed = self.close_logs();
+        let done = closed.and_then(|()| self.sync_task(check, act).map(|(_, txg)| txg));
         self.reopen_logs();
         done
     }
@@ -543,7 +544,7 @@ impl Writer {
         names: &[String],
         props: &[(String, Stored)],
         command: Option<Command>,
-    ) -> Result<()> {
+    ) -> Result<Txg> {
         names.iter().try_for_each(|n| check_name(n))?;
         loop {
             let done = self.try_snapshot(names.to_vec(), props.to_vec(), command.clone());
@@ -560,7 +561,7 @@ impl Writer {
         names: Vec<String>,
         list: Vec<(String, Stored)>,
         command: Option<Command>,
-    ) -> Result<()> {
+    ) -> Result<Txg> {
         let check = move |cx: &mut TaskCx<'_>| {
             let mut heads = Vec::with_capacity(names.len());
             let (mut seen, mut more) = (BTreeSet::new(), BTreeMap::new());
@@ -603,7 +604,7 @@ impl Writer {
             }
             log(cx, command.as_ref())
         };
-        self.sync_task(check, act).map(|_| ())
+        self.sync_task(check, act).map(|(_, txg)| txg)
     }
 
     /// Destroys snapshots. With `defer`, those that are held or have clones are destroyed
@@ -617,7 +618,7 @@ impl Writer {
         names: &[String],
         defer: bool,
         command: Option<Command>,
-    ) -> Result<()> {
+    ) -> Result<Txg> {
         let names = names.to_vec();
         let check = move |cx: &mut TaskCx<'_>| {
             let mut snaps = BTreeMap::new();
@@ -645,7 +646,7 @@ impl Writer {
             }
             log(cx, command.as_ref())
         };
-        self.sync_task(check, act).map(|_| ())
+        self.sync_task(check, act).map(|(_, txg)| txg)
     }
 
     /// Changes properties of a file system, volume or snapshot, all in one txg. They apply

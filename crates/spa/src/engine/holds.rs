@@ -14,7 +14,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::limits::DATASET_NAME_MAX;
-use base::{Error, ErrorKind, Result};
+use base::{Error, ErrorKind, Result, Txg};
 use dsl::write::{bookmark, destroy};
 
 use super::Writer;
@@ -86,7 +86,7 @@ impl Writer {
     /// # Errors
     /// In OpenZFS's words: `NotFound`, `Exists` for a tag that holds the snapshot already,
     /// `NameTooLong`, `Unsupported` in old pools; those of a suspension.
-    pub fn hold(&self, holds: &[SnapshotHold], command: Option<Command>) -> Result<()> {
+    pub fn hold(&self, holds: &[SnapshotHold], command: Option<Command>) -> Result<Txg> {
         check_holds(holds)?;
         let holds = holds.to_vec();
         let check = move |cx: &mut TaskCx<'_>| {
@@ -113,7 +113,7 @@ impl Writer {
             }
             log(cx, command.as_ref())
         };
-        self.sync_task(check, act).map(|_| ())
+        self.sync_task(check, act).map(|(_, txg)| txg)
     }
 
     /// Releases holds. A snapshot that was marked for destruction is destroyed with its last
@@ -122,7 +122,7 @@ impl Writer {
     /// # Errors
     /// In OpenZFS's words: `NotFound`, also for a tag that does not hold the snapshot; those
     /// of a suspension.
-    pub fn release(&self, holds: &[SnapshotHold], command: Option<Command>) -> Result<()> {
+    pub fn release(&self, holds: &[SnapshotHold], command: Option<Command>) -> Result<Txg> {
         check_holds(holds)?;
         let holds = holds.to_vec();
         let check = move |cx: &mut TaskCx<'_>| {
@@ -149,7 +149,7 @@ impl Writer {
             }
             log(cx, command.as_ref())
         };
-        self.sync_task(check, act).map(|_| ())
+        self.sync_task(check, act).map(|(_, txg)| txg)
     }
 
     /// Releases temporary holds that an earlier import left (chapter 04 §11.1).
@@ -173,7 +173,7 @@ impl Writer {
     /// # Errors
     /// In OpenZFS's words: `NotFound`, `Exists`, `Invalid` for another dataset, `NoSpace`,
     /// `NameTooLong`, `Unsupported` unless the feature is enabled; those of a suspension.
-    pub fn bookmark(&self, list: &[NewBookmark], command: Option<Command>) -> Result<()> {
+    pub fn bookmark(&self, list: &[NewBookmark], command: Option<Command>) -> Result<Txg> {
         for new in list {
             check_name(&new.source)?;
             check_name(&new.name)?;
@@ -236,14 +236,14 @@ impl Writer {
             }
             log(cx, command.as_ref())
         };
-        self.sync_task(check, act).map(|_| ())
+        self.sync_task(check, act).map(|(_, txg)| txg)
     }
 
     /// Destroys bookmarks.
     ///
     /// # Errors
     /// `NotFound`; those of a suspension.
-    pub fn destroy_bookmarks(&self, names: &[String], command: Option<Command>) -> Result<()> {
+    pub fn destroy_bookmarks(&self, names: &[String], command: Option<Command>) -> Result<Txg> {
         names.iter().try_for_each(|n| check_name(n))?;
         let names = names.to_vec();
         let check = move |cx: &mut TaskCx<'_>| {
@@ -267,6 +267,6 @@ impl Writer {
             }
             log(cx, command.as_ref())
         };
-        self.sync_task(check, act).map(|_| ())
+        self.sync_task(check, act).map(|(_, txg)| txg)
     }
 }

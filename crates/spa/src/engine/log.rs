@@ -14,7 +14,9 @@
 //!
 //! # Invariants
 //! * There is at most one log for a head, as long as the head exists.
-//! * Destroying datasets, and exporting, ends the chains first.
+//! * Destroying datasets, rolling them back, and exporting ends the chains first. Several
+//!   callers may need that at a time: chains begin again when the last of them is done. A log
+//!   that is opened meanwhile begins closed.
 //!
 //! Lock order: `logs` is a leaf; a log's own locks are not taken under it.
 
@@ -260,6 +262,21 @@ impl LogVisitor for Replayer<'_> {
     }
 }
 
+/// Intent logs of the heads that were opened as file systems or volumes.
+#[derive(Default)]
+pub(super) struct Logs {
+    by_head: BTreeMap<u64, Arc<Log>>,
+    /// Callers of [`Writer::close_logs`] that did not call [`Writer::reopen_logs`] yet.
+    closers: usize,
+}
+
+impl Logs {
+    /// The head is destroyed, or its content is another one.
+    pub(super) fn forget(&mut self, head: u64) {
+        self.by_head.remove(&head);
+    }
+}
+
 impl Writer {
     /// The store for the log of a head.
     pub(super) fn log_store(&self, head: u64) -> PoolStore {
@@ -282,8 +299,8 @@ impl Writer {
     /// Those of reading the log.
     pub fn log(&self, os: &Objset) -> Result<Option<Arc<Log>>> {
         let head = os.id();
-        if let Some(log) = self.logs.lock().get(&head) {
-            return Ok(Some(Arc::clone(log)));
+        if let Some(log) = self.log_in_use(head) {
+            return Ok(Some(log));
         }
         let encrypted =
             matches!(os.root_bp(), BlkPtr::Block(b) if b.protection != Protection::None);
@@ -295,32 +312,42 @@ impl Writer {
         if !self.idle_logs.contains(head) && claim::holds_records(os)? {
             log.begin_replay(log_header(&os.phys())?)?;
         }
-        Ok(Some(Arc::clone(self.logs.lock().entry(head).or_insert(log))))
+        let mut logs = self.logs.lock();
+        if logs.closers > 0 {
+            log.begin_closed();
+        }
+        Ok(Some(Arc::clone(logs.by_head.entry(head).or_insert(log))))
     }
 
     /// All logs, by head.
     pub fn all_logs(&self) -> BTreeMap<u64, Arc<Log>> {
-        self.logs.lock().clone()
+        self.logs.lock().by_head.clone()
     }
 
     /// The log of a head, if it was opened.
     pub fn log_in_use(&self, head: u64) -> Option<Arc<Log>> {
-        self.logs.lock().get(&head).cloned()
+        self.logs.lock().by_head.get(&head).cloned()
     }
 
     /// Whether a head's log is in use here: it needs no replay.
     pub(super) fn has_log(&self, head: u64) -> bool {
-        let log = self.logs.lock().get(&head).cloned();
+        let log = self.log_in_use(head);
         log.is_some_and(|log| !log.is_replaying())
     }
 
-    /// Ends all chains: none of them is on disk when this returns.
+    /// Ends all chains: none of them is on disk when this returns, and none begins before the
+    /// caller has called [`Writer::reopen_logs`], also after an error.
     ///
     /// # Errors
     /// That of a suspension.
     pub(super) fn close_logs(&self) -> Result<()> {
         let mut last = Txg::ZERO;
-        for log in self.all_logs().values() {
+        let all = {
+            let mut logs = self.logs.lock();
+            logs.closers += 1;
+            logs.by_head.clone()
+        };
+        for log in all.values() {
             last = last.max(log.close()?);
         }
         if last == Txg::ZERO {
@@ -330,9 +357,13 @@ impl Writer {
         self.txgs.wait_synced(last)
     }
 
-    /// Allows logs to be written again.
+    /// Allows logs to be written again, unless another caller still needs them closed.
     pub(super) fn reopen_logs(&self) {
-        self.all_logs().values().for_each(|log| log.reopen());
+        let mut logs = self.logs.lock();
+        logs.closers = logs.closers.saturating_sub(1);
+        if logs.closers == 0 {
+            logs.by_head.values().for_each(|log| log.reopen());
+        }
     }
 
     /// Calls `f` with each record of a head's log that is to be replayed, in order, until

@@ -76,7 +76,7 @@ use base::rt::{JoinHandle, Mutex, RwLock};
 use base::{Error, Guid, Result, Txg, VdevId};
 use dmu::Objset;
 use dsl::Mos;
-use dsl::write::Ratios;
+use dsl::write::{LineagePlants, Ratios};
 use metaslab::Space;
 use nvlist::NvList;
 use ondisk::config::{PoolConfig, PoolState};
@@ -128,6 +128,12 @@ pub struct Plants {
     pub no_defer: BugSwitch,
     /// Blocks of intent logs are not flushed.
     pub no_log_flush: Arc<BugSwitch>,
+    /// A rolled back dataset keeps the header of an intent log that its snapshot has.
+    pub inherited_log: BugSwitch,
+    /// A rollback does not free the blocks of the dataset's intent log.
+    pub kept_log: BugSwitch,
+    /// Bugs of operations on datasets.
+    pub lineage: LineagePlants,
     /// Bytes reserved instead of the slop, so that a small pool gets as full as a large
     /// one; 0: the slop. Not a bug.
     pub slop: Arc<TestValue>,
@@ -186,7 +192,7 @@ pub struct Writer {
     state: Mutex<SyncState>,
     heads: Mutex<BTreeMap<u64, Arc<Objset>>>,
     /// Intent logs of heads that were opened as file systems.
-    logs: Mutex<BTreeMap<u64, Arc<zil::Log>>>,
+    logs: Mutex<log::Logs>,
     idle_logs: idle_logs::IdleLogs,
     /// Early blocks of destroyed datasets: the txgs in which they were born free them.
     orphaned_blocks: Mutex<Vec<ondisk::BlkPtr>>,

@@ -12,7 +12,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::limits::{DATASET_DEPTH_MAX, DATASET_NAME_MAX};
-use base::{Error, ErrorKind, Result};
+use base::{Error, ErrorKind, Result, Txg};
 use dsl::write::rename;
 
 use super::Writer;
@@ -95,7 +95,7 @@ impl Writer {
     /// In OpenZFS's words: `NotFound`, also without the new parent; `Exists`; `Invalid`
     /// below itself, below a volume, and for the pool's root; `NameTooLong`, also for names
     /// below; `NoSpace` for quotas and limits; those of a suspension.
-    pub fn rename_dataset(&self, from: &str, to: &str, command: Option<Command>) -> Result<()> {
+    pub fn rename_dataset(&self, from: &str, to: &str, command: Option<Command>) -> Result<Txg> {
         check_name(from)?;
         check_name(to)?;
         let (from, to) = (from.to_owned(), to.to_owned());
@@ -121,7 +121,7 @@ impl Writer {
             cx.log_internal("rename", Some((&to, head)), &format!("-> {to} (from {from})"))?;
             log(cx, command.as_ref())
         };
-        self.sync_task(check, act).map(|_| ())
+        self.sync_task(check, act).map(|(_, txg)| txg)
     }
 
     /// Renames a snapshot of `fs`; with `recursive` also those of the same name of all
@@ -136,7 +136,7 @@ impl Writer {
         (from, to): (&str, &str),
         recursive: bool,
         command: Option<Command>,
-    ) -> Result<Vec<String>> {
+    ) -> Result<(Vec<String>, Txg)> {
         check_name(&format!("{fs}@{to}"))?;
         let (fs, from, to) = (fs.to_owned(), from.to_owned(), to.to_owned());
         let (old, new) = (from.clone(), to.clone());
@@ -164,6 +164,6 @@ impl Writer {
             log(cx, command.as_ref())?;
             Ok(heads.into_iter().map(|(_, name)| name).collect())
         };
-        self.sync_task(check, act).map(|(names, _)| names)
+        self.sync_task(check, act)
     }
 }

@@ -345,7 +345,8 @@ impl Writer {
         let ratios = state.ratios.clone();
         let free = |bp: &BlkPtr| self.free(txg, bp);
         let cx = SyncCx::new(&store, txg, (now.as_secs(), now.subsec_nanos()), &ratios, &random)
-            .with_free(&free);
+            .with_free(&free)
+            .with_plants(&self.plants.lineage);
         let mut mos = MosEvents { ratios: &ratios, usage: Usage::default(), killed: Vec::new() };
         let mut root = None;
         // The devices may take the whole txg for the datasets' blocks. The MOS, whose

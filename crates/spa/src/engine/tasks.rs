@@ -43,7 +43,7 @@ impl TaskCx<'_> {
 
     /// A dataset was destroyed: its dirty state is dropped.
     pub fn drop_head(&self, head: u64) {
-        self.writer.logs.lock().remove(&head);
+        self.writer.logs.lock().forget(head);
         self.writer.idle_logs.forget(head);
         let Some(os) = self.writer.heads.lock().remove(&head) else { return };
         let (dirty, written) = os.abandon();

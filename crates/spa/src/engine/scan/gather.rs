@@ -414,7 +414,7 @@ impl Writer {
 
     /// The blocks of a log that nobody writes.
     fn gather_log(&self, to: &mut Gatherer<'_>, head: u64, phys: &DslDatasetPhys) {
-        if self.logs.lock().contains_key(&head) || phys.bp.is_hole() {
+        if self.log_in_use(head).is_some() || phys.bp.is_hole() {
             return;
         }
         let header = || -> Result<ZilHeader> {
