@@ -461,7 +461,7 @@ fn forms_of_permissions() {
         &["zfs", "allow", "-u", "65534", "hold", "tank/a"][..],
         &["zfs", "allow", "-l", "-u", "65534", "destroy", "tank/a"],
         &["zfs", "allow", "-s", "@x", "hold", "tank/a"],
-        &["zfs", "unallow", "-l", "-u", "1000", "create", "tank/a"],
+        &["zfs", "unallow", "-l", "-u", "1000", "destroy", "tank/a"],
         &["zfs", "allow", "-c", "hold", "tank/a"],
     ] {
         assert_eq!(u.user_fails(args), denied, "{args:?}");
