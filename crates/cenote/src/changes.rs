@@ -46,6 +46,12 @@ pub(crate) fn command(text: Option<&str>) -> Option<Command> {
     text.map(Command::new)
 }
 
+/// User and group of this process.
+pub(crate) fn process_owner() -> (u64, u64) {
+    let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
+    (uid.as_raw().into(), gid.as_raw().into())
+}
+
 fn now() -> Time {
     let now = base::rt::wall_clock();
     Time { seconds: now.as_secs() as i64, nanoseconds: u64::from(now.subsec_nanos()) }
@@ -59,10 +65,7 @@ pub(crate) fn split_for_life(
     props: &[(String, PropData)],
     above: NewFs,
 ) -> Result<(NewFs, Vec<(String, Stored)>)> {
-    // The caller becomes its owner.
-    let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
-    let (uid, gid) = (u64::from(uid.as_raw()), u64::from(gid.as_raw()));
-    let mut new = NewFs { time: now(), uid, gid, ..above };
+    let mut new = NewFs { time: now(), ..above };
     for (name, value) in props {
         let PropData::Num(n) = value else { continue };
         match name.as_str() {
@@ -119,7 +122,7 @@ impl Pool {
             props: rest,
             content: filesystem(new),
         };
-        self.writer()?.create_dataset(wanted, command(command_line))?;
+        self.writer()?.create_dataset(wanted, self.command(command_line))?;
         let done = self.set_owner_quotas(name, &owners).and_then(|()| self.dataset(name));
         match done.and_then(|made| made.check_quota().map(|()| made)) {
             // A dataset whose properties cannot be set is not kept.
@@ -129,6 +132,18 @@ impl Pool {
             }
             made => made,
         }
+    }
+
+    /// Brings a file system to a newer version, as far as the pool's version allows.
+    fn upgrade_version(&self, name: &str, version: &PropData) -> Result<()> {
+        let PropData::Num(version) = version else { return Ok(()) };
+        if *version > zpl::create::version_for(self.spa().config().version) {
+            return Err(Error::unsupported("pool must be upgraded"));
+        }
+        let fs = self.dataset(name)?.open_fs()?;
+        fs.upgrade_version(*version)?;
+        // Without a mount no other thread would sync it.
+        fs.sync_all()
     }
 
     pub(crate) fn set_owner_quotas(&self, name: &str, owners: &[(String, PropData)]) -> Result<()> {
@@ -142,7 +157,9 @@ impl Pool {
     /// The properties that a new file system inherits from its parent.
     fn above(&self, name: &str) -> NewFs {
         let version = zpl::create::version_for(self.spa().config().version);
-        let new = NewFs { version, ..NewFs::default() };
+        // The user who makes it becomes its owner.
+        let (uid, gid) = self.owner_of_new();
+        let new = NewFs { version, uid, gid, ..NewFs::default() };
         let parent = name.rsplit_once('/').and_then(|(above, _)| self.dataset(above).ok());
         let Some(fs) = parent.and_then(|p| p.read_fs().ok()) else { return new };
         let of = fs.props();
@@ -177,7 +194,7 @@ impl Pool {
             props: list,
             content: Box::new(move |os, tx| zvol::create::fill(os, tx, &new)),
         };
-        self.writer()?.create_dataset(wanted, command(command_line))?;
+        self.writer()?.create_dataset(wanted, self.command(command_line))?;
         self.dataset(name)
     }
 
@@ -193,7 +210,7 @@ impl Pool {
         recursive: bool,
         command_line: Option<&str>,
     ) -> Result<()> {
-        self.writer()?.destroy_dataset(name, recursive, command(command_line)).map(drop)
+        self.writer()?.destroy_dataset(name, recursive, self.command(command_line)).map(drop)
     }
 
     /// Takes snapshots (`dataset@name`) atomically.
@@ -207,7 +224,7 @@ impl Pool {
         props: &[(String, PropData)],
         command_line: Option<&str>,
     ) -> Result<()> {
-        self.writer()?.snapshot(names, &stored(props), command(command_line)).map(drop)
+        self.writer()?.snapshot(names, &stored(props), self.command(command_line)).map(drop)
     }
 
     /// Destroys snapshots. With `defer`, those that are held or have clones are destroyed
@@ -222,7 +239,7 @@ impl Pool {
         defer: bool,
         command_line: Option<&str>,
     ) -> Result<()> {
-        self.writer()?.destroy_snapshots(names, defer, command(command_line)).map(drop)
+        self.writer()?.destroy_snapshots(names, defer, self.command(command_line)).map(drop)
     }
 
     /// Sets properties of a dataset, in stored form, as [`crate::create::dataset_setting`]
@@ -239,8 +256,10 @@ impl Pool {
         props: &[(String, PropData)],
         command_line: Option<&str>,
     ) -> Result<()> {
-        let fixed =
-            |p: &&(String, PropData)| FOR_LIFE.contains(&p.0.as_str()) || p.0 == "volblocksize";
+        let fixed = |p: &&(String, PropData)| {
+            let for_life = FOR_LIFE.contains(&p.0.as_str()) && p.0 != "version";
+            for_life || p.0 == "volblocksize"
+        };
         if let Some((prop, _)) = props.iter().find(fixed) {
             let text = format!("'{prop}' is readonly");
             return Err(Error::invalid(text).in_dataset(name));
@@ -248,12 +267,20 @@ impl Pool {
         let (owners, mut props): (Vec<_>, Vec<_>) =
             props.iter().cloned().partition(|p| crate::owners::is_owner_quota(&p.0));
         self.set_owner_quotas(name, &owners)?;
+        if let Some(at) = props.iter().position(|p| p.0 == "version") {
+            let (_, version) = props.swap_remove(at);
+            self.upgrade_version(name, &version).map_err(|e| e.in_dataset(name))?;
+            if props.is_empty() {
+                let line = self.command(command_line);
+                return line.map_or(Ok(()), |line| self.writer()?.log_command(line));
+            }
+        }
         if let Some(size) = crate::volume::take_size(&mut props) {
             self.set_volume_size(name, size, props, command_line)?;
             return self.core.refresh_hosts();
         }
         self.resolve_auto(name, &mut props)?;
-        self.writer()?.set_props(name, set_changes(&props), command(command_line))?;
+        self.writer()?.set_props(name, set_changes(&props), self.command(command_line))?;
         self.core.refresh_hosts()
     }
 
@@ -264,7 +291,7 @@ impl Pool {
     pub fn inherit(&self, name: &str, props: &[&str], command_line: Option<&str>) -> Result<()> {
         let one = |p: &&str| PropChange { name: (*p).to_owned(), change: Change::Inherit };
         let changes = props.iter().map(one).collect();
-        self.writer()?.set_props(name, changes, command(command_line))?;
+        self.writer()?.set_props(name, changes, self.command(command_line))?;
         self.core.refresh_hosts()
     }
 
@@ -275,7 +302,7 @@ impl Pool {
     pub fn revert(&self, name: &str, props: &[&str], command_line: Option<&str>) -> Result<()> {
         let one = |p: &&str| PropChange { name: (*p).to_owned(), change: Change::Revert };
         let changes = props.iter().map(one).collect();
-        self.writer()?.set_props(name, changes, command(command_line))?;
+        self.writer()?.set_props(name, changes, self.command(command_line))?;
         self.core.refresh_hosts()
     }
 }

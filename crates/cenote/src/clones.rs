@@ -13,7 +13,7 @@ use base::Result;
 use dsl::props::PropData;
 use spa::engine::NewClone;
 
-use crate::changes::{command, stored};
+use crate::changes::stored;
 use crate::dataset::Dataset;
 use crate::pool::Pool;
 
@@ -37,7 +37,7 @@ impl Pool {
             props.iter().cloned().partition(|p| crate::owners::is_owner_quota(&p.0));
         let (origin, props) = (origin.to_owned(), stored(&props));
         let new = NewClone { origin, name: name.to_owned(), props };
-        self.writer()?.clone_snapshot(new, command(command_line))?;
+        self.writer()?.clone_snapshot(new, self.command(command_line))?;
         match self.set_owner_quotas(name, &owners) {
             Ok(()) => self.dataset(name),
             // A dataset whose properties cannot be set is not kept.
@@ -58,7 +58,7 @@ impl Pool {
     /// snapshot's full name; `NameTooLong`; `NoSpace` for quotas and limits; `Unsupported`
     /// for encrypted datasets; `ReadOnly`; that of a suspension.
     pub fn promote(&self, name: &str, command_line: Option<&str>) -> Result<()> {
-        self.writer()?.promote(name, command(command_line))?;
+        self.writer()?.promote(name, self.command(command_line))?;
         self.core.refresh_hosts()
     }
 
@@ -71,7 +71,7 @@ impl Pool {
     /// again or `refquota` is exceeded; `Unsupported` for encrypted datasets; `ReadOnly`;
     /// that of a suspension.
     pub fn rollback(&self, snapshot: &str, command_line: Option<&str>) -> Result<()> {
-        self.writer()?.rollback(snapshot, command(command_line)).map(drop)
+        self.writer()?.rollback(snapshot, self.command(command_line)).map(drop)
     }
 
     /// Renames a file system or volume with all below it; `to` is its new full name, in the
@@ -83,7 +83,7 @@ impl Pool {
     /// name of a dataset or snapshot below gets too long; `NoSpace` for quotas and limits;
     /// `ReadOnly`; that of a suspension.
     pub fn rename_dataset(&self, from: &str, to: &str, command_line: Option<&str>) -> Result<()> {
-        self.writer()?.rename_dataset(from, to, command(command_line))?;
+        self.writer()?.rename_dataset(from, to, self.command(command_line))?;
         self.core.refresh_hosts()
     }
 
@@ -102,7 +102,7 @@ impl Pool {
         command_line: Option<&str>,
     ) -> Result<Vec<String>> {
         let writer = Arc::clone(self.writer()?);
-        let done = writer.rename_snapshot(of, (from, to), recursive, command(command_line));
+        let done = writer.rename_snapshot(of, (from, to), recursive, self.command(command_line));
         done.map(|(names, _)| names)
     }
 }

@@ -133,6 +133,17 @@ impl Dataset {
         self.ds().dir()
     }
 
+    /// The object of its directory, or of the directory that it belongs to.
+    pub(crate) fn directory(&self) -> u64 {
+        self.dir().object()
+    }
+
+    /// Names and objects of its directory and those above.
+    pub(crate) fn directories_up(&self) -> Vec<(String, u64)> {
+        let all = std::iter::once(self.dir()).chain(self.dir().ancestors());
+        all.map(|dir| (dir.name().to_owned(), dir.object())).collect()
+    }
+
     /// How reads through this handle are made.
     fn io(&self) -> Io {
         self.dir().mos().io()

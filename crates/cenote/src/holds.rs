@@ -7,7 +7,6 @@
 use base::Result;
 use spa::engine::{NewBookmark, SnapshotHold};
 
-use crate::changes::command;
 use crate::dataset::{Dataset, DatasetKind};
 use crate::pool::Pool;
 
@@ -19,7 +18,7 @@ impl Pool {
     /// `NameTooLong`, `Unsupported` in pools before version 18; `ReadOnly`; that of a
     /// suspension.
     pub fn hold(&self, holds: &[SnapshotHold], command_line: Option<&str>) -> Result<()> {
-        self.writer()?.hold(holds, command(command_line)).map(drop)
+        self.writer()?.hold(holds, self.command(command_line)).map(drop)
     }
 
     /// Releases holds: all of them or none. A snapshot whose destruction was deferred is
@@ -29,7 +28,7 @@ impl Pool {
     /// In OpenZFS's words: `NotFound`, also for a tag that does not hold the snapshot;
     /// `ReadOnly`; that of a suspension.
     pub fn release(&self, holds: &[SnapshotHold], command_line: Option<&str>) -> Result<()> {
-        self.writer()?.release(holds, command(command_line)).map(drop)
+        self.writer()?.release(holds, self.command(command_line)).map(drop)
     }
 
     /// Makes bookmarks (`dataset#name`) of snapshots or other bookmarks of the same dataset:
@@ -40,7 +39,7 @@ impl Pool {
     /// `Unsupported` unless the pool's feature `bookmarks` is enabled; `ReadOnly`; that of a
     /// suspension.
     pub fn bookmark(&self, list: &[NewBookmark], command_line: Option<&str>) -> Result<()> {
-        self.writer()?.bookmark(list, command(command_line)).map(drop)
+        self.writer()?.bookmark(list, self.command(command_line)).map(drop)
     }
 
     /// Destroys bookmarks: all of them or none.
@@ -48,7 +47,7 @@ impl Pool {
     /// # Errors
     /// `NotFound`; `ReadOnly`; that of a suspension.
     pub fn destroy_bookmarks(&self, names: &[String], command_line: Option<&str>) -> Result<()> {
-        self.writer()?.destroy_bookmarks(names, command(command_line)).map(drop)
+        self.writer()?.destroy_bookmarks(names, self.command(command_line)).map(drop)
     }
 }
 

@@ -27,13 +27,16 @@
 //! * Front ends access the engine through this crate alone.
 //! * A pool is imported once per engine; its devices are locked while it is.
 
+pub mod accounts;
 pub mod advise;
 mod cache_devices;
 mod changes;
 mod clones;
 pub mod create;
 mod dataset;
+pub mod delegation;
 pub mod diagnosis;
+mod diff;
 mod engine;
 mod errlog;
 mod events;
@@ -79,15 +82,17 @@ pub use zvol::Volume;
 
 pub use dataset::packages::{PackageOptions, ResumedSend, SendPlan};
 pub use dataset::{Dataset, DatasetKind};
+pub use diff::{DiffChange, DiffEntry};
 pub use engine::{DeviceWrapper, Discovery, Engine, EngineConfig, FoundPool};
 pub use errlog::DataError;
 pub use free_space::JobAction;
 pub use kstats::{ArcReport, WhatIfPoint, ZfetchStats};
 pub use objects::{NewObject, Objects, WRITE_MAX};
 pub use opening::Opening;
+pub use owners::{OwnerSpace, owner_of_prop};
 pub use pool::{ErrorScrubStatus, Pool, PoolStatus, ScanState, ScanStatus};
 pub use spa::engine::{AttachMode, Offline, OfflineMode, ScanRequest};
-pub use spa::engine::{NewBookmark, SnapshotHold};
+pub use spa::engine::{NewBookmark, PermissionChange, SnapshotHold};
 pub use split::{SplitPool, SplitRequest};
 pub use topology::{AttachRequest, LookedAfter, NewDevice};
 pub use vdev_props::VdevProps;
@@ -98,7 +103,8 @@ pub mod files {
     pub use ondisk::znode::{ZFS_APPENDONLY, ZFS_IMMUTABLE, ZFS_NODUMP, ZFS_PROJINHERIT};
     pub use zpl::{
         Atime, Attrs, Caller, CaseSensitivity, Device, DirEntry, Falloc, FileType, Groups, New,
-        Rename, Rewrite, RewriteSummary, SetAttrs, SetHow, SetTime, Time, Whence, WritePosition,
+        Rename, Rewrite, RewriteSummary, SetAttrs, SetHow, SetTime, SpaceEntry, SpaceKind, Time,
+        Whence, WritePosition,
     };
 }
 

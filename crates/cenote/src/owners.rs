@@ -2,19 +2,16 @@
 //! like (chapter 09 §2.1, chapter 06 §14).
 //!
 //! # Departures from OpenZFS
-//! Names are those of `/etc/passwd` and `/etc/group`; others, and those of domains, are
-//! given as numbers.
+//! Names are those of [`crate::accounts`]; others, and those of domains, are given as numbers.
 
 use base::{Error, Result};
 use dmu::Io;
 use dsl::props::{PropData, PropValue, Source};
-use zpl::SpaceKind;
+use zpl::{SpaceEntry, SpaceKind};
 
+use crate::accounts;
 use crate::dataset::{Dataset, DatasetKind};
 use crate::pool::Pool;
-
-/// Bytes of a table of names that are read.
-const TABLE_MAX: u64 = 16 << 20;
 
 /// A pseudo property.
 struct OwnerProp<'a> {
@@ -38,28 +35,14 @@ fn parse(name: &str) -> Option<OwnerProp<'_>> {
     Some(OwnerProp { of, objects, quota, owner })
 }
 
-/// The id for a name in a table such as `/etc/passwd`.
-fn number_in(table: &str, name: &str) -> Option<u64> {
-    use std::io::Read;
-    let mut text = String::new();
-    std::fs::File::open(table).ok()?.take(TABLE_MAX).read_to_string(&mut text).ok()?;
-    let mut lines = text.lines();
-    lines.find_map(|line| {
-        let mut fields = line.split(':');
-        let is_it = fields.next() == Some(name);
-        fields.nth(1).filter(|_| is_it)?.parse().ok()
-    })
-}
-
 impl OwnerProp<'_> {
     fn id(&self) -> Option<u64> {
-        let number = self.owner.parse::<u32>().ok().map(u64::from);
-        let table = match self.of {
-            SpaceKind::User => "/etc/passwd",
-            SpaceKind::Group => "/etc/group",
-            SpaceKind::Project => return number,
+        let named = || match self.of {
+            SpaceKind::User => accounts::user_id(self.owner),
+            SpaceKind::Group => accounts::group_id(self.owner),
+            SpaceKind::Project => None,
         };
-        number.or_else(|| number_in(table, self.owner))
+        self.owner.parse::<u32>().ok().or_else(named).map(u64::from)
     }
 }
 
@@ -91,7 +74,36 @@ pub(crate) fn quota_setting(name: &str, value: &str) -> Result<(String, PropData
     Ok((name.to_owned(), PropData::Num(limit)))
 }
 
+/// What the owners of one kind use in a file system.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OwnerSpace {
+    /// By ascending id.
+    pub entries: Vec<SpaceEntry>,
+    /// Whether objects are counted.
+    pub counts_objects: bool,
+}
+
+/// The owner whose use or limit a property such as `userused@root` tells.
+pub fn owner_of_prop(name: &str) -> Option<(SpaceKind, u64)> {
+    let prop = parse(name)?;
+    Some((prop.of, prop.id()?))
+}
+
 impl Dataset {
+    /// What users, groups or projects use in this file system or snapshot of one, and their
+    /// own limits.
+    ///
+    /// # Errors
+    /// `Unsupported` where this is not accounted; those of reading.
+    pub fn space_by_owner(&self, of: SpaceKind) -> Result<OwnerSpace> {
+        let fs = self.open_fs()?;
+        if of == SpaceKind::Project && !fs.counts_projects() {
+            return Err(Error::unsupported("unsupported version or feature"));
+        }
+        let entries = fs.userspace(of, Io::WAIT)?;
+        Ok(OwnerSpace { entries, counts_objects: fs.counts_objects() })
+    }
+
     /// A pseudo property's value; `None` where there is no such owner, or no account.
     ///
     /// # Errors

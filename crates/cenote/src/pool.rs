@@ -17,6 +17,7 @@ use zpl::WeakFileSystem;
 use zvol::WeakVolume;
 
 use crate::dataset::Dataset;
+use crate::delegation::Actor;
 use crate::engine::reason_of_status;
 use crate::host::PoolHost;
 use crate::opening::PoolLeaves;
@@ -24,6 +25,8 @@ use crate::opening::PoolLeaves;
 /// A pool in use.
 pub struct Pool {
     pub(crate) core: Arc<PoolCore>,
+    /// The user for whom it is changed through this handle.
+    pub(crate) actor: Option<Actor>,
 }
 
 /// The state that a pool and its datasets share.
@@ -295,6 +298,7 @@ impl Pool {
     ) -> Pool {
         let load_guid = base::rt::random_u64().unwrap_or(1);
         Pool {
+            actor: None,
             core: Arc::new(PoolCore {
                 spa,
                 leaves,

@@ -11,7 +11,6 @@ use dsl::props::PropData;
 use spa::engine::PropChange;
 use zvol::create::{NewVolume, full_reservation};
 
-use crate::changes::command;
 use crate::dataset::{Dataset, DatasetKind};
 use crate::pool::Pool;
 
@@ -142,7 +141,7 @@ impl Pool {
         command_line: Option<&str>,
     ) -> Result<()> {
         let changes: Vec<PropChange> = crate::changes::set_changes(props);
-        match command(command_line) {
+        match self.command(command_line) {
             Some(line) if changes.is_empty() => self.writer()?.log_command(line),
             _ if changes.is_empty() => Ok(()),
             line => self.writer()?.set_props(name, changes, line),

@@ -11,9 +11,18 @@ const FIELDS: Word = Word::Some(&["all", "name", "property", "value", "received"
 
 const SCRIPTED: Flag = flag('H', "no headings, fields separated by one TAB");
 const EXACT: Flag = flag('p', "exact numbers");
-const NO_JSON: Flag = flag('j', "JSON output").or("json").refused();
 const JSON: Flag = flag('j', "JSON output").or("json");
 const JSON_INT: Flag = flag('J', "JSON output with exact numbers, not strings").named("json-int");
+const SPACE_FIELD: Word = Word::Some(&["type", "name", "used", "quota", "objused", "objquota"]);
+const SPACE_FIELDS: Flag = arg('o', "field[,...]", SPACE_FIELD, "the columns");
+const SPACE_UP: Flag = arg('s', "field", SPACE_FIELD, "sort by this, ascending");
+const SPACE_DOWN: Flag = arg('S', "field", SPACE_FIELD, "sort by this, descending");
+const SPACE_TYPES: Flag = arg(
+    't',
+    "type[,...]",
+    Word::Some(&["posixuser", "smbuser", "posixgroup", "smbgroup", "all"]),
+    "accounts of these types",
+);
 const DEPTH: Flag = arg('d', "max", Word::Any, "as many levels below those named");
 
 pub(super) const COMMANDS: &[Command] = &[
@@ -209,7 +218,7 @@ pub(super) const COMMANDS: &[Command] = &[
     Command {
         name: "mount",
         about: "mount file systems, or show what is mounted",
-        synopsis: "mount\n\tmount [-flvO] [-o opts] <-a|-R filesystem|filesystem>",
+        synopsis: "mount [-j]\n\tmount [-flvO] [-o opts] <-a|-R filesystem|filesystem>",
         flags: &[
             flag('a', "all that mount by themselves"),
             arg('R', "filesystem", Word::Dataset, "this one and all descendants"),
@@ -237,7 +246,7 @@ pub(super) const COMMANDS: &[Command] = &[
             ignored('f'),
             ignored('l'),
             ignored('v'),
-            NO_JSON,
+            flag('j', "what is mounted, as JSON").or("json"),
         ],
         words: &[Word::Dataset],
         ..ZFS
@@ -301,6 +310,137 @@ pub(super) const COMMANDS: &[Command] = &[
             flag('U', "sending an encrypted dataset's properties")
                 .or("no-preserve-encryption")
                 .refused(),
+        ],
+        words: &[Word::DatasetOrSnapshot],
+        ..ZFS
+    },
+    Command {
+        name: "allow",
+        about: "let users other than root do things with datasets",
+        synopsis: "allow <filesystem|volume>\n\tallow [-ldug] <\"everyone\"|user|group>[,...] \
+                   <perm|@setname>[,...]\n\t    <filesystem|volume>\n\tallow [-ld] -e \
+                   <perm|@setname>[,...] <filesystem|volume>\n\tallow -c <perm|@setname>[,...] \
+                   <filesystem|volume>\n\tallow -s @setname <perm|@setname>[,...] \
+                   <filesystem|volume>",
+        flags: &[
+            flag('l', "for the dataset itself alone"),
+            flag('d', "for its descendants alone"),
+            flag('u', "the first word names users"),
+            flag('g', "the first word names groups"),
+            flag('e', "all users"),
+            flag('c', "those who create a dataset below, for that dataset"),
+            flag('s', "define a set of permissions, or add to it"),
+        ],
+        words: &[Word::Any, Word::Any, Word::Dataset],
+        ..ZFS
+    },
+    Command {
+        name: "unallow",
+        about: "take back what users other than root may do",
+        synopsis: "unallow [-rldug] <\"everyone\"|user|group>[,...]\n\t    \
+                   [<perm|@setname>[,...]] <filesystem|volume>\n\tunallow [-rld] -e \
+                   [<perm|@setname>[,...]] <filesystem|volume>\n\tunallow [-r] -c \
+                   [<perm|@setname>[,...]] <filesystem|volume>\n\tunallow [-r] -s @setname \
+                   [<perm|@setname>[,...]] <filesystem|volume>",
+        flags: &[
+            flag('r', "at all descendants, too"),
+            flag('l', "for the dataset itself alone"),
+            flag('d', "for its descendants alone"),
+            flag('u', "the first word names users"),
+            flag('g', "the first word names groups"),
+            flag('e', "what all users may do"),
+            flag('c', "those who create a dataset below"),
+            flag('s', "from a set of permissions"),
+        ],
+        words: &[Word::Any, Word::Any, Word::Dataset],
+        ..ZFS
+    },
+    Command {
+        name: "userspace",
+        about: "show what each user has used, and their quotas",
+        synopsis: "userspace [-Hinp] [-o field[,...]] [-s field] ...\n\t    [-S field] ... [-t \
+                   type[,...]] <filesystem|snapshot|path>",
+        flags: &[
+            SCRIPTED,
+            flag('n', "numbers instead of names"),
+            EXACT,
+            SPACE_FIELDS,
+            SPACE_UP,
+            SPACE_DOWN,
+            SPACE_TYPES,
+            ignored('i'),
+        ],
+        words: &[Word::DatasetOrSnapshot],
+        ..ZFS
+    },
+    Command {
+        name: "groupspace",
+        about: "show what each group has used, and their quotas",
+        synopsis: "groupspace [-Hinp] [-o field[,...]] [-s field] ...\n\t    [-S field] ... [-t \
+                   type[,...]] <filesystem|snapshot|path>",
+        flags: &[
+            SCRIPTED,
+            flag('n', "numbers instead of names"),
+            EXACT,
+            SPACE_FIELDS,
+            SPACE_UP,
+            SPACE_DOWN,
+            SPACE_TYPES,
+            ignored('i'),
+        ],
+        words: &[Word::DatasetOrSnapshot],
+        ..ZFS
+    },
+    Command {
+        name: "projectspace",
+        about: "show what each project has used, and their quotas",
+        synopsis: "projectspace [-Hp] [-o field[,...]] [-s field] ...\n\t    [-S field] ... \
+                   <filesystem|snapshot|path>",
+        flags: &[SCRIPTED, EXACT, SPACE_FIELDS, SPACE_UP, SPACE_DOWN],
+        words: &[Word::DatasetOrSnapshot],
+        ..ZFS
+    },
+    Command {
+        name: "project",
+        about: "show, check and set the projects of files",
+        synopsis: "project [-d|-r] <file|directory> ...\n\tproject -C [-kr] <file|directory> \
+                   ...\n\tproject -c [-0] [-d|-r] [-p id] <file|directory> ...\n\tproject [-p \
+                   id] [-rs] <file|directory> ...",
+        flags: &[
+            flag('d', "directories themselves, not what is in them"),
+            flag('r', "everything below directories, too"),
+            flag('C', "clear the project and the flag by which files inherit it"),
+            flag('k', "with -C, keep the project"),
+            flag('c', "report what has another project, or lacks the flag"),
+            flag('0', "with -c, names that end with NUL, and no words"),
+            arg('p', "id", Word::Any, "the project to set, or to compare with"),
+            flag('s', "set the flag by which new files inherit the project"),
+        ],
+        words: &[Word::File],
+        ..ZFS
+    },
+    Command {
+        name: "upgrade",
+        about: "show and change the versions of file systems",
+        synopsis: "upgrade [-v]\n\tupgrade [-r] [-V version] <-a | filesystem ...>",
+        flags: &[
+            flag('v', "the versions that are supported"),
+            flag('a', "all file systems"),
+            flag('r', "all descendants, too"),
+            arg('V', "version", Word::Any, "to this version, not the newest"),
+        ],
+        words: &[Word::Dataset],
+        ..ZFS
+    },
+    Command {
+        name: "diff",
+        about: "show what changed in a file system since a snapshot",
+        synopsis: "diff [-FHth] <snapshot> [snapshot|filesystem]",
+        flags: &[
+            flag('F', "the types of files, as ls -F shows them"),
+            flag('H', "fields separated by one TAB, without arrows"),
+            flag('t', "the time of each file's last change"),
+            flag('h', "names as they are, without escapes"),
         ],
         words: &[Word::DatasetOrSnapshot],
         ..ZFS

@@ -26,7 +26,10 @@ const LINKS: Flag = flag('L', "names of devices with symbolic links resolved");
 const PATHS: Flag = flag('P', "whole paths of devices");
 const STAMP: Flag =
     arg('T', "u|d", Word::One(&["u", "d"]), "the time before each report: seconds, or a date");
-const JSON: Flag = flag('j', "JSON output").or("json").refused();
+const JSON: Flag = flag('j', "JSON output").or("json");
+const JSON_INT: Flag = flag('J', "JSON output with exact numbers, not strings").named("json-int");
+const JSON_GUIDS: Flag =
+    flag('K', "JSON output with the guids of pools as keys").named("json-pool-key-guid");
 const ROOT: Flag = arg('R', "root", Word::Dir, "a directory before all mountpoints");
 
 pub(super) const COMMANDS: &[Command] = &[
@@ -230,7 +233,8 @@ pub(super) const COMMANDS: &[Command] = &[
     Command {
         name: "list",
         about: "list pools with their sizes and health",
-        synopsis: "list [-gHLpPv] [-o property[,...]] [-T d|u] [pool] ... [interval [count]]",
+        synopsis: "list [-gHLpPv] [-o property[,...]] [-j [--json-int, \
+                   --json-pool-key-guid]]\n\t    [-T d|u] [pool] ... [interval [count]]",
         flags: &[
             GUIDS,
             SCRIPTED,
@@ -241,6 +245,8 @@ pub(super) const COMMANDS: &[Command] = &[
             arg('o', "property[,...]", Word::PoolProps, "the columns"),
             STAMP,
             JSON,
+            JSON_INT,
+            JSON_GUIDS,
         ],
         words: &[Word::Pool],
         ..POOL
@@ -417,10 +423,17 @@ pub(super) const COMMANDS: &[Command] = &[
     Command {
         name: "get",
         about: "show properties of pools and vdevs",
-        synopsis: "get [-Hp] [-o \"all\" | field[,...]] <\"all\" | property[,...]> [pool] ...\n\tget \
-                   [-Hp] [-o \"all\" | field[,...]] <\"all\" | property[,...]> <pool>\n\t    \
+        synopsis: "get [-Hp] [-j [--json-int, --json-pool-key-guid]] [-o \"all\" | field[,...]]\n\t    \
+                   <\"all\" | property[,...]> [pool] ...\n\tget [-Hp] [-j [--json-int]] [-o \"all\" | field[,...]] <\"all\" | property[,...]> <pool>\n\t    \
                    <all-vdevs | vdev> ...",
-        flags: &[SCRIPTED, EXACT, arg('o', "field[,...]", FIELDS, "the columns"), JSON],
+        flags: &[
+            SCRIPTED,
+            EXACT,
+            arg('o', "field[,...]", FIELDS, "the columns"),
+            JSON,
+            JSON_INT,
+            JSON_GUIDS,
+        ],
         words: &[Word::PoolProps, Word::Pool],
         ..POOL
     },

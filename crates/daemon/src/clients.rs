@@ -9,9 +9,9 @@
 //! request has begun, the rest must arrive within [`REQUEST_TIMEOUT`].
 //!
 //! # Invariants
-//! * At most [`CLIENTS_MAX`] connections exist. For one more, the connection that has been idle
+//! * At most `max` connections of a socket exist. For one more, the connection that has been idle
 //!   longest is closed; if none is idle, the new one is refused.
-//! * At most [`BYTES_MAX`] + `CLIENTS_MAX` * `SMALL` bytes of unfinished requests are in
+//! * At most [`BYTES_MAX`] + `max` * `SMALL` bytes of unfinished requests are in
 //!   memory. They are counted until the request is decoded, and freed with it.
 //!
 //! Lock order: `Clients::list` is a leaf lock.
@@ -29,8 +29,8 @@ use base::{Error, ErrorKind, Result};
 use proto::{REQUEST_MAX, decode};
 use serde::de::DeserializeOwned;
 
-/// Connections at one time.
-const CLIENTS_MAX: usize = 256;
+/// The owner's connections at one time.
+pub(super) const CLIENTS_MAX: usize = 256;
 /// Bytes of unfinished requests, summed over all connections.
 const BYTES_MAX: usize = 32 << 20;
 /// Bytes of an unfinished request that are not counted.
@@ -46,9 +46,9 @@ struct KnownConnection {
     idle_since: Instant,
 }
 
-/// All connections.
-#[derive(Default)]
+/// All connections of a socket.
 pub(super) struct Clients {
+    max: usize,
     list: Mutex<(u64, BTreeMap<u64, KnownConnection>)>,
     bytes: AtomicUsize,
 }
@@ -61,10 +61,15 @@ pub(super) struct Connection {
 }
 
 impl Clients {
+    /// None yet, and at most so many at a time.
+    pub(super) fn new(max: usize) -> Clients {
+        Clients { max, list: Mutex::default(), bytes: AtomicUsize::new(0) }
+    }
+
     /// Counts a new connection; `None` if there are too many and none of them is idle.
     pub(super) fn admit(self: &Arc<Self>, stream: &Arc<UnixStream>) -> Option<Connection> {
         let mut list = self.list.lock();
-        if list.1.len() >= CLIENTS_MAX {
+        if list.1.len() >= self.max {
             let idle = list.1.iter().filter(|(_, k)| !k.busy.load(SeqCst));
             let (&id, _) = idle.min_by_key(|(id, k)| (k.idle_since, **id))?;
             if let Some(stream) = list.1.remove(&id).and_then(|k| k.stream.upgrade()) {
@@ -233,7 +238,7 @@ mod tests {
     #[test]
     fn what_is_announced_costs_nothing_and_what_is_sent_is_bounded() {
         use std::io::Write;
-        let clients = Arc::new(Clients::default());
+        let clients = Arc::new(Clients::new(CLIENTS_MAX));
         let mut greedy = Vec::new();
         let mut refused = 0;
         for _ in 0..16 {
@@ -266,7 +271,7 @@ mod tests {
 
     #[test]
     fn the_longest_idle_gives_its_place_away() {
-        let clients = Arc::new(Clients::default());
+        let clients = Arc::new(Clients::new(CLIENTS_MAX));
         let all: Vec<_> = (0..CLIENTS_MAX)
             .map(|_| {
                 let (ours, theirs) = pair();

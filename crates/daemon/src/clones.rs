@@ -9,6 +9,7 @@ use cenote::props::PropData;
 use cenote::{Dataset, DatasetKind, Pool};
 use proto::{CloneArgs, PromoteArgs, Reply};
 
+use super::access::Caller;
 use super::datasets::{
     PROPS_MAX, cannot, check_new_name, command, create_parents, exists, missing_parents, mount_new,
     pool_of, too_many,
@@ -32,7 +33,12 @@ fn kind_of(pool: &Pool, snapshot: &Dataset) -> Result<Of> {
 ///
 /// # Errors
 /// The whole message for the user.
-pub(super) fn clone(state: &DaemonState, args: &CloneArgs, to: &mut dyn Listener) -> Result<Reply> {
+pub(super) fn clone(
+    state: &DaemonState,
+    args: &CloneArgs,
+    by: &Caller,
+    to: &mut dyn Listener,
+) -> Result<Reply> {
     let name = args.name.as_str();
     let fail = |e: Error| cannot("cannot create", name, &e);
     check_new_name(name).map_err(fail)?;
@@ -70,13 +76,16 @@ pub(super) fn clone(state: &DaemonState, args: &CloneArgs, to: &mut dyn Listener
     if !args.parents && !above.is_empty() {
         return Err(fail(Error::not_found("parent does not exist")));
     }
-    create_parents(state, &pool, &above, to).map_err(fail)?;
+    by.require(&pool, snapshot.name(), &["clone"]).map_err(fail)?;
+    by.require_create(&pool, name, &above, &args.props).map_err(fail)?;
+    let pool = by.acting(&pool);
+    create_parents(state, &pool, &above, by, to).map_err(fail)?;
     let log = command(&args.command);
     let made = pool.clone_snapshot(snapshot.name(), name, &settings, log).map_err(fail)?;
     match made.kind() {
         DatasetKind::Volume => state.show_volumes(&pool, to),
         _ if args.no_mount => {}
-        _ => mount_new(state, &made, to),
+        _ => mount_new(state, &made, by, to),
     }
     Ok(Reply::Done)
 }
@@ -93,7 +102,7 @@ fn origin_of(dataset: &Dataset) -> Result<Option<String>> {
 ///
 /// # Errors
 /// The whole message for the user.
-pub(super) fn promote(state: &DaemonState, args: &PromoteArgs) -> Result<Reply> {
+pub(super) fn promote(state: &DaemonState, args: &PromoteArgs, by: &Caller) -> Result<Reply> {
     let name = args.name.as_str();
     let fail = |e: Error| cannot("cannot promote", name, &e);
     let (pool, clone) = state.open(name)?;
@@ -103,8 +112,11 @@ pub(super) fn promote(state: &DaemonState, args: &PromoteArgs) -> Result<Reply> 
     }
     let origin = origin_of(&clone).map_err(fail)?;
     let origin = origin.ok_or_else(|| fail(Error::invalid("not a cloned filesystem")))?;
+    for name in [name, origin.split('@').next().unwrap_or_default()] {
+        by.require(&pool, name, &["promote", "mount"]).map_err(fail)?;
+    }
     pool.writer().map_err(fail)?;
-    pool.promote(name, command(&args.command)).map_err(|e| {
+    by.acting(&pool).promote(name, command(&args.command)).map_err(|e| {
         let of = e.location().dataset.clone();
         match of.as_deref().and_then(|full| full.split_once('@')) {
             Some((_, snap)) if e.kind() == ErrorKind::Exists => fail(Error::new(

@@ -15,14 +15,16 @@ use std::sync::Arc;
 use base::limits::{DATASET_DEPTH_MAX, DATASET_NAME_MAX};
 use base::{Error, ErrorKind, Result};
 use cenote::create::{Of, dataset_setting, new_dataset_settings};
+use cenote::delegation::{GrantPlace, permission_to_set};
 use cenote::props::{PropData, parse_size};
 use cenote::{Dataset, DatasetKind, Pool};
 use proto::{
     Assign, DatasetChange, NewDatasetArgs, PropsArgs, Reply, SnapshotArgs, TARGETS_MAX, VolumeArgs,
 };
 
+use super::access::Caller;
 use super::state::{DaemonState, Listener};
-use super::{clones, destroy, holds, remount, rename, rollback};
+use super::{clones, delegation, destroy, holds, remount, rename, rollback};
 
 /// Properties in one request.
 pub(super) const PROPS_MAX: usize = 1024;
@@ -36,21 +38,24 @@ const VOLUME_BLOCK: u64 = 16 << 10;
 pub(super) fn change(
     state: &DaemonState,
     change: &DatasetChange,
+    by: &Caller,
     to: &mut dyn Listener,
 ) -> Result<Reply> {
     let _turns = state.changing(change.datasets().into_iter(), "its datasets are changed", to)?;
     match change {
-        DatasetChange::Create(args) => create(state, args, to),
-        DatasetChange::Destroy(args) => destroy::destroy(state, args, to),
-        DatasetChange::Snapshot(args) => snapshot(state, args),
-        DatasetChange::Props(args) => props(state, args, to),
-        DatasetChange::Clone(args) => clones::clone(state, args, to),
-        DatasetChange::Promote(args) => clones::promote(state, args),
-        DatasetChange::Rollback(args) => rollback::rollback(state, args, to),
-        DatasetChange::Rename(args) => rename::rename(state, args, to),
-        DatasetChange::Bookmark(args) => holds::bookmark(state, args),
-        DatasetChange::Hold(args) => holds::hold(state, args, to),
-        DatasetChange::Release(args) => holds::release(state, args, to),
+        DatasetChange::Create(args) => create(state, args, by, to),
+        DatasetChange::Destroy(args) => destroy::destroy(state, args, by, to),
+        DatasetChange::Snapshot(args) => snapshot(state, args, by),
+        DatasetChange::Props(args) => props(state, args, by, to),
+        DatasetChange::Clone(args) => clones::clone(state, args, by, to),
+        DatasetChange::Promote(args) => clones::promote(state, args, by),
+        DatasetChange::Rollback(args) => rollback::rollback(state, args, by, to),
+        DatasetChange::Rename(args) => rename::rename(state, args, by, to),
+        DatasetChange::Bookmark(args) => holds::bookmark(state, args, by),
+        DatasetChange::Hold(args) => holds::hold(state, args, by, to),
+        DatasetChange::Release(args) => holds::release(state, args, by, to),
+        DatasetChange::Allow(args) => delegation::change(state, args, true, by),
+        DatasetChange::Unallow(args) => delegation::change(state, args, false, by),
     }
 }
 
@@ -127,7 +132,12 @@ fn sizes(volume: &VolumeArgs, props: &[(String, PropData)]) -> Result<(u64, u32)
     Ok((size, u32::try_from(block).unwrap_or(u32::MAX)))
 }
 
-fn create(state: &DaemonState, args: &NewDatasetArgs, to: &mut dyn Listener) -> Result<Reply> {
+fn create(
+    state: &DaemonState,
+    args: &NewDatasetArgs,
+    by: &Caller,
+    to: &mut dyn Listener,
+) -> Result<Reply> {
     let name = args.name.as_str();
     let fail = |e: Error| cannot("cannot create", name, &e);
     check_new_name(name).map_err(fail)?;
@@ -153,10 +163,17 @@ fn create(state: &DaemonState, args: &NewDatasetArgs, to: &mut dyn Listener) -> 
     }
     let volume = args.volume.as_ref().map(|v| sizes(v, &settings).map(|s| (s, v.sparse)));
     let volume = volume.transpose().map_err(fail)?;
+    by.require_create(&pool, name, &above, &args.props).map_err(fail)?;
+    if volume.as_ref().is_some_and(|(_, sparse)| !sparse) {
+        let parent = above.last().copied().unwrap_or(name);
+        let parent = parent.rsplit_once('/').map_or(parent, |(parent, _)| parent);
+        by.require_at(&pool, parent, GrantPlace::New, &["refreservation"]).map_err(fail)?;
+    }
     if args.dry_run {
         return Ok(Reply::Done);
     }
-    create_parents(state, &pool, &above, to).map_err(fail)?;
+    let pool = by.acting(&pool);
+    create_parents(state, &pool, &above, by, to).map_err(fail)?;
     let log = command(&args.command);
     let made = match volume {
         None => pool.create_filesystem(name, &settings, log).map_err(fail)?,
@@ -172,7 +189,7 @@ fn create(state: &DaemonState, args: &NewDatasetArgs, to: &mut dyn Listener) -> 
     match made.kind() {
         DatasetKind::Volume => state.show_volumes(&pool, to),
         _ if args.no_mount => {}
-        _ => mount_new(state, &made, to),
+        _ => mount_new(state, &made, by, to),
     }
     Ok(Reply::Done)
 }
@@ -202,20 +219,26 @@ pub(super) fn create_parents(
     state: &DaemonState,
     pool: &Pool,
     above: &[&str],
+    by: &Caller,
     to: &mut dyn Listener,
 ) -> Result<()> {
     for parent in above.iter().rev() {
         let made = pool.create_filesystem(parent, &[], None)?;
-        mount_new(state, &made, to);
+        mount_new(state, &made, by, to);
     }
     Ok(())
 }
 
 /// Mounts a dataset that was just created. If the mount fails, the dataset stays, and the
-/// command fails, as in OpenZFS.
-pub(super) fn mount_new(state: &DaemonState, made: &Dataset, to: &mut dyn Listener) {
+/// command fails, as in OpenZFS. Nothing is mounted for other users.
+pub(super) fn mount_new(state: &DaemonState, made: &Dataset, by: &Caller, to: &mut dyn Listener) {
     let planned = super::mounts::plan(made, false);
     let done = match planned {
+        Ok(Ok(_)) if !by.is_owner() => {
+            let text = "filesystem successfully created, but it may only be mounted by root";
+            to.problem(text.to_owned());
+            return;
+        }
         Ok(Ok(plan)) => state.mount_one(&plan, &[], true),
         Ok(Err(_)) => Ok(()),
         Err(e) => Err(cannot("cannot mount", made.name(), &e)),
@@ -245,7 +268,7 @@ pub(super) fn subtree(root: &Dataset) -> Result<Vec<Dataset>> {
     Ok(out)
 }
 
-fn snapshot(state: &DaemonState, args: &SnapshotArgs) -> Result<Reply> {
+fn snapshot(state: &DaemonState, args: &SnapshotArgs, by: &Caller) -> Result<Reply> {
     if args.names.len() > TARGETS_MAX || args.props.len() > PROPS_MAX {
         return Err(too_many());
     }
@@ -295,6 +318,14 @@ fn snapshot(state: &DaemonState, args: &SnapshotArgs) -> Result<Reply> {
     names.sort();
     names.dedup();
     let Some(pool) = pool else { return Ok(Reply::Done) };
+    let wanted: &[&str] =
+        if settings.is_empty() { &["snapshot"] } else { &["snapshot", "userprop"] };
+    for name in &names {
+        // The snapshot is made of the dataset: what is allowed for those below does not count.
+        let may = by.require(&pool, name.split('@').next().unwrap_or(name), wanted);
+        may.map_err(|e| none(cannot("cannot create snapshot", name, &e)))?;
+    }
+    let pool = by.acting(&pool);
     let failed = |e: Error| {
         let of = e.location().dataset.clone();
         let name = of.as_deref().or(names.first().map(String::as_str)).unwrap_or_default();
@@ -306,7 +337,12 @@ fn snapshot(state: &DaemonState, args: &SnapshotArgs) -> Result<Reply> {
     Ok(Reply::Done)
 }
 
-fn props(state: &DaemonState, args: &PropsArgs, to: &mut dyn Listener) -> Result<Reply> {
+fn props(
+    state: &DaemonState,
+    args: &PropsArgs,
+    by: &Caller,
+    to: &mut dyn Listener,
+) -> Result<Reply> {
     if args.names.len() > TARGETS_MAX {
         return Err(too_many());
     }
@@ -319,7 +355,7 @@ fn props(state: &DaemonState, args: &PropsArgs, to: &mut dyn Listener) -> Result
                 (true, DatasetKind::Filesystem | DatasetKind::Volume) => subtree(&dataset)?,
                 _ => vec![dataset],
             };
-            all.iter().try_for_each(|d| assign(state, (&pool, d), args, &mut line, to))
+            all.iter().try_for_each(|d| assign(state, (&pool, d), args, &mut line, by, to))
         });
         match done {
             // Each failure was reported; the other datasets are still changed.
@@ -346,6 +382,7 @@ fn assign(
     (pool, dataset): (&Arc<Pool>, &Dataset),
     args: &PropsArgs,
     line: &mut Option<&str>,
+    by: &Caller,
     to: &mut dyn Listener,
 ) -> Result<()> {
     let name = dataset.name();
@@ -355,7 +392,7 @@ fn assign(
                 |why: String| Error::invalid(format!("cannot set property for '{name}': {why}"));
             let one = |(n, v): &(String, String)| {
                 let setting = dataset_setting(n, v, kind(dataset))?;
-                refuse_for_life(dataset, &setting)?;
+                refuse_downgrade(dataset, &setting)?;
                 Ok(setting)
             };
             let list: Vec<(String, PropData)> =
@@ -368,8 +405,12 @@ fn assign(
         }
     };
     let fail = |e: Error| cannot(action, name, &e);
+    let wanted: Vec<&str> = changed.iter().map(|prop| permission_to_set(prop)).collect();
+    by.require(pool, name, &wanted).map_err(fail)?;
     pool.writer().map_err(fail)?;
-    let mut mounts = remount::Remount::new(dataset, &changed, args.no_remount).map_err(fail)?;
+    let mut mounts = remount::Remount::new(dataset, &changed, args.no_remount, by);
+    mounts.check(state, by)?;
+    let pool = &by.acting(pool);
     mounts.before(state, to)?;
     let log = *line;
     let done = match &args.assign {
@@ -388,9 +429,8 @@ fn assign(
     done.map_err(fail)
 }
 
-/// Refuses to change a property that a dataset has for life; setting it to its present value is
-/// allowed.
-fn refuse_for_life(dataset: &Dataset, (name, value): &(String, PropData)) -> Result<(), String> {
+/// Refuses to give a file system an older version.
+fn refuse_downgrade(dataset: &Dataset, (name, value): &(String, PropData)) -> Result<(), String> {
     match name.as_str() {
         "version" => {
             let now = dataset.prop("version").ok().flatten().map(|v| v.value);
@@ -398,7 +438,7 @@ fn refuse_for_life(dataset: &Dataset, (name, value): &(String, PropData)) -> Res
                 (Some(PropData::Num(now)), PropData::Num(new)) if new < &now => {
                     Err(format!("Can not downgrade; already at version {now}"))
                 }
-                _ => Err(ui::not_yet("changing 'version'")),
+                _ => Ok(()),
             }
         }
         _ => Ok(()),

@@ -17,6 +17,7 @@ use cenote::props::PropData;
 use cenote::{Dataset, DatasetKind, Pool};
 use proto::{DestroyArgs, Reply, TARGETS_MAX};
 
+use super::access::Caller;
 use super::datasets::{cannot, command, subtree};
 use super::mounts::UnmountReason;
 use super::remount;
@@ -33,6 +34,13 @@ struct DestroyPlan {
     names: Vec<String>,
 }
 
+impl DestroyPlan {
+    /// Whether a dataset is destroyed.
+    fn includes(&self, name: &str) -> bool {
+        self.roots.iter().any(|root| remount::inside(name, root))
+    }
+}
+
 /// Serves the command.
 ///
 /// # Errors
@@ -40,6 +48,7 @@ struct DestroyPlan {
 pub(super) fn destroy(
     state: &DaemonState,
     args: &DestroyArgs,
+    by: &Caller,
     to: &mut dyn Listener,
 ) -> Result<Reply> {
     let target = args.target.as_str();
@@ -50,7 +59,7 @@ pub(super) fn destroy(
             (plan, reclaim, pool)
         }
         None if target.contains('#') => {
-            return destroy_bookmark(state, args);
+            return destroy_bookmark(state, args, by);
         }
         None => {
             if args.defer {
@@ -64,12 +73,18 @@ pub(super) fn destroy(
             (of_dataset(&pool, &dataset, args)?, 0, pool)
         }
     };
+    for name in plan.names.iter().chain(&plan.roots) {
+        let may = by.require(&pool, name, &["destroy", "mount"]);
+        let action = if name.contains('@') { "cannot destroy snapshot" } else { "cannot destroy" };
+        may.map_err(|e| cannot(action, name, &e))?;
+    }
     if !args.dry_run {
         let fail = |e: Error| cannot("cannot destroy", target, &e);
         pool.writer().map_err(fail)?;
+        by.require_fixed_mounts(state, |name| plan.includes(name))?;
         unmount(state, &plan, args.force, to)?;
         let deferred = deferred_origins(&plan, &pool);
-        carry_out(&pool, &plan, args)?;
+        carry_out(&by.acting(&pool), &plan, args)?;
         remount::snapshots_changed(state, &plan.names);
         remount::snapshots_changed(state, &deferred);
         let is_volume = |n: &String| !n.contains('@') || state.is_shown_volume(n);
@@ -80,7 +95,7 @@ pub(super) fn destroy(
     Ok(Reply::Destroyed(plan.names, reclaim))
 }
 
-fn destroy_bookmark(state: &DaemonState, args: &DestroyArgs) -> Result<Reply> {
+fn destroy_bookmark(state: &DaemonState, args: &DestroyArgs, by: &Caller) -> Result<Reply> {
     let name = args.target.as_str();
     let fail = |e: Error| cannot("cannot destroy bookmark", name, &e);
     let missing = || Error::not_found(format!("bookmark '{name}' does not exist."));
@@ -90,8 +105,11 @@ fn destroy_bookmark(state: &DaemonState, args: &DestroyArgs) -> Result<Reply> {
         Err(e) if e.kind() == ErrorKind::NotFound => return Err(missing()),
         other => other.map_err(fail)?,
     };
+    by.require(&pool, name, &["destroy"]).map_err(fail)?;
     if !args.dry_run {
-        pool.destroy_bookmarks(&[name.to_owned()], command(&args.command)).map_err(fail)?;
+        by.acting(&pool)
+            .destroy_bookmarks(&[name.to_owned()], command(&args.command))
+            .map_err(fail)?;
     }
     Ok(Reply::Destroyed(Vec::new(), 0))
 }
@@ -336,12 +354,7 @@ fn unmount(
     force: bool,
     to: &mut dyn Listener,
 ) -> Result<()> {
-    let inside = |name: &str| {
-        plan.roots.iter().any(|root| {
-            name.strip_prefix(root.as_str()).is_some_and(|r| r.is_empty() || r.starts_with('/'))
-        })
-    };
-    match state.unmount_where(inside, UnmountReason::Destroyed, force, to) {
+    match state.unmount_where(|name| plan.includes(name), UnmountReason::Destroyed, force, to) {
         true => Ok(()),
         false => Err(Error::busy(String::new())),
     }

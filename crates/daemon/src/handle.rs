@@ -14,10 +14,13 @@ use proto::{
     WhatIf,
 };
 
+use super::access::{self, Caller};
 use super::inspect::{LISTING_TIMEOUT, NAMED_POOL_TIMEOUT};
 use super::state::{DaemonState, Listener, pool_name};
 use super::watched::Relay;
-use super::{change, convert, datasets as changes, holds, sending, vdev_history};
+use super::{
+    change, convert, datasets as changes, delegation, diff, holds, sending, space, vdev_history,
+};
 
 /// Receives rows as well.
 pub(crate) trait RowListener: Listener {
@@ -31,9 +34,10 @@ pub(crate) trait RowListener: Listener {
 pub(crate) fn handle(
     state: &Arc<DaemonState>,
     request: &Request,
+    by: &Caller,
     to: &mut dyn RowListener,
 ) -> Reply {
-    match serve(state, request, to) {
+    match serve(state, request, by, to) {
         Ok(reply) => reply,
         Err(e) => Reply::Failed(e.message().to_owned()),
     }
@@ -67,7 +71,13 @@ fn startup_wait(request: &Request) -> Duration {
     }
 }
 
-fn serve(state: &Arc<DaemonState>, request: &Request, to: &mut dyn RowListener) -> Result<Reply> {
+fn serve(
+    state: &Arc<DaemonState>,
+    request: &Request,
+    by: &Caller,
+    to: &mut dyn RowListener,
+) -> Result<Reply> {
+    access::check(by, request)?;
     state.await_start(startup_wait(request), to);
     match request {
         Request::Status => Ok(Reply::Status(DaemonStatus {
@@ -96,7 +106,12 @@ fn serve(state: &Arc<DaemonState>, request: &Request, to: &mut dyn RowListener) 
         Request::Export { name, force } => state.export(name, *force, to).map(|()| Reply::Done),
         Request::PoolNames => Ok(Reply::Names(state.names())),
         Request::PoolStatus { name, verbose } => {
-            Ok(Reply::Pool(Box::new(state.status_of(name, *verbose, to)?)))
+            let mut status = state.status_of(name, *verbose && by.is_owner(), to)?;
+            if *verbose && !by.is_owner() && status.error_count > 0 {
+                let text = "List of errors unavailable: permission denied";
+                status.errors = vec![text.to_owned()];
+            }
+            Ok(Reply::Pool(Box::new(status)))
         }
         Request::PoolProps { name, props } => {
             state.props_of(name, props.as_deref(), to).map(Reply::Props)
@@ -108,9 +123,10 @@ fn serve(state: &Arc<DaemonState>, request: &Request, to: &mut dyn RowListener) 
             });
             Ok(Reply::SpaceMap(Box::new(looked?.map_err(one_line)?)))
         }
-        Request::Send(args) => sending::send(state, args, to),
+        Request::Diff(args) => diff::diff(state, args, by, to),
+        Request::Send(args) => sending::send(state, args, by, to),
         Request::Datasets(args) => {
-            datasets(state, args, to)?;
+            datasets(state, args, by, to)?;
             Ok(Reply::Done)
         }
         Request::KstatNames => Ok(Reply::Names(state.engine().kstats().names())),
@@ -131,12 +147,16 @@ fn serve(state: &Arc<DaemonState>, request: &Request, to: &mut dyn RowListener) 
         Request::Change { pool, change, command } => {
             change::change(state, pool, change, command, to)
         }
-        Request::ChangeDatasets(change_args) => match changes::change(state, change_args, to) {
+        Request::ChangeDatasets(change_args) => match changes::change(state, change_args, by, to) {
             // Each failure was reported already.
             Err(e) if e.message().is_empty() => Ok(Reply::Done),
             other => other,
         },
         Request::Holds { snapshots, recursive } => holds::list(state, snapshots, *recursive, to),
+        Request::Permissions { dataset } => delegation::show(state, dataset),
+        Request::OwnerSpace { dataset, kind, after } => {
+            space::of_owners(state, dataset, *kind, *after, by)
+        }
         Request::LabelClear { path, force } => change::label_clear(state, path, *force),
         Request::History { name, from } => {
             let (slot, from) = (state.registry().find(name)?, *from);
@@ -159,6 +179,7 @@ fn serve(state: &Arc<DaemonState>, request: &Request, to: &mut dyn RowListener) 
         Request::Mounts => Ok(Reply::Mounts(state.mounts())),
         Request::Mount(args) => state.mount(args, to).map(|()| Reply::Done),
         Request::Unmount(a) => {
+            access::check_unmount(state, a, by)?;
             match state.unmount(a.target.as_deref(), a.force, to) {
                 // Each mount that stayed was reported already.
                 Err(e) if e.message().is_empty() => Ok(Reply::Done),
@@ -276,19 +297,26 @@ pub(super) fn pool_props(
 struct Lister {
     state: Arc<DaemonState>,
     args: ListArgs,
+    /// For whom.
+    by: Caller,
     /// Names that were listed.
     seen: Arc<Mutex<BTreeSet<String>>>,
     rows: Vec<DatasetRow>,
 }
 
 /// Lists pool by pool: a pool that does not answer does not delay the others.
-fn datasets(state: &Arc<DaemonState>, args: &ListArgs, to: &mut dyn RowListener) -> Result<()> {
+fn datasets(
+    state: &Arc<DaemonState>,
+    args: &ListArgs,
+    by: &Caller,
+    to: &mut dyn RowListener,
+) -> Result<()> {
     let seen = Arc::default();
     let part = |root: Option<&str>| {
         let root = root.map(str::to_owned);
-        let (args, seen) = (args.clone(), Arc::clone(&seen));
+        let (args, seen, by) = (args.clone(), Arc::clone(&seen), by.clone());
         move |state: &Arc<DaemonState>, pool: &Arc<Pool>, to: &mut Relay| {
-            let mut lister = Lister { state: Arc::clone(state), args, seen, rows: Vec::new() };
+            let mut lister = Lister { state: Arc::clone(state), args, by, seen, rows: Vec::new() };
             match &root {
                 None => match pool.root() {
                     Ok(root) => lister.walk(&root, false, to),
@@ -390,6 +418,9 @@ impl Lister {
             Some(names) => {
                 let mut out = Vec::new();
                 for name in names.iter().filter(|n| *n != "name") {
+                    if !space::may_see(&self.state, &self.by, dataset, name)? {
+                        continue;
+                    }
                     if let Some(value) = dataset.prop(name)? {
                         out.push((name.clone(), (&value).into()));
                     }

@@ -8,6 +8,7 @@ use base::{Error, ErrorKind, Result};
 use cenote::{Dataset, DatasetKind, NewBookmark, Pool, SnapshotHold};
 use proto::{BookmarkArgs, HeldSnapshot, HoldArgs, Reply, TARGETS_MAX};
 
+use super::access::Caller;
 use super::datasets::{cannot, command, subtree, too_many};
 use super::remount;
 use super::state::{DaemonState, Listener};
@@ -35,7 +36,8 @@ fn snapshots(pool: &Pool, name: &str, recursive: bool) -> Result<Vec<Dataset>> {
 fn each(
     state: &DaemonState,
     args: &HoldArgs,
-    action: &str,
+    (action, permission): (&str, &str),
+    by: &Caller,
     to: &mut dyn Listener,
     mut act: impl FnMut(&Pool, Vec<Dataset>, Option<&str>) -> Result<()>,
 ) -> Result<Reply> {
@@ -56,8 +58,12 @@ fn each(
             let fs = name.split('@').next().unwrap_or(name);
             let (pool, _) = state.open(fs)?;
             let found = snapshots(&pool, name, args.recursive).map_err(fail)?;
+            for snapshot in &found {
+                let may = by.require(&pool, snapshot.name(), &[permission]);
+                may.map_err(|e| cannot(action, snapshot.name(), &e))?;
+            }
             pool.writer().map_err(fail)?;
-            act(&pool, found, line).map_err(fail)
+            act(&by.acting(&pool), found, line).map_err(fail)
         };
         match one() {
             Ok(()) => line = None,
@@ -76,8 +82,13 @@ fn holds_of(found: &[Dataset], tag: &str) -> Vec<SnapshotHold> {
 ///
 /// # Errors
 /// The whole message for the user.
-pub(super) fn hold(state: &DaemonState, args: &HoldArgs, to: &mut dyn Listener) -> Result<Reply> {
-    each(state, args, "cannot hold snapshot", to, |pool, found, line| {
+pub(super) fn hold(
+    state: &DaemonState,
+    args: &HoldArgs,
+    by: &Caller,
+    to: &mut dyn Listener,
+) -> Result<Reply> {
+    each(state, args, ("cannot hold snapshot", "hold"), by, to, |pool, found, line| {
         pool.hold(&holds_of(&found, &args.tag), line)
     })
 }
@@ -90,26 +101,35 @@ pub(super) fn hold(state: &DaemonState, args: &HoldArgs, to: &mut dyn Listener) 
 pub(super) fn release(
     state: &DaemonState,
     args: &HoldArgs,
+    by: &Caller,
     to: &mut dyn Listener,
 ) -> Result<Reply> {
-    each(state, args, "cannot release hold from snapshot", to, |pool, found, line| {
-        let mut wanted = Vec::new();
-        for snapshot in &found {
-            let tags = snapshot.holds()?;
-            if !args.recursive || tags.iter().any(|(tag, _)| *tag == args.tag) {
-                wanted.push(snapshot.clone());
+    each(
+        state,
+        args,
+        ("cannot release hold from snapshot", "release"),
+        by,
+        to,
+        |pool, found, line| {
+            let mut wanted = Vec::new();
+            for snapshot in &found {
+                let tags = snapshot.holds()?;
+                if !args.recursive || tags.iter().any(|(tag, _)| *tag == args.tag) {
+                    wanted.push(snapshot.clone());
+                }
             }
-        }
-        if wanted.is_empty() {
-            wanted.extend(found.first().cloned());
-        }
-        pool.release(&holds_of(&wanted, &args.tag), line)?;
-        // Some may have been destroyed with their last hold.
-        let names: Vec<String> = wanted.iter().map(|s| s.name().to_owned()).collect();
-        let gone: Vec<String> = names.into_iter().filter(|n| pool.dataset(n).is_err()).collect();
-        remount::snapshots_changed(state, &gone);
-        Ok(())
-    })
+            if wanted.is_empty() {
+                wanted.extend(found.first().cloned());
+            }
+            pool.release(&holds_of(&wanted, &args.tag), line)?;
+            // Some may have been destroyed with their last hold.
+            let names: Vec<String> = wanted.iter().map(|s| s.name().to_owned()).collect();
+            let gone: Vec<String> =
+                names.into_iter().filter(|n| pool.dataset(n).is_err()).collect();
+            remount::snapshots_changed(state, &gone);
+            Ok(())
+        },
+    )
 }
 
 /// Serves `zfs holds`.
@@ -151,14 +171,16 @@ pub(super) fn list(
 ///
 /// # Errors
 /// The whole message for the user.
-pub(super) fn bookmark(state: &DaemonState, args: &BookmarkArgs) -> Result<Reply> {
+pub(super) fn bookmark(state: &DaemonState, args: &BookmarkArgs, by: &Caller) -> Result<Reply> {
     let fail = |e: Error| cannot("cannot create bookmark", &args.name, &e);
     let (pool, _) = state.open(args.source.split(['@', '#']).next().unwrap_or_default())?;
     if super::state::pool_name(&args.name) != pool.name() {
         return Err(fail(Error::invalid("bookmark is in a different pool")));
     }
+    let of = args.name.split('#').next().unwrap_or_default();
+    by.require(&pool, of, &["bookmark"]).map_err(fail)?;
     pool.writer().map_err(fail)?;
     let new = NewBookmark { source: args.source.clone(), name: args.name.clone() };
-    pool.bookmark(&[new], command(&args.command)).map_err(fail)?;
+    by.acting(&pool).bookmark(&[new], command(&args.command)).map_err(fail)?;
     Ok(Reply::Done)
 }

@@ -28,14 +28,17 @@
 //! Lock order: pool locks → the registry → a slot, `DaemonState::mounts`,
 //! `DaemonState::saving`. Of these, only pool locks may be held in a call of the engine.
 
+mod access;
 mod change;
 mod clients;
 mod clones;
 mod closing;
 mod convert;
 mod datasets;
+mod delegation;
 mod destroy;
 mod diagnose;
+mod diff;
 mod handle;
 mod heap;
 mod holds;
@@ -53,6 +56,7 @@ mod rename;
 mod rollback;
 mod sending;
 mod server;
+mod space;
 mod spares;
 mod state;
 mod vdev_history;
@@ -81,6 +85,7 @@ environment:
 	                    127.0.0.1:10809,open
 	CENOTE_ZEDLETS      directory of programs to run on events (/etc/cenote/zed.d)
 	CENOTE_KSTAT        off: no directory of kstats below the runtime directory
+	CENOTE_USERS        off: root's daemon serves no other users
 ";
 
 /// `cenote daemon ...`

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use base::{Error, Result};
 use cenote::{Dataset, DatasetKind, Pool};
 
+use super::access::Caller;
 use super::mounts::{self, MountPlan, UnmountReason};
 use super::state::{DaemonState, Listener};
 
@@ -39,6 +40,9 @@ impl Listener for NullListener {
 /// The effects of a change of properties on mounts.
 pub(super) struct Remount {
     root: String,
+    /// The mountpoint may change.
+    moves: bool,
+    /// Mounts follow.
     place: bool,
     manner: bool,
     canmount: bool,
@@ -52,20 +56,35 @@ pub(super) fn inside(name: &str, root: &str) -> bool {
 }
 
 impl Remount {
-    /// The effects of changing the named properties; with `leave` mounts stay where they are.
-    ///
-    /// # Errors
-    /// None yet.
-    pub(super) fn new(dataset: &Dataset, changed: &[String], leave: bool) -> Result<Remount> {
+    /// The effects of changing the named properties for a user; with `leave` mounts stay where
+    /// they are. Nothing is mounted for users other than the daemon's owner.
+    pub(super) fn new(dataset: &Dataset, changed: &[String], leave: bool, by: &Caller) -> Remount {
         let any = |names: &[&str]| changed.iter().any(|c| names.contains(&c.as_str()));
         let fs = dataset.kind() == DatasetKind::Filesystem;
-        Ok(Remount {
+        let moves = fs && !leave && any(&MOUNTPOINT_PROPS);
+        Remount {
             root: dataset.name().to_owned(),
-            place: fs && !leave && any(&MOUNTPOINT_PROPS),
+            moves,
+            place: moves && by.is_owner(),
             manner: fs && any(&OPTION_PROPS),
             canmount: any(&["canmount"]) && !any(&["mountpoint"]),
             unmounted: Vec::new(),
-        })
+        }
+    }
+
+    /// Refuses effects on mounts that a user may not have: the daemon does not mount for other
+    /// users, and changes options only at places that they cannot move.
+    ///
+    /// # Errors
+    /// `Permission`, with the whole message.
+    pub(super) fn check(&self, state: &DaemonState, by: &Caller) -> Result<()> {
+        if self.moves {
+            by.require_unmounted(state, |name| inside(name, &self.root))?;
+        }
+        if self.manner {
+            by.require_fixed_mounts(state, |name| inside(name, &self.root))?;
+        }
+        Ok(())
     }
 
     /// Unmounts the datasets whose mountpoint changes.

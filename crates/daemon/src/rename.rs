@@ -16,7 +16,10 @@ use cenote::props::PropData;
 use cenote::{DatasetKind, Pool};
 use proto::{RenameArgs, Reply};
 
-use super::datasets::{cannot, check_new_name, command, create_parents, missing_parents, pool_of};
+use super::access::Caller;
+use super::datasets::{
+    cannot, check_new_name, command, create_parents, missing_parents, pool_of, subtree,
+};
 use super::mounts::UnmountReason;
 use super::remount::{self, inside};
 use super::state::{DaemonState, Listener};
@@ -28,23 +31,36 @@ use super::state::{DaemonState, Listener};
 pub(super) fn rename(
     state: &DaemonState,
     args: &RenameArgs,
+    by: &Caller,
     to: &mut dyn Listener,
 ) -> Result<Reply> {
     match args.from.split_once('@') {
-        Some((fs, snap)) => rename_snapshot(state, args, fs, snap),
-        None => rename_dataset(state, args, to),
+        Some((fs, snap)) => rename_snapshot(state, args, (fs, snap), by),
+        None => rename_dataset(state, args, by, to),
     }
 }
 
-fn rename_snapshot(state: &DaemonState, args: &RenameArgs, fs: &str, snap: &str) -> Result<Reply> {
+fn rename_snapshot(
+    state: &DaemonState,
+    args: &RenameArgs,
+    (fs, snap): (&str, &str),
+    by: &Caller,
+) -> Result<Reply> {
     let fail = |e: Error| cannot("cannot rename", &args.from, &e);
     let Some(new) = args.to.strip_prefix(fs).and_then(|rest| rest.strip_prefix('@')) else {
         let text = "snapshots must be part of same dataset";
         return Err(cannot("cannot rename to", &args.to, &Error::invalid(text)));
     };
     let (pool, _) = state.open(&args.from)?;
+    let of = pool.dataset(fs).map_err(fail)?;
+    let all = if args.recursive { subtree(&of).map_err(fail)? } else { vec![of] };
+    for dataset in &all {
+        let name = format!("{}@{snap}", dataset.name());
+        by.require(&pool, &name, &["rename", "create", "mount"]).map_err(fail)?;
+    }
     pool.writer().map_err(fail)?;
-    let done = pool.rename_snapshot(fs, (snap, new), args.recursive, command(&args.command));
+    let done =
+        by.acting(&pool).rename_snapshot(fs, (snap, new), args.recursive, command(&args.command));
     let renamed = done.map_err(|e| match (args.recursive, e.kind()) {
         (true, ErrorKind::Exists) => {
             let text = "a child dataset already has a snapshot with the new name";
@@ -63,7 +79,12 @@ fn stays(pool: &Pool, name: &str) -> bool {
     matches!(mountpoint, Ok(Some(v)) if v.value == PropData::Str("legacy".into()))
 }
 
-fn rename_dataset(state: &DaemonState, args: &RenameArgs, to: &mut dyn Listener) -> Result<Reply> {
+fn rename_dataset(
+    state: &DaemonState,
+    args: &RenameArgs,
+    by: &Caller,
+    to: &mut dyn Listener,
+) -> Result<Reply> {
     let (from, new) = (args.from.as_str(), args.to.as_str());
     let fail = |e: Error| cannot("cannot rename", from, &e);
     let fail_to = |why: &str| cannot("cannot rename to", new, &Error::invalid(why));
@@ -78,13 +99,17 @@ fn rename_dataset(state: &DaemonState, args: &RenameArgs, to: &mut dyn Listener)
     }
     pool.writer().map_err(fail)?;
     let above = missing_parents(&pool, new).map_err(fail)?;
-    if !above.is_empty() {
-        if !args.parents {
-            let e = Error::not_found("parent does not exist");
-            return Err(cannot("cannot create", new, &e));
-        }
-        create_parents(state, &pool, &above, to).map_err(|e| cannot("cannot create", new, &e))?;
+    if !above.is_empty() && !args.parents {
+        let e = Error::not_found("parent does not exist");
+        return Err(cannot("cannot create", new, &e));
     }
+    by.require(&pool, from, &["rename", "mount"]).map_err(fail)?;
+    by.require_create(&pool, new, &above, &[]).map_err(fail)?;
+    let is_affected = |name: &str| !args.no_remount && inside(name, from) && !stays(&pool, name);
+    by.require_unmounted(state, is_affected)?;
+    let acting = by.acting(&pool);
+    let made = create_parents(state, &acting, &above, by, to);
+    made.map_err(|e| cannot("cannot create", new, &e))?;
     let mut mounted: Vec<(String, PathBuf)> = state
         .mounted_below(|n| inside(n, from))
         .into_iter()
@@ -94,7 +119,7 @@ fn rename_dataset(state: &DaemonState, args: &RenameArgs, to: &mut dyn Listener)
     let moving = |n: &str| mounted.iter().any(|(name, _)| name == n);
     let unmounted = state.unmount_where(moving, UnmountReason::Moved, args.force, to);
     let done = match unmounted {
-        true => pool.rename_dataset(from, new, command(&args.command)).map_err(fail),
+        true => acting.rename_dataset(from, new, command(&args.command)).map_err(fail),
         false => Err(Error::busy(String::new())),
     };
     let new_name = |name: &str| {

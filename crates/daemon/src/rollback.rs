@@ -17,6 +17,7 @@ use base::{Error, ErrorKind, Result};
 use cenote::{Dataset, DatasetKind, Pool};
 use proto::{DestroyArgs, Reply, RollbackArgs};
 
+use super::access::Caller;
 use super::datasets::{cannot, command};
 use super::destroy;
 use super::mounts::UnmountReason;
@@ -79,6 +80,7 @@ impl Newer {
         pool: &Pool,
         args: &RollbackArgs,
         dry_run: bool,
+        by: &Caller,
         to: &mut dyn Listener,
     ) -> Result<()> {
         let fail = |e: Error| cannot("cannot rollback", &args.snapshot, &e);
@@ -93,7 +95,10 @@ impl Newer {
                 dry_run,
                 ..DestroyArgs::default()
             };
-            destroy::destroy(state, &doomed, to)?;
+            destroy::destroy(state, &doomed, by, to)?;
+        }
+        for name in &self.bookmarks {
+            by.require(pool, name, &["destroy"]).map_err(fail)?;
         }
         if !self.bookmarks.is_empty() && !dry_run {
             pool.destroy_bookmarks(&self.bookmarks, None).map_err(fail)?;
@@ -109,6 +114,7 @@ impl Newer {
 pub(super) fn rollback(
     state: &DaemonState,
     args: &RollbackArgs,
+    by: &Caller,
     to: &mut dyn Listener,
 ) -> Result<Reply> {
     let name = args.snapshot.as_str();
@@ -123,12 +129,16 @@ pub(super) fn rollback(
     let newer = Newer::than(&dataset, &snapshot).map_err(fail)?;
     newer.check(args)?;
     pool.writer().map_err(fail)?;
-    newer.destroy(state, &pool, args, true, to)?;
+    by.require(&pool, fs, &["rollback", "mount"]).map_err(fail)?;
+    let acting = by.acting(&pool);
+    newer.destroy(state, &acting, args, true, by, to)?;
+    let affected = mounted_inside(state, fs);
+    by.require_fixed_mounts(state, |n| affected.iter().any(|name| name == n))?;
     let unmounted = unmount(state, fs, args.force, to);
     let done = match &unmounted {
         Ok(_) => newer
-            .destroy(state, &pool, args, false, to)
-            .and_then(|()| pool.rollback(name, command(&args.command)).map_err(fail)),
+            .destroy(state, &acting, args, false, by, to)
+            .and_then(|()| acting.rollback(name, command(&args.command)).map_err(fail)),
         Err((e, _)) => Err(Error::new(e.kind(), e.message())),
     };
     let (Ok(list) | Err((_, list))) = unmounted;
@@ -141,6 +151,14 @@ pub(super) fn rollback(
 
 /// Datasets with their mountpoints.
 type Unmounted = Vec<(String, PathBuf)>;
+
+/// A dataset that is mounted, and those that are mounted inside of it.
+fn mounted_inside(state: &DaemonState, fs: &str) -> Vec<String> {
+    let Some((_, at, _)) = state.mounted_below(|n| n == fs).pop() else { return Vec::new() };
+    let mut all = state.mounted_below(|_| true);
+    all.retain(|(_, below, _)| below.starts_with(&at));
+    all.into_iter().map(|(name, ..)| name).collect()
+}
 
 /// Unmounts a dataset and what is mounted inside of it. If that fails, the error comes with
 /// those that were unmounted already.

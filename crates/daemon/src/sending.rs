@@ -12,6 +12,7 @@ use cenote::stream::ResumeToken;
 use cenote::{Dataset, PackageOptions, Pool, SendOptions};
 use proto::{Reply, SendArgs, SendSize};
 
+use super::access::Caller;
 use super::datasets::cannot;
 use super::handle::RowListener;
 use super::state::DaemonState;
@@ -20,9 +21,15 @@ use super::state::DaemonState;
 const CHUNK: usize = 256 << 10;
 
 /// Passes a stream on in frames.
-struct Chunks<'a> {
+pub(super) struct Chunks<'a> {
     to: &'a mut dyn RowListener,
     chunk: Vec<u8>,
+}
+
+impl<'a> Chunks<'a> {
+    pub(super) fn new(to: &'a mut dyn RowListener) -> Chunks<'a> {
+        Chunks { to, chunk: Vec::with_capacity(CHUNK) }
+    }
 }
 
 impl Write for Chunks<'_> {
@@ -53,10 +60,11 @@ impl Write for Chunks<'_> {
 pub(super) fn send(
     state: &DaemonState,
     args: &SendArgs,
+    by: &Caller,
     to: &mut dyn RowListener,
 ) -> Result<Reply> {
     if let Some(token) = &args.resume {
-        return resume(state, token, args.dry_run, to);
+        return resume(state, token, args.dry_run, by, to);
     }
     let name = args.snapshot.as_str();
     let (pool, snapshot) = state.open(name)?;
@@ -77,7 +85,12 @@ pub(super) fn send(
         skip_missing: args.package.skip_missing,
         exclude: args.package.exclude.clone(),
     };
+    by.require(&pool, name, &["send"]).map_err(|e| failed(name, &e))?;
     let plan = snapshot.plan_send(from.as_ref(), &package).map_err(|e| failed(name, &e))?;
+    for (_, step) in &plan.steps {
+        let may = by.require(&pool, step.name(), &["send"]);
+        may.map_err(|e| failed(step.name(), &e))?;
+    }
     if args.dry_run {
         let sizes = plan.sizes(options).map_err(|e| failed(name, &e))?;
         let step = |((from, to), bytes): (&(Option<Dataset>, Dataset), u64)| SendSize {
@@ -88,7 +101,7 @@ pub(super) fn send(
         let sizes = plan.steps.iter().zip(sizes).map(step).collect();
         return Ok(Reply::SendSizes { sizes, skipped: plan.skipped });
     }
-    let mut output = Chunks { to, chunk: Vec::with_capacity(CHUNK) };
+    let mut output = Chunks::new(to);
     plan.send(options, &mut output, &mut |_, _| true).map_err(|e| failed(name, &e))?;
     output.flush().map_err(|e| failed(name, &Error::io("the client has disconnected", e)))?;
     Ok(Reply::Done)
@@ -112,6 +125,7 @@ fn resume(
     state: &DaemonState,
     token: &str,
     dry_run: bool,
+    by: &Caller,
     to: &mut dyn RowListener,
 ) -> Result<Reply> {
     let refused = |e: Error| Error::new(e.kind(), format!("cannot resume send: {e}"));
@@ -123,6 +137,8 @@ fn resume(
         refused(Error::not_found(text))
     };
     let pool = state.pool(pool_name).ok_or_else(gone)?;
+    let may = by.require(&pool, name, &["send"]);
+    may.map_err(|e| failed(name, &e))?;
     let resumed = pool.resume_send(&token).map_err(refused)?;
     if dry_run {
         let bytes = resumed.size().map_err(|e| failed(name, &e))?;
@@ -130,7 +146,7 @@ fn resume(
         let sizes = vec![SendSize { snapshot: name.to_owned(), from, bytes }];
         return Ok(Reply::SendSizes { sizes, skipped: Vec::new() });
     }
-    let mut output = Chunks { to, chunk: Vec::with_capacity(CHUNK) };
+    let mut output = Chunks::new(to);
     resumed.send(&mut output, &mut |_| true).map_err(|e| failed(name, &e))?;
     output.flush().map_err(|e| failed(name, &Error::io("the client has disconnected", e)))?;
     Ok(Reply::Done)

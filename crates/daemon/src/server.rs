@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,11 +16,16 @@ use rustix::process::geteuid;
 use ui::Exit;
 use ui::signals::Signals;
 
-use super::clients::{Clients, Connection, Inbox};
+use super::access::Caller;
+use super::clients::{CLIENTS_MAX, Clients, Connection, Inbox};
 use super::handle::{RowListener, handle};
 use super::state::{DaemonState, Listener, Log};
 use super::watched::run_watched;
 
+/// Environment variable: `off` serves the owner alone.
+const USERS: &str = "CENOTE_USERS";
+/// Connections at one time at the shared socket.
+const SHARED_MAX: usize = 128;
 /// How long a connected client may take to send its hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -43,7 +48,8 @@ pub(crate) fn run(runtime: &Runtime, detached: bool, metrics: Option<String>) ->
     let signals = Signals::block()?;
     clean(runtime);
     let state = Arc::new(DaemonState::new(runtime)?);
-    let listener = listen(runtime)?;
+    let listener = listen(&runtime.socket(), 0o600)?;
+    let shared = listen_to_all(runtime);
     ui::err(&format!(
         "cenote daemon {} started, pid {}",
         env!("CARGO_PKG_VERSION"),
@@ -60,9 +66,15 @@ pub(crate) fn run(runtime: &Runtime, detached: bool, metrics: Option<String>) ->
         Ok(server) => state.set_nbd(server),
         Err(e) => ui::err(&format!("volumes are not exported: {e}")),
     }
+    if let Some(shared) = shared {
+        let state = Arc::clone(&state);
+        // Fewer than those of the owner, who is never turned away because of others.
+        rt::spawn("shared socket", move || accept(&state, &shared, SHARED_MAX, true))?;
+    }
     state.import_saved();
     super::notify::ready();
-    accept(&state, &listener);
+    accept(&state, &listener, CLIENTS_MAX, false);
+    let _gone = std::fs::remove_file(runtime.shared_socket());
     let _gone = std::fs::remove_file(runtime.socket());
     let _gone = std::fs::remove_file(runtime.nbd());
     ui::err("cenote daemon ended");
@@ -118,17 +130,33 @@ fn close_inherited() {
     let _unknown = unsafe { libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, 0_u32) };
 }
 
-fn listen(runtime: &Runtime) -> Result<UnixListener> {
-    let path = runtime.socket();
+/// A socket that this mode opens to others.
+fn listen(path: &Path, mode: u32) -> Result<UnixListener> {
     let io = |e| Error::io("cannot listen", e).on_path(path.display().to_string());
     // We hold the lock, so this socket is a dead daemon's.
-    match std::fs::remove_file(&path) {
+    match std::fs::remove_file(path) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(io(e)),
         _ => {}
     }
-    let listener = UnixListener::bind(&path).map_err(io)?;
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).map_err(io)?;
+    let listener = UnixListener::bind(path).map_err(io)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(io)?;
     Ok(listener)
+}
+
+/// The socket for users other than the owner. Only a root daemon has one: pools of an ordinary
+/// user are that user's alone. A daemon without it is better than none.
+fn listen_to_all(runtime: &Runtime) -> Option<UnixListener> {
+    let off = std::env::var_os(USERS).is_some_and(|v| v == "off");
+    if off || !geteuid().is_root() {
+        return None;
+    }
+    match listen(&runtime.shared_socket(), 0o666) {
+        Ok(listener) => Some(listener),
+        Err(e) => {
+            ui::err(&format!("other users are not served: {e}"));
+            None
+        }
+    }
 }
 
 /// Removes the mounts that a killed daemon left: those of its list that no process serves any
@@ -159,8 +187,9 @@ fn end(state: &Arc<DaemonState>, socket: &std::path::Path) {
     let _wake = UnixStream::connect(socket);
 }
 
-fn accept(state: &Arc<DaemonState>, listener: &UnixListener) {
-    let clients = Arc::new(Clients::default());
+/// Serves those who connect, up to `max` at a time.
+fn accept(state: &Arc<DaemonState>, listener: &UnixListener, max: usize, shared: bool) {
+    let clients = Arc::new(Clients::new(max));
     for stream in listener.incoming() {
         if state.is_stopping() {
             return;
@@ -177,7 +206,7 @@ fn accept(state: &Arc<DaemonState>, listener: &UnixListener) {
         };
         let state = Arc::clone(state);
         let served = rt::spawn("client", move || {
-            match connection(&state, &stream, &client) {
+            match connection(&state, &stream, &client, shared) {
                 Ok(()) => {}
                 Err(e) => ui::err(&format!("a client: {e}")),
             }
@@ -194,17 +223,22 @@ fn accept(state: &Arc<DaemonState>, listener: &UnixListener) {
     }
 }
 
-fn check_peer(stream: &UnixStream) -> Result<()> {
-    let peer = rustix::net::sockopt::socket_peercred(stream)
-        .map_err(|e| Error::io("cannot tell who connects", e.into()))?;
-    if peer.uid.is_root() || peer.uid == geteuid() {
-        return Ok(());
+/// The user at the other end; on the private socket only the owner is served.
+fn check_peer(stream: &UnixStream, shared: bool) -> Result<Caller> {
+    let caller = Caller::of(stream)?;
+    match caller.is_owner() || shared {
+        true => Ok(caller),
+        false => Err(Error::permission(format!("user {} is not served", caller.uid()))),
     }
-    Err(Error::permission(format!("user {} is not served", peer.uid.as_raw())))
 }
 
-fn connection(state: &Arc<DaemonState>, stream: &UnixStream, client: &Connection) -> Result<()> {
-    check_peer(stream)?;
+fn connection(
+    state: &Arc<DaemonState>,
+    stream: &UnixStream,
+    client: &Connection,
+    shared: bool,
+) -> Result<()> {
+    let by = check_peer(stream, shared)?;
     let mut inbox = Inbox::new(stream, client);
     let Some(hello) = inbox.receive::<Hello>(Some(HELLO_TIMEOUT))? else { return Ok(()) };
     proto::send(stream, &Hello::ours())?;
@@ -213,7 +247,7 @@ fn connection(state: &Arc<DaemonState>, stream: &UnixStream, client: &Connection
     }
     while let Some(request) = inbox.receive::<Request>(None)? {
         let _busy = client.busy();
-        let reply = respond(state, request, &mut Wire { stream, broken: false });
+        let reply = respond(state, request, &by, &mut Wire { stream, broken: false });
         proto::send(stream, &reply)?;
         if state.is_stopping() {
             break;
@@ -224,17 +258,17 @@ fn connection(state: &Arc<DaemonState>, stream: &UnixStream, client: &Connection
 
 /// Serves a request on a watched thread. This thread notices when the client disconnects, and
 /// tells it which device is waited for.
-fn respond(state: &Arc<DaemonState>, request: Request, to: &mut Wire<'_>) -> Reply {
-    let serving = Arc::clone(state);
+fn respond(state: &Arc<DaemonState>, request: Request, by: &Caller, to: &mut Wire<'_>) -> Reply {
+    let (serving, by) = (Arc::clone(state), by.clone());
     // A request that ends pools is never abandoned.
-    let to_the_end = matches!(request, Request::Stop { force: true });
+    let to_the_end = matches!(request, Request::Stop { force: true }) && by.is_owner();
     let leave = &mut |to: &mut dyn RowListener, quiet: Duration| {
         if quiet > Duration::from_secs(1) {
             state.report_silence(to);
         }
         to.is_gone() && !to_the_end
     };
-    let reply = run_watched(to, leave, move |relay| handle(&serving, &request, relay));
+    let reply = run_watched(to, leave, move |relay| handle(&serving, &request, &by, relay));
     reply.unwrap_or_else(|| Reply::Failed("the request broke off".to_owned()))
 }
 

@@ -11,7 +11,7 @@ struct Exchange<'a, const N: usize> {
 }
 
 // SAFETY: `as_ptr` gives a pointer to `N` writable bytes that live as long as the call, and
-// `control` verifies that the opcode makes the kernel copy `N` bytes and no more. The file
+// the callers verify that the opcode makes the kernel copy `N` bytes and no more. The file
 // system gets the bytes themselves, never the address.
 unsafe impl<const N: usize> Ioctl for Exchange<'_, N> {
     type Output = ();
@@ -61,6 +61,25 @@ pub fn control<const N: usize>(
     Ok(unsafe { rustix::ioctl::ioctl(fd, exchange) }?)
 }
 
+/// Calls an ioctl whose argument is copied in one direction (`_IOR`, `_IOW`).
+///
+/// # Errors
+/// As [`control`], for an opcode that is not of this kind.
+pub fn control_one_way<const N: usize>(
+    file: impl AsFd,
+    opcode: u32,
+    argument: &mut [u8; N],
+) -> std::io::Result<()> {
+    let fd = file.as_fd();
+    let size = (opcode >> 16) as usize & 0x3fff;
+    if size != N || !matches!(opcode >> 30, 1 | 2) {
+        return Err(rustix::io::Errno::INVAL.into());
+    }
+    let exchange = Exchange { opcode: Opcode::from(opcode), argument };
+    // SAFETY: the argument has the size that the opcode states (checked above).
+    Ok(unsafe { rustix::ioctl::ioctl(fd, exchange) }?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -79,6 +98,7 @@ mod tests {
         let invalid = Some(rustix::io::Errno::INVAL.raw_os_error());
         assert_eq!(control(&file, opcode, &mut [0; 40]).map_err(errno), Err(invalid));
         assert_eq!(control(&file, opcode & !(1 << 31), &mut [0; 48]).map_err(errno), Err(invalid));
+        assert_eq!(control_one_way(&file, opcode, &mut [0; 48]).map_err(errno), Err(invalid));
         // The device has no such ioctl.
         let none = Some(rustix::io::Errno::NOTTY.raw_os_error());
         assert_eq!(control(&file, opcode, &mut [0; 48]).map_err(errno), Err(none));

@@ -47,7 +47,7 @@ mod types;
 mod uring;
 
 pub use config::{Config, DataInvalidation};
-pub use control::{control, exchange_opcode};
+pub use control::{control, control_one_way, exchange_opcode};
 pub use descriptors::{RESERVE, raise_limit};
 pub use errno::{Errno, Result};
 pub use fs::{BlockingMode, DirSink, Filesystem, Negotiated, Opcode, Outward, Request};

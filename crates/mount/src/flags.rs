@@ -26,10 +26,10 @@ use super::zfs::{FsResult, ZfsMount};
 /// The ioctl commands, of `linux/fs.h`.
 const GET_FLAGS: u32 = 0x8008_6601;
 const SET_FLAGS: u32 = 0x4008_6602;
-const GET_FSX: u32 = 0x801c_581f;
-const SET_FSX: u32 = 0x401c_5820;
+pub(super) const GET_FSX: u32 = 0x801c_581f;
+pub(super) const SET_FSX: u32 = 0x401c_5820;
 /// Bytes of `struct fsxattr`.
-const FSX_SIZE: usize = 28;
+pub(super) const FSX_SIZE: usize = 28;
 /// Each flag in ZFS's, `FS_*_FL`'s and `FS_XFLAG_*`'s encoding.
 const FLAGS: [(u64, u32, u32); 4] = [
     (ZFS_IMMUTABLE, 0x10, 0x8),

@@ -21,6 +21,7 @@ mod mounted;
 mod node;
 mod ops;
 mod pages;
+pub mod projects;
 mod removed_dirs;
 pub mod rewrite;
 mod snapdir;

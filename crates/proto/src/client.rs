@@ -4,6 +4,7 @@ use std::fs::OpenOptions;
 use std::io::ErrorKind as Io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -39,11 +40,26 @@ fn dial(runtime: &Runtime) -> Result<Option<UnixStream>> {
     match UnixStream::connect(runtime.socket()) {
         Ok(stream) => Ok(Some(stream)),
         Err(e) if matches!(e.kind(), Io::NotFound | Io::ConnectionRefused) => Ok(None),
-        Err(e) => {
-            Err(Error::io("cannot reach the daemon", e)
-                .on_path(runtime.socket().display().to_string()))
-        }
+        // The directory is root's: its daemon has a socket for others.
+        Err(e) => match dial_shared(&runtime.shared_socket())? {
+            Some(stream) => Ok(Some(stream)),
+            None => Err(Error::io("cannot reach the daemon", e)
+                .on_path(runtime.socket().display().to_string())),
+        },
     }
+}
+
+/// Connects to the socket of a root daemon for other users; `None` if there is none. Its
+/// directory may be one in which all users make names, so the other side must be root's.
+fn dial_shared(path: &Path) -> Result<Option<UnixStream>> {
+    let Ok(stream) = UnixStream::connect(path) else { return Ok(None) };
+    let peer = rustix::net::sockopt::socket_peercred(&stream)
+        .map_err(|e| Error::io("cannot tell whose daemon this is", e.into()))?;
+    if !peer.uid.is_root() {
+        let text = "the socket belongs to another user";
+        return Err(Error::permission(text).on_path(path.display().to_string()));
+    }
+    Ok(Some(stream))
 }
 
 impl Client {
@@ -81,9 +97,17 @@ impl Client {
     /// # Errors
     /// A daemon runs, but does not answer properly.
     pub fn running(runtime: &Runtime) -> Result<Option<Client>> {
+        Client::greeted(runtime, || dial(runtime))
+    }
+
+    /// Connects until the daemon answers; `None` if there is none.
+    fn greeted(
+        runtime: &Runtime,
+        dial: impl Fn() -> Result<Option<UnixStream>>,
+    ) -> Result<Option<Client>> {
         let begin = rt::now();
         loop {
-            let Some(stream) = dial(runtime)? else { return Ok(None) };
+            let Some(stream) = dial()? else { return Ok(None) };
             if let Some(client) = Client::greet(runtime, stream)? {
                 return Ok(Some(client));
             }
@@ -113,8 +137,9 @@ impl Client {
         }
     }
 
-    /// Connects for a command that only reads state: a daemon is started only if it would have
-    /// pools to import.
+    /// Connects for a command about pools that are imported: a daemon is started only if it
+    /// would have pools to import. An ordinary user without pools of their own reaches root's
+    /// daemon.
     ///
     /// # Errors
     /// As [`Client::connect`].
@@ -123,7 +148,11 @@ impl Client {
             return Ok(Some(client));
         }
         let known: Vec<serde_json::Value> = runtime::load(&runtime.pools())?;
-        if known.is_empty() { Ok(None) } else { Client::connect(runtime).map(Some) }
+        match (known.is_empty(), runtime.system_socket()) {
+            (false, _) => Client::connect(runtime).map(Some),
+            (true, Some(system)) => Client::greeted(runtime, || dial_shared(system)),
+            (true, None) => Ok(None),
+        }
     }
 
     /// Sends a request and returns the final reply. Meanwhile it shows progress and problems,

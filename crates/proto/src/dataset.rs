@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::AllowArgs;
+
 /// Datasets and snapshots in one request.
 pub const TARGETS_MAX: usize = 65_536;
 
@@ -211,6 +213,10 @@ pub enum DatasetChange {
     Rollback(RollbackArgs),
     /// Promote a clone.
     Promote(PromoteArgs),
+    /// Delegate permissions.
+    Allow(AllowArgs),
+    /// Take permissions back.
+    Unallow(AllowArgs),
 }
 
 impl DatasetChange {
@@ -226,6 +232,7 @@ impl DatasetChange {
             DatasetChange::Rename(args) => vec![&args.from, &args.to],
             DatasetChange::Rollback(args) => vec![&args.snapshot],
             DatasetChange::Promote(args) => vec![&args.name],
+            DatasetChange::Allow(args) | DatasetChange::Unallow(args) => vec![&args.dataset],
             DatasetChange::Hold(args) | DatasetChange::Release(args) => {
                 args.snapshots.iter().map(String::as_str).collect()
             }

@@ -20,7 +20,10 @@
 mod change;
 pub mod client;
 mod dataset;
+mod delegation;
+mod diff;
 mod events;
+mod owners;
 mod pool;
 pub mod runtime;
 mod sending;
@@ -44,7 +47,10 @@ pub use dataset::{
     NewDatasetArgs, PromoteArgs, PropsArgs, RenameArgs, RollbackArgs, SnapshotArgs, TARGETS_MAX,
     VolumeArgs,
 };
+pub use delegation::{AllowArgs, DelegatedAt, PermissionEntry, PermissionHolder};
+pub use diff::{DiffArgs, DiffKind, DiffRecord};
 pub use events::{EVENTS_PAGE, EventInfo, EventsPage};
+pub use owners::{OWNERS_PAGE, OwnerKind, OwnerUsage};
 pub use pool::{
     Checkpoint, ClassIo, ErrorScrub, Expand, ImportCandidate, LeafJob, Pool, RebuildScan, Removal,
     Scan, Vdev, VdevHealth, VdevIoCounts, VdevRole,
@@ -279,6 +285,20 @@ pub enum Request {
         /// The snapshots of the same names of all descendants, too.
         recursive: bool,
     },
+    /// The permissions delegated at a dataset and at those above it.
+    Permissions {
+        /// Full name of a file system or volume.
+        dataset: String,
+    },
+    /// What the users, groups or projects of a file system or snapshot of one use.
+    OwnerSpace {
+        /// Its full name.
+        dataset: String,
+        /// Which of them.
+        kind: OwnerKind,
+        /// The last id that the client has; `None` begins.
+        after: Option<u64>,
+    },
     /// Clear the labels of a device that is in no imported pool.
     LabelClear {
         /// Its absolute path.
@@ -303,6 +323,9 @@ pub enum Request {
     /// Send a stream: frames of bytes, then [`Reply::Done`]; or, of a dry run,
     /// [`Reply::SendSizes`].
     Send(Box<SendArgs>),
+    /// What changed in a file system: frames of bytes with [`DiffRecord`]s, then
+    /// [`Reply::Done`].
+    Diff(DiffArgs),
     /// The history of a pool.
     History {
         /// Its name.
@@ -501,6 +524,18 @@ pub enum Reply {
     VdevProps(Vec<(u64, Vec<(String, String)>)>),
     /// Answer to [`Request::Holds`].
     Holds(Vec<HeldSnapshot>),
+    /// Answer to [`Request::Permissions`]: the dataset first; those without permissions are
+    /// left out.
+    Permissions(Vec<DelegatedAt>),
+    /// Answer to [`Request::OwnerSpace`].
+    OwnerSpace {
+        /// By ascending id, [`OWNERS_PAGE`] at most.
+        rows: Vec<OwnerUsage>,
+        /// Whether objects are counted.
+        counts_objects: bool,
+        /// Whether there are more.
+        more: bool,
+    },
     /// Answer to [`Request::Events`].
     Events(EventsPage),
     /// Answer to [`Request::ClearEvents`]: how many there were.

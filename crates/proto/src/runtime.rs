@@ -26,6 +26,18 @@ pub struct Runtime {
     dir: PathBuf,
     /// The directory of the list of pools.
     state: PathBuf,
+    /// For an ordinary user who named no directory: the socket of root's daemon.
+    system: Option<PathBuf>,
+}
+
+/// Root's directory, unless its environment names another one.
+const SYSTEM: &str = "/run/cenote";
+
+/// The socket for other users of the daemon with this directory.
+fn shared_socket(dir: &Path) -> PathBuf {
+    let mut name = dir.as_os_str().to_owned();
+    name.push(".socket");
+    PathBuf::from(name)
 }
 
 fn choose(
@@ -39,7 +51,7 @@ fn choose(
         return dir;
     }
     if uid == 0 {
-        return PathBuf::from("/run/cenote");
+        return PathBuf::from(SYSTEM);
     }
     let run = PathBuf::from(format!("/run/user/{uid}"));
     match set(xdg).or_else(|| Some(run).filter(|run| is_own(run))) {
@@ -75,14 +87,16 @@ impl Runtime {
             }
             None => dir.clone(),
         };
-        Ok(Runtime { dir, state })
+        let named = var("CENOTE_RUNTIME_DIR").is_some_and(|v| !v.is_empty());
+        let system = (uid != 0 && !named).then(|| shared_socket(Path::new(SYSTEM)));
+        Ok(Runtime { dir, state, system })
     }
 
     /// A directory of the caller's choice.
     #[cfg(test)]
     fn at(dir: impl Into<PathBuf>) -> Runtime {
         let dir = dir.into();
-        Runtime { state: dir.clone(), dir }
+        Runtime { state: dir.clone(), dir, system: None }
     }
 
     /// The directory itself.
@@ -92,6 +106,15 @@ impl Runtime {
     /// The daemon's socket.
     pub fn socket(&self) -> PathBuf {
         self.dir.join("socket")
+    }
+    /// The socket of a root daemon for other users. It lies beside the directory, which is
+    /// closed to them.
+    pub fn shared_socket(&self) -> PathBuf {
+        shared_socket(&self.dir)
+    }
+    /// The socket of root's daemon, for an ordinary user who named no directory.
+    pub fn system_socket(&self) -> Option<&Path> {
+        self.system.as_deref()
     }
     /// The daemon's log.
     pub fn log(&self) -> PathBuf {

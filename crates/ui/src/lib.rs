@@ -92,7 +92,7 @@ pub fn out(text: &str) {
 }
 
 /// As [`out`], for bytes.
-fn out_bytes(bytes: &[u8]) {
+pub fn out_bytes(bytes: &[u8]) {
     let mut stdout = std::io::stdout().lock();
     if stdout.write_all(bytes).and_then(|()| stdout.flush()).is_err() {
         std::process::exit(1);

@@ -26,7 +26,7 @@ use ondisk::znode::{
 use crate::master::{CaseSensitivity, MASTER_NODE, ZPL_VERSION};
 
 /// The last version whose attributes are in a fixed structure.
-const ZPL_VERSION_USERSPACE: u64 = 4;
+pub(crate) const ZPL_VERSION_USERSPACE: u64 = 4;
 /// Bytes of that structure (chapter 06 §6).
 const ZNODE_SIZE: usize = 264;
 /// Offsets of its ACL, and of the ACL's entries.
@@ -44,7 +44,7 @@ pub const fn version_for(pool: u64) -> u64 {
 }
 
 /// Types that have no name of their own in `ondisk`.
-const SA_MASTER_NODE: ObjType = ObjType(45);
+pub(crate) const SA_MASTER_NODE: ObjType = ObjType(45);
 const SA_REGISTRATION: ObjType = ObjType(46);
 const SA_LAYOUTS: ObjType = ObjType(47);
 /// Type bits of a directory's mode.
@@ -281,7 +281,10 @@ fn root(os: &Arc<Objset>, tx: &Tx, new: &NewFs) -> Result<ObjectId> {
 }
 
 /// The registry of attributes, and the layouts.
-fn tables(os: &Arc<Objset>, tx: &Tx, sa: ObjectId, new: &NewFs) -> Result<()> {
+///
+/// # Errors
+/// Those of the object set.
+pub(crate) fn tables(os: &Arc<Objset>, tx: &Tx, sa: ObjectId, new: &NewFs) -> Result<()> {
     let registry = zaps::create(os, tx, SA_REGISTRATION, ObjType::NONE, &[], 0)?;
     put(os, tx, sa, "REGISTRY", registry.0)?;
     for attr in SaTables::standard().attrs().take(REGISTERED) {

@@ -22,7 +22,7 @@ use spa::write::topology::{BuildOptions, Built, LeafFacts, build};
 use spa::{ImportOptions, Search};
 
 use super::{AddRequest, CreateRequest, NewVdev, PoolSetting};
-use crate::changes::{command, filesystem, split_for_life};
+use crate::changes::{command, filesystem, process_owner, split_for_life};
 use crate::engine::Engine;
 use crate::opening::{Opening, PoolLeaves, Reserved};
 use crate::pool::Pool;
@@ -150,8 +150,11 @@ impl Engine {
     ) -> Result<Arc<Pool>> {
         let version = request.version;
         let features = version == VERSION;
+        let (uid, gid) = process_owner();
         let plain = zpl::NewFs {
             version: zpl::create::version_for(version),
+            uid,
+            gid,
             count_objects: features,
             count_projects: features,
             ..zpl::NewFs::default()

@@ -178,6 +178,15 @@ impl Dataset {
         })
     }
 
+    /// Checks that the snapshot or bookmark `from` is in the history of this dataset, which
+    /// may be a clone of it.
+    ///
+    /// # Errors
+    /// `CrossDevice`; those of reading.
+    pub fn is_later_than(&self, from: &Dataset) -> Result<()> {
+        self.send_source(from).map(drop)
+    }
+
     /// Checks that `from` is in the history of this snapshot (§8).
     pub(super) fn send_source(&self, from: &Dataset) -> Result<SendSource> {
         let unrelated = || {

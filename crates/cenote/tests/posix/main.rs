@@ -7,6 +7,7 @@
 mod attrs;
 mod clones;
 mod data;
+mod diff;
 mod full;
 mod heal;
 mod idle;

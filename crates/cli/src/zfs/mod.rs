@@ -1,18 +1,23 @@
 //! `zfs`: datasets, with the output of OpenZFS's command (chapter 09 §3).
 
+mod allow;
 mod change;
 mod clones;
 mod create;
 mod destroy;
+mod diff;
 mod get;
 pub(crate) mod helper;
 mod holds;
 mod json;
 mod list;
 mod mount;
+mod project;
 mod rewrite;
 mod select;
 mod send;
+mod upgrade;
+mod userspace;
 
 use std::ffi::OsString;
 
@@ -24,21 +29,13 @@ use proto::{DatasetChange, Reply, Request};
 use ui::Exit;
 
 /// Commands of OpenZFS's that Cenote does not have yet.
-const MISSING: [&str; 20] = [
+const MISSING: [&str; 12] = [
     "program",
-    "upgrade",
-    "userspace",
-    "groupspace",
-    "projectspace",
-    "project",
     "share",
     "unshare",
     "receive",
     "recv",
     "redact",
-    "allow",
-    "unallow",
-    "diff",
     "load-key",
     "unload-key",
     "change-key",
@@ -116,8 +113,13 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
         "bookmark" => holds::bookmark(rest),
         "hold" | "release" => holds::hold(&command, rest),
         "holds" => holds::holds(rest),
+        "allow" | "unallow" => allow::main(&command, rest),
+        "userspace" | "groupspace" | "projectspace" => userspace::main(&command, rest),
         "mount" => mount::mount(rest),
         "unmount" | "umount" => mount::unmount(rest),
+        "diff" => diff::main(rest),
+        "upgrade" => upgrade::main(rest),
+        "project" => project::main(rest),
         "rewrite" => rewrite::main(rest),
         "send" => send::main(rest),
         "version" | "-V" | "--version" => Ok(commands::version("zfs", rest)),

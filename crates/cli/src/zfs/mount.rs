@@ -7,6 +7,7 @@ use proto::client::Client;
 use proto::runtime::Runtime;
 use proto::{MountArgs, Mounted, Reply, Request};
 use ui::Exit;
+use ui::json::Json;
 
 use super::{misuse, options, select};
 
@@ -24,14 +25,17 @@ pub(super) fn mount(argv: &[OsString]) -> Result<Exit> {
     }
     let target = below.or_else(|| words.first().cloned());
     if !all && target.is_none() {
-        if !parsed.opts.is_empty() {
+        if parsed.opts.iter().any(|o| o.letter != 'j') {
             return Ok(misuse("mount", Some("missing dataset argument")));
         }
-        return table();
+        return table(parsed.has('j'));
     }
     if let Some(Err(message)) = target.as_deref().map(select::check_name) {
         ui::err(&message);
         return Ok(Exit::FAILURE);
+    }
+    if parsed.has('j') {
+        return Ok(misuse("mount", Some("too many arguments")));
     }
     let options = parsed.opts.iter().filter(|o| o.letter == 'o').map(|o| o.text()).collect();
     let args =
@@ -92,7 +96,7 @@ fn nothing_imported(request: &Request) -> Exit {
     Exit::FAILURE
 }
 
-fn table() -> Result<Exit> {
+fn table(as_json: bool) -> Result<Exit> {
     let mounts = match Client::connect_for_query(&Runtime::from_env()?)? {
         Some(mut client) => match client.request(&Request::Mounts)? {
             Reply::Mounts(mounts) => mounts,
@@ -100,12 +104,26 @@ fn table() -> Result<Exit> {
         },
         None => Vec::new(),
     };
-    ui::out(&render(&mounts));
+    ui::out(&if as_json { json(&mounts) } else { render(&mounts) });
     Ok(Exit::OK)
 }
 
 fn render(mounts: &[Mounted]) -> String {
     mounts.iter().map(|m| format!("{:<30}  {}\n", m.dataset, m.mountpoint)).collect()
+}
+
+/// As JSON (chapter 09 §1.6); nothing if nothing is mounted.
+fn json(mounts: &[Mounted]) -> String {
+    if mounts.is_empty() {
+        return String::new();
+    }
+    let one = |m: &Mounted| {
+        let members =
+            [("filesystem", Json::str(&m.dataset)), ("mountpoint", Json::str(&m.mountpoint))];
+        (m.dataset.clone(), Json::object(members))
+    };
+    let all = Json::object(mounts.iter().map(one));
+    format!("{}\n", Json::output("zfs mount", [("datasets", all)]))
 }
 
 #[cfg(test)]
@@ -115,6 +133,13 @@ mod tests {
     #[test]
     fn the_table_of_mounts() {
         let m = Mounted { dataset: "tank/home".into(), mountpoint: "/mnt/tank/home".into() };
+        assert_eq!(
+            json(std::slice::from_ref(&m)),
+            "{\"output_version\":{\"command\":\"zfs mount\",\"vers_major\":0,\"vers_minor\":1},\
+             \"datasets\":{\"tank/home\":{\"filesystem\":\"tank/home\",\"mountpoint\":\
+             \"/mnt/tank/home\"}}}\n"
+        );
+        assert_eq!(json(&[]), "");
         assert_eq!(render(&[m]), "tank/home                       /mnt/tank/home\n");
     }
 }

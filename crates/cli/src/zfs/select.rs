@@ -63,7 +63,7 @@ pub(super) fn check_name(name: &str) -> std::result::Result<(), String> {
 }
 
 /// The dataset that is mounted at a path or above it, by the daemon's table.
-fn by_path(client: &mut Client, path: &str) -> Result<Option<String>> {
+pub(super) fn by_path(client: &mut Client, path: &str) -> Result<Option<String>> {
     let Ok(real) = std::fs::canonicalize(path) else { return Ok(None) };
     let proto::Reply::Mounts(mounts) = client.request(&Request::Mounts)? else {
         return Err(crate::zpool::unexpected_reply());

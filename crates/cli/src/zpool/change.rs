@@ -19,7 +19,11 @@ const NOT_A_POOL: Exit = Exit(22);
 
 /// Requests a change; the daemon's error is the whole message.
 pub(super) fn request_change(pool: &str, change: Change, command: String) -> Result<Exit> {
-    let mut client = Client::connect(&Runtime::from_env()?)?;
+    let runtime = Runtime::from_env()?;
+    let mut client = match Client::connect_for_query(&runtime)? {
+        Some(client) => client,
+        None => Client::connect(&runtime)?,
+    };
     let request = Request::Change { pool: pool.to_owned(), change, command };
     let Reply::Done = client.request(&request)? else { return Err(unexpected_reply()) };
     Ok(Exit::failed_if(client.failed))

@@ -6,10 +6,11 @@ use base::Result;
 use cenote::props::{is_user_prop, pool_column};
 use proto::{Origin, PropertyEntry};
 use ui::Exit;
+use ui::json::Json;
 use ui::table::{self, Column};
 
-use super::list::text;
-use super::{Pools, misuse, options, vdev_props};
+use super::list::{json_form, text};
+use super::{Pools, json, misuse, options, vdev_props};
 
 const FIELDS: [&str; 4] = ["name", "property", "value", "source"];
 
@@ -27,7 +28,11 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         Ok(fields) => fields,
         Err(message) => return Ok(misuse("get", Some(&message))),
     };
-    let parsable = parsed.has('p');
+    let json = match json_form("get", &parsed) {
+        Ok(json) => json,
+        Err(exit) => return Ok(exit),
+    };
+    let parsable = parsed.has('p') || json.is_some_and(|form| form.numbers.exact);
     let mut pools = Pools::connect()?;
     if let Some((pool, vdevs)) = of_vdevs(&mut pools, names)? {
         let wanted = match vdev_props::wanted(list) {
@@ -38,6 +43,10 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         let pool = pools.status(pool)?;
         return Ok(match vdev_props::rows(&pool, vdevs, wanted.as_deref(), &set, parsable) {
             Ok(rows) => {
+                if let Some(form) = json {
+                    ui::out(&format!("{}\n", json::vdevs(&pool, &rows, form.numbers)));
+                    return Ok(Exit::OK);
+                }
                 show(&rows, &fields, 0, parsed.has('H'));
                 Exit::OK
             }
@@ -50,6 +59,23 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     };
     let missing = |n: &str| format!("Cannot get properties of {n}: no such pool available.");
     let names = pools.select(names, missing)?;
+    if let Some(form) = json {
+        let mut out = Vec::new();
+        for name in &names {
+            let props = pools.props(name, wanted.clone())?;
+            let shown = match &wanted {
+                None => props.into_iter().map(|(n, v)| (n, Some(v))).collect(),
+                Some(list) => list
+                    .iter()
+                    .map(|n| (n.clone(), props.iter().find(|p| &p.0 == n).map(|p| p.1.clone())))
+                    .collect(),
+            };
+            out.push(json::pool(&pools.status(name)?, shown, form));
+        }
+        let output = Json::output("zpool get", [("pools", Json::Object(out))]);
+        ui::out(&format!("{output}\n"));
+        return Ok(Exit::failed_if(pools.failed));
+    }
     let mut rows = Vec::new();
     for name in &names {
         let props = pools.props(name, wanted.clone())?;

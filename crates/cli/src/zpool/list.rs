@@ -4,10 +4,14 @@ use std::ffi::OsString;
 
 use base::Result;
 use cenote::props::{PropData, format, nicebytes, nicenum, pool_column, pool_prop};
+use commands::getopt::Parsed;
 use proto::{Pool, PropertyEntry, Vdev, VdevRole};
 use ui::Exit;
+use ui::json::Json;
 use ui::table::{self, Column};
 
+use super::json::{self, PoolForm};
+use super::status::Numbers;
 use super::vdevs::{self, Naming, VdevLine, spare_word};
 use super::{Pools, Repeat, misuse, no_such_pool, options};
 
@@ -28,6 +32,8 @@ struct ListOptions {
     parsable: bool,
     verbose: bool,
     naming: Naming,
+    /// With `-j`.
+    json: Option<PoolForm>,
 }
 
 /// `zpool list ...`
@@ -49,6 +55,14 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     };
     let naming =
         Naming { guid: parsed.has('g'), path: parsed.has('P'), links: parsed.has('L') }.with_env();
+    let json = match json_form("list", &parsed) {
+        Ok(json) => json,
+        Err(exit) => return Ok(exit),
+    };
+    if json.is_some() && parsed.has('v') {
+        ui::err(&format!("cannot run 'zpool list' with -v: {}", ui::not_yet("JSON of vdevs")));
+        return Ok(Exit::FAILURE);
+    }
     let options = ListOptions {
         names,
         columns,
@@ -56,8 +70,26 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         parsable,
         verbose: parsed.has('v'),
         naming,
+        json,
     };
     repeat.run(|| report(&options))
+}
+
+/// The form of JSON that the options ask for.
+pub(super) fn json_form(
+    command: &str,
+    parsed: &Parsed,
+) -> std::result::Result<Option<PoolForm>, Exit> {
+    let json = parsed.has('j');
+    for (letter, name) in [('J', "json-int"), ('K', "json-pool-key-guid")] {
+        if parsed.has(letter) && !json {
+            let text = format!("'--{name}' only works with '-j'");
+            return Err(misuse(command, Some(&text)));
+        }
+    }
+    let ints = parsed.has('J');
+    let numbers = Numbers { exact: parsed.has('p') || ints, ints };
+    Ok(json.then_some(PoolForm { numbers, key_guid: parsed.has('K') }))
 }
 
 /// The columns of a `-o` list.
@@ -97,6 +129,19 @@ pub(super) fn text(name: &str, value: Option<&PropertyEntry>, parsable: bool) ->
 fn report(options: &ListOptions) -> Result<Exit> {
     let mut pools = Pools::connect()?;
     let names = pools.select(&options.names, no_such_pool)?;
+    if let Some(form) = options.json {
+        let wanted: Vec<String> = options.columns.iter().map(|c| c.0.clone()).collect();
+        let mut out = Vec::new();
+        for name in &names {
+            let props = pools.props(name, Some(wanted.clone()))?;
+            let value = |c: &String| props.iter().find(|p| &p.0 == c).map(|p| p.1.clone());
+            let shown = wanted.iter().map(|c| (c.clone(), value(c))).collect();
+            out.push(json::pool(&pools.status(name)?, shown, form));
+        }
+        let output = Json::output("zpool list", [("pools", Json::Object(out))]);
+        ui::out(&format!("{output}\n"));
+        return Ok(Exit::failed_if(pools.failed));
+    }
     if names.is_empty() {
         if !options.scripted && !pools.failed {
             ui::out("no pools available\n");
@@ -242,6 +287,7 @@ mod tests {
             parsable,
             verbose: true,
             naming: Naming::default(),
+            json: None,
         }
     }
 

@@ -13,6 +13,7 @@ mod import;
 pub(crate) mod io;
 mod iohist;
 mod iostat;
+mod json;
 mod layout;
 mod list;
 mod map;

@@ -20,7 +20,8 @@ use super::vdevs::{self, Naming, VdevLine, spare_word};
 use super::{Pools, Repeat, misuse, no_such_pool, options};
 pub(super) use advice::Facts;
 use advice::{any, problem_of, status_of};
-use json::{JsonReport, Numbers};
+use json::JsonReport;
+pub(super) use json::Numbers;
 use work::{INITIALIZE_WORDS, TRIM_WORDS};
 use work::{bar_line, checkpoint_line, error_scrub_lines, expand_lines, job_remark, removal_lines};
 
@@ -233,6 +234,10 @@ fn text_with(p: &Pool, options: &StatusOptions, columns: Option<&ScriptColumns>)
 fn errors(p: &Pool, verbose: bool) -> String {
     if p.error_count == 0 {
         return "errors: No known data errors\n".to_owned();
+    }
+    let unavailable = p.errors.first().filter(|e| e.starts_with("List of errors unavailable"));
+    if let Some(why) = unavailable.filter(|_| verbose) {
+        return format!("errors: {why}\n");
     }
     if !verbose || p.errors.is_empty() {
         return format!("errors: {} data errors, use '-v' for a list\n", p.error_count);

@@ -31,6 +31,7 @@ pub mod check;
 pub mod counts;
 pub mod create;
 pub mod deadlist;
+pub mod delegation;
 pub mod delta;
 pub mod destroy;
 pub mod errlog;

@@ -441,6 +441,168 @@ fn limits_count_what_comes_and_goes() {
     }
 }
 
+/// A directory's permissions as a plain table.
+type PermissionModel = std::collections::BTreeMap<
+    (delegation::Grantee, delegation::Reach),
+    std::collections::BTreeSet<String>,
+>;
+
+/// What a user may do, by the words of chapter 04 §13; `tables` from the root down.
+fn model_may(
+    tables: &[PermissionModel],
+    place: delegation::GrantPlace,
+    who: delegation::Subject<'_>,
+) -> std::collections::BTreeSet<String> {
+    use delegation::{GrantPlace, Grantee, Reach};
+    let mut out = std::collections::BTreeSet::new();
+    for (level, table) in tables.iter().enumerate() {
+        let own = level + 1 == tables.len();
+        let mut here = std::collections::BTreeSet::new();
+        for ((holder, reach), names) in table {
+            let is_users = match holder {
+                Grantee::User(id) => *id == who.uid,
+                Grantee::Group(id) => who.groups.contains(id),
+                Grantee::Everyone => true,
+                Grantee::CreateTime | Grantee::Set(_) => false,
+            };
+            let counts = match (reach, own, place) {
+                (Reach::Local, true, GrantPlace::Dataset | GrantPlace::Snapshot) => is_users,
+                (Reach::Descendent, true, GrantPlace::Dataset) => false,
+                (Reach::Descendent, ..) => is_users,
+                _ => *holder == Grantee::CreateTime && place == GrantPlace::New,
+            };
+            if counts {
+                here.extend(names.iter().cloned());
+            }
+        }
+        // A set is what this directory and those above say.
+        loop {
+            let before = here.len();
+            for name in here.clone().iter().filter(|n| n.starts_with('@')) {
+                for above in &tables[..=level] {
+                    let set = (Grantee::Set(name.clone()), Reach::Unspecified);
+                    here.extend(above.get(&set).into_iter().flatten().cloned());
+                }
+            }
+            if here.len() == before {
+                break;
+            }
+        }
+        out.extend(here);
+    }
+    out
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Permissions that come and go at three directories, against plain tables.
+    #[test]
+    fn permissions_are_those_of_the_tables(
+        steps in prop::collection::vec(
+            (0usize..3, 0u8..7, 0u8..3, prop::collection::btree_set(0u8..7, 1..4), 0u8..4),
+            1..40,
+        ),
+        uid in 0u64..3,
+    ) {
+        use delegation::{DelegatedEntry, Grantee, GrantPlace, Reach, Subject};
+        let (rig, initial) = MosFixture::new(&[]);
+        let before = rig.mos.objects();
+        let make = |parent, name: &str| {
+            let new = NewDataset { name, case_insensitive: false, origin: None };
+            rig.sync(|cx| create::dataset(cx, parent, &new)).unwrap().dir
+        };
+        rig.txg.set(5);
+        let a = make(initial.root_dir, "a");
+        let dirs = [initial.root_dir, a, make(a, "b")];
+        let made = rig.mos.objects().len();
+        prop_assert!(made > before.len());
+        let mut tables: Vec<PermissionModel> = vec![PermissionModel::new(); 3];
+        for (at, holder, reach, names, how) in steps {
+            let holder = match holder {
+                0 => Grantee::User(1),
+                1 => Grantee::User(2),
+                2 => Grantee::Group(1),
+                3 => Grantee::Everyone,
+                4 => Grantee::CreateTime,
+                5 => Grantee::Set("@x".into()),
+                _ => Grantee::Set("@y".into()),
+            };
+            let reach = match (&holder, reach) {
+                (Grantee::CreateTime | Grantee::Set(_), _) => Reach::Unspecified,
+                (_, 0) => Reach::Local,
+                _ => Reach::Descendent,
+            };
+            let all = ["create", "send", "hold", "mount", "quota", "@x", "@y"];
+            let names: std::collections::BTreeSet<String> =
+                names.iter().map(|n| all[usize::from(*n)].to_owned()).collect();
+            let key = (holder.clone(), reach);
+            delegation::check(rig.read(), dirs[at], &holder, &names).unwrap();
+            match how {
+                0 | 1 => {
+                    tables[at].entry(key).or_default().extend(names.iter().cloned());
+                    let entry = DelegatedEntry { holder, reach, permissions: names };
+                    rig.sync(|cx| delegation::allow(cx, dirs[at], &entry)).unwrap();
+                }
+                _ => {
+                    let some = (how == 2).then_some(&names);
+                    if let Some(have) = tables[at].get_mut(&key) {
+                        have.retain(|n| some.is_some_and(|names| !names.contains(n)));
+                        if have.is_empty() {
+                            tables[at].remove(&key);
+                        }
+                    }
+                    let whose = (&holder, reach);
+                    rig.sync(|cx| delegation::unallow(cx, dirs[at], whose, some)).unwrap();
+                }
+            }
+        }
+        let groups = [uid];
+        let who = Subject { uid, groups: &groups };
+        for (at, dir) in dirs.iter().enumerate() {
+            let stored: PermissionModel = delegation::entries(rig.read(), *dir)
+                .unwrap()
+                .into_iter()
+                .map(|e| ((e.holder, e.reach), e.permissions))
+                .collect();
+            prop_assert_eq!(&stored, &tables[at]);
+            for place in [GrantPlace::Dataset, GrantPlace::Snapshot, GrantPlace::Below, GrantPlace::New] {
+                let may = delegation::effective(rig.read(), *dir, place, who).unwrap();
+                prop_assert_eq!(may, model_may(&tables[..=at], place, who), "{:?} {}", place, at);
+            }
+        }
+        // Who makes a dataset gets what the tables above say.
+        let new = make(dirs[2], "new");
+        rig.sync(|cx| delegation::created(cx, new, 9)).unwrap();
+        let key = (Grantee::CreateTime, Reach::Unspecified);
+        let wanted: std::collections::BTreeSet<String> =
+            tables.iter().filter_map(|t| t.get(&key)).flatten().cloned().collect();
+        let got: Vec<DelegatedEntry> = delegation::entries(rig.read(), new).unwrap();
+        match got.as_slice() {
+            [] => prop_assert!(wanted.is_empty()),
+            [one] => {
+                prop_assert_eq!((&one.holder, one.reach), (&Grantee::User(9), Reach::Local));
+                prop_assert_eq!(&one.permissions, &wanted);
+            }
+            _ => prop_assert!(false, "{:?}", got),
+        }
+        // No object is left of what was taken back.
+        for dir in dirs.iter().chain([&new]) {
+            for entry in delegation::entries(rig.read(), *dir).unwrap() {
+                let whose = (&entry.holder, entry.reach);
+                rig.sync(|cx| delegation::unallow(cx, *dir, whose, None)).unwrap();
+            }
+            let table = rig.read().dir(*dir).unwrap().deleg_zapobj;
+            if table != 0 {
+                prop_assert!(rig.mos.zap_entries(table).unwrap().is_empty());
+                rig.mos.free_object(table).unwrap();
+            }
+        }
+        prop_assert_eq!(rig.mos.objects().len(), made + (made - before.len()) / 2);
+        rig.check();
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 

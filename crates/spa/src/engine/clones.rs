@@ -193,6 +193,7 @@ impl Writer {
             for (name, value) in &new.props {
                 props::change(cx.cx, Target::Dir(made.dir), name, &Change::Set(value.clone()))?;
             }
+            cx.grant_to_creator(made.dir, command.as_ref())?;
             cx.forget_inherited_log(made.head)?;
             let text = format!("origin={} ({snap})", new.origin);
             cx.log_internal("clone", Some((&new.name, made.head)), &text)?;

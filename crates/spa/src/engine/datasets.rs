@@ -24,7 +24,7 @@ use base::{Error, ErrorKind, Result, Txg};
 use dmu::{Io, Objset, ObjsetProps, Tx};
 use dsl::stored::Stored;
 use dsl::write::props::{self, Change, Target};
-use dsl::write::{MosRead, create, destroy, features, rename, snapshot};
+use dsl::write::{MosRead, create, delegation, destroy, features, rename, snapshot};
 use dsl::{DslDir, Mos};
 use ondisk::BlkPtr;
 use ondisk::objset::ObjsetType;
@@ -268,7 +268,17 @@ impl TaskCx<'_> {
         Ok(())
     }
 
-    fn make(&mut self, parent: u64, new: NewDataset) -> Result<()> {
+    /// Gives the user who made a dataset the create-time permissions of those above it
+    /// (chapter 04 §13).
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub(super) fn grant_to_creator(&self, dir: u64, command: Option<&Command>) -> Result<()> {
+        let user = command.map(|c| c.uid).filter(|uid| *uid != 0);
+        user.map_or(Ok(()), |uid| delegation::created(self.cx, dir, uid))
+    }
+
+    fn make(&mut self, parent: u64, new: NewDataset) -> Result<create::Created> {
         let name = new.name.rsplit('/').next().unwrap_or_default();
         let wanted =
             create::NewDataset { name, case_insensitive: new.case_insensitive, origin: None };
@@ -282,7 +292,8 @@ impl TaskCx<'_> {
         (new.content)(&os, self.tx)?;
         self.mark_accounting(made.head, &os)?;
         self.add_head(made.head, os);
-        self.log_internal("create", Some((&new.name, made.head)), "")
+        self.log_internal("create", Some((&new.name, made.head)), "")?;
+        Ok(made)
     }
 
     fn free(&self, bp: &BlkPtr) -> Result<()> {
@@ -447,7 +458,7 @@ impl Doomed {
 }
 
 pub(super) fn log(cx: &TaskCx<'_>, command: Option<&Command>) -> Result<()> {
-    command.map_or(Ok(()), |c| cx.log_command(c))
+    command.filter(|c| !c.text.is_empty()).map_or(Ok(()), |c| cx.log_command(c))
 }
 
 impl Writer {
@@ -483,7 +494,8 @@ impl Writer {
             Ok(parent)
         };
         let act = move |cx: &mut TaskCx<'_>, parent| {
-            cx.make(parent, new)?;
+            let made = cx.make(parent, new)?;
+            cx.grant_to_creator(made.dir, command.as_ref())?;
             log(cx, command.as_ref())
         };
         self.sync_task(check, act).map(|(_, txg)| txg)

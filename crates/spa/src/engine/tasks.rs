@@ -162,9 +162,10 @@ impl TaskCx<'_> {
 /// A command as a user typed it, for the pool's history.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Command {
-    /// The command line.
+    /// The command line; one without text is not recorded.
     pub text: String,
-    /// The user's id.
+    /// The user's id. One who is not root gets the create-time permissions for datasets that
+    /// the command makes.
     pub uid: u64,
 }
 

@@ -80,6 +80,7 @@ mod set;
 mod state;
 mod sync;
 mod types;
+mod version;
 mod xattr;
 
 pub use replay::can_replay;

@@ -27,15 +27,16 @@ type Members = Vec<(String, Json)>;
 
 /// How numbers are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Numbers {
+pub(in super::super) struct Numbers {
     /// `-p`: exact.
-    pub(super) exact: bool,
+    pub(in super::super) exact: bool,
     /// `--json-int`: not as strings.
-    pub(super) ints: bool,
+    pub(in super::super) ints: bool,
 }
 
 impl Numbers {
-    fn plain(self, n: u64) -> Json {
+    /// A number that is never abbreviated.
+    pub(in super::super) fn plain(self, n: u64) -> Json {
         if self.ints { Json::Int(n.into()) } else { Json::str(n.to_string()) }
     }
 
