@@ -50,6 +50,7 @@ mod outage;
 mod owners;
 mod pool;
 mod pool_props;
+mod receive;
 pub mod space_map;
 mod split;
 mod topology;
@@ -85,6 +86,10 @@ pub use free_space::JobAction;
 pub use kstats::{ArcReport, WhatIfPoint, ZfetchStats};
 pub use objects::{NewObject, Objects, WRITE_MAX};
 pub use opening::Opening;
+pub use receive::{
+    IncomingSnapshot, IncomingStream, ReceiveNames, ReceiveObserver, ReceiveOptions,
+    ReceivedStream,
+};
 pub use pool::{ErrorScrubStatus, Pool, PoolStatus, ScanState, ScanStatus};
 pub use spa::engine::{AttachMode, Offline, OfflineMode, ScanRequest};
 pub use spa::engine::{NewBookmark, SnapshotHold};

@@ -10,14 +10,15 @@ use cenote::tune;
 use cenote::{DataError, Dataset, Pool};
 use proto::{
     BATCH_MAX, Change, DaemonStatus, DatasetRow, DatasetType, EVENTS_PAGE, EventInfo, EventsPage,
-    ListArgs, PropertyEntry, PropertyValue, ROWS_MAX, Reply, Request, SpaceMap, Stat, TunableInfo,
-    WhatIf,
+    ListArgs, PropertyEntry, PropertyValue, ROWS_MAX, ReceiveArgs, Reply, Request, SpaceMap, Stat,
+    TunableInfo, WhatIf,
 };
 
 use super::inspect::{LISTING_TIMEOUT, NAMED_POOL_TIMEOUT};
 use super::state::{DaemonState, Listener, pool_name};
 use super::watched::Relay;
-use super::{change, convert, datasets as changes, holds, sending, vdev_history};
+use super::receiving::ClientStream;
+use super::{change, convert, datasets as changes, holds, receiving, sending, vdev_history};
 
 /// Receives rows as well.
 pub(crate) trait RowListener: Listener {
@@ -25,6 +26,10 @@ pub(crate) trait RowListener: Listener {
     fn rows(&mut self, rows: Vec<DatasetRow>);
     /// The next bytes of a stream.
     fn bytes(&mut self, bytes: Vec<u8>);
+    /// A line for the command's standard output.
+    fn line(&mut self, line: String);
+    /// The client is to send the next bytes of its input.
+    fn more_input(&mut self);
 }
 
 /// Serves one request; the reply is the last message to the client.
@@ -34,6 +39,20 @@ pub(crate) fn handle(
     to: &mut dyn RowListener,
 ) -> Reply {
     match serve(state, request, to) {
+        Ok(reply) => reply,
+        Err(e) => Reply::Failed(e.message().to_owned()),
+    }
+}
+
+/// Serves [`Request::Receive`], whose stream `input` brings.
+pub(crate) fn receive(
+    state: &Arc<DaemonState>,
+    args: &ReceiveArgs,
+    input: ClientStream,
+    to: &mut Relay,
+) -> Reply {
+    state.await_start(Duration::from_secs(60), to);
+    match receiving::receive(state, args, input, to) {
         Ok(reply) => reply,
         Err(e) => Reply::Failed(e.message().to_owned()),
     }
@@ -109,6 +128,8 @@ fn serve(state: &Arc<DaemonState>, request: &Request, to: &mut dyn RowListener) 
             Ok(Reply::SpaceMap(Box::new(looked?.map_err(one_line)?)))
         }
         Request::Send(args) => sending::send(state, args, to),
+        // The thread of the connection serves it, because it has the client's input.
+        Request::Receive(_) => Err(base::bug!("a stream is received without its input")),
         Request::Datasets(args) => {
             datasets(state, args, to)?;
             Ok(Reply::Done)

@@ -140,11 +140,11 @@ pub(super) fn rollback(
 }
 
 /// Datasets with their mountpoints.
-type Unmounted = Vec<(String, PathBuf)>;
+pub(super) type Unmounted = Vec<(String, PathBuf)>;
 
 /// Unmounts a dataset and what is mounted inside of it. If that fails, the error comes with
 /// those that were unmounted already.
-fn unmount(
+pub(super) fn unmount(
     state: &DaemonState,
     fs: &str,
     force: bool,

@@ -22,6 +22,7 @@ pub mod client;
 mod dataset;
 mod events;
 mod pool;
+mod receiving;
 pub mod runtime;
 mod sending;
 mod space_map;
@@ -49,6 +50,7 @@ pub use pool::{
     Checkpoint, ClassIo, ErrorScrub, Expand, ImportCandidate, LeafJob, Pool, RebuildScan, Removal,
     Scan, Vdev, VdevHealth, VdevIoCounts, VdevRole,
 };
+pub use receiving::{ClientInput, INPUT_MAX, ReceiveArgs, ReceiveNaming, receive_input};
 pub use sending::{Frame, PackageArgs, SendArgs, SendSize, receive_frame, send_bytes};
 pub use space_map::{MetaslabSpace, SpaceMap, VdevSpaceMap};
 pub use stats::{BATCH_MAX, Stat, TunableInfo, WhatIf};
@@ -303,6 +305,8 @@ pub enum Request {
     /// Send a stream: frames of bytes, then [`Reply::Done`]; or, of a dry run,
     /// [`Reply::SendSizes`].
     Send(Box<SendArgs>),
+    /// Receive a stream: the daemon asks for it with [`Reply::MoreInput`].
+    Receive(Box<ReceiveArgs>),
     /// The history of a pool.
     History {
         /// Its name.
@@ -454,6 +458,10 @@ pub enum Reply {
     Problem(String),
     /// A message for standard error; nothing failed.
     Remark(String),
+    /// A line for standard output; the request continues.
+    Line(String),
+    /// The daemon waits for the next bytes of the client's input.
+    MoreInput,
     /// Success without a result.
     Done,
     /// The sizes of the substreams of a stream that was not sent.

@@ -115,7 +115,8 @@ impl TreeFixture {
                 in_place: false,
                 gangs: None,
                 hint: 1,
-                in_run: false,
+                packed: None,
+            in_run: false,
                 cache: i.is_multiple_of(2),
                 outage: OutagePolicy::Fail,
             })

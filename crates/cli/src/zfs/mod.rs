@@ -10,6 +10,7 @@ mod holds;
 mod json;
 mod list;
 mod mount;
+mod receive;
 mod rewrite;
 mod select;
 mod send;
@@ -24,7 +25,7 @@ use proto::{DatasetChange, Reply, Request};
 use ui::Exit;
 
 /// Commands of OpenZFS's that Cenote does not have yet.
-const MISSING: [&str; 20] = [
+const MISSING: [&str; 18] = [
     "program",
     "upgrade",
     "userspace",
@@ -33,8 +34,6 @@ const MISSING: [&str; 20] = [
     "project",
     "share",
     "unshare",
-    "receive",
-    "recv",
     "redact",
     "allow",
     "unallow",
@@ -120,6 +119,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
         "unmount" | "umount" => mount::unmount(rest),
         "rewrite" => rewrite::main(rest),
         "send" => send::main(rest),
+        "receive" | "recv" => receive::main(&command, rest),
         "version" | "-V" | "--version" => Ok(commands::version("zfs", rest)),
         "help" => commands::help("zfs", rest),
         "-?" | "--help" => {

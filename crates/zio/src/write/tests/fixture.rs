@@ -276,7 +276,8 @@ pub(super) fn file<'a>(data: &'a Buf, props: &'a WriteProps) -> Write<'a> {
         in_place: false,
         gangs: None,
         hint: 0,
-        in_run: false,
+        packed: None,
+            in_run: false,
         cache: true,
         outage: OutagePolicy::Fail,
     }
