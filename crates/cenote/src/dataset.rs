@@ -506,13 +506,8 @@ impl Dataset {
             "snapshots_changed" | "snapshots_changed_nsecs" => self.snapshots_changed(name),
             "mountpoint" => self.mountpoint(),
             "receive_resume_token" => self.resume_token_prop(),
-            "redact_snaps"
-            | "useraccounting"
-            | "redacted"
-            | "remaptxg"
-            | "ivsetguid"
-            | "stmf_sbd_lu"
-            | "iscsioptions" => Ok(None),
+            "redact_snaps" | "useraccounting" | "redacted" | "remaptxg" | "ivsetguid"
+            | "stmf_sbd_lu" | "iscsioptions" => Ok(None),
             "volsize" | "volblocksize" => self.volume_prop(name),
             "version" | "utf8only" | "normalization" | "casesensitivity" => self.zpl_prop(name),
             n if n.starts_with("default") && n.ends_with("quota") => self.zpl_prop(name),

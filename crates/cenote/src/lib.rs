@@ -86,11 +86,10 @@ pub use free_space::JobAction;
 pub use kstats::{ArcReport, WhatIfPoint, ZfetchStats};
 pub use objects::{NewObject, Objects, WRITE_MAX};
 pub use opening::Opening;
-pub use receive::{
-    IncomingSnapshot, IncomingStream, ReceiveNames, ReceiveObserver, ReceiveOptions,
-    ReceivedStream,
-};
 pub use pool::{ErrorScrubStatus, Pool, PoolStatus, ScanState, ScanStatus};
+pub use receive::{
+    IncomingSnapshot, IncomingStream, ReceiveNames, ReceiveObserver, ReceiveOptions, ReceivedStream,
+};
 pub use spa::engine::{AttachMode, Offline, OfflineMode, ScanRequest};
 pub use spa::engine::{NewBookmark, SnapshotHold};
 pub use split::{SplitPool, SplitRequest};

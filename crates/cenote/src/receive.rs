@@ -490,7 +490,8 @@ impl Pool {
         if begin.flags & begin_flags::CLONE != 0 && origin.is_none() && resumes_at.is_none() {
             origin = Some(self.local_origin(begin.from_guid, target)?);
         }
-        if origin.is_some() && begin.from_guid == 0 && begin.flags & begin_flags::FREE_RECORDS == 0 {
+        if origin.is_some() && begin.from_guid == 0 && begin.flags & begin_flags::FREE_RECORDS == 0
+        {
             return Err(Error::invalid("the stream cannot be received as a clone"));
         }
         let (mut needs, uses) = features_of(features);

@@ -62,7 +62,10 @@ fn streams_become_snapshots() {
     assert_eq!(first, "receiving full stream of tank/src@a into tank/x@a");
     assert!(second.starts_with("received ") && second.contains(" stream in "), "{second}");
     assert!(second.ends_with("B/sec)\n"), "{second}");
-    assert_eq!(s.ok(&["zfs", "get", "-Ho", "value,source", "compression", "tank/x"]), "zstd\tlocal\n");
+    assert_eq!(
+        s.ok(&["zfs", "get", "-Ho", "value,source", "compression", "tank/x"]),
+        "zstd\tlocal\n"
+    );
     received(&s, &["tank/x"], &b);
     let guid = |name: &str| s.ok(&["zfs", "get", "-Hpo", "value", "guid,creation", name]);
     assert_eq!(guid("tank/src@b"), guid("tank/x@b"));
@@ -82,12 +85,7 @@ fn refusals_in_the_words_of_openzfs() {
     let b = sent(&s, &["-i", "@a", "tank/src@b"]);
     let new = "cannot receive new filesystem stream";
     let incremental = "cannot receive incremental stream";
-    refused(
-        &s,
-        &["tank/src"],
-        &a,
-        &format!("{new}: destination 'tank/src@a' exists\n"),
-    );
+    refused(&s, &["tank/src"], &a, &format!("{new}: destination 'tank/src@a' exists\n"));
     refused(
         &s,
         &["tank/src@new"],
@@ -139,7 +137,9 @@ fn refusals_in_the_words_of_openzfs() {
     s.fail(1, &["zfs", "list", "tank/y"]);
     let why = "'tank/src' does not have any resumable receive state to abort\n";
     assert_eq!(s.fail(1, &["zfs", "receive", "-A", "tank/src"]), why);
-    for args in [&[][..], &["-d", "-e", "tank"], &["a", "b"], &["-Q", "tank/y"], &["-A", "-v", "tank/y"]] {
+    for args in
+        [&[][..], &["-d", "-e", "tank"], &["a", "b"], &["-Q", "tank/y"], &["-A", "-v", "tank/y"]]
+    {
         let err = s.fail(2, &[&["zfs", "receive"], args].concat());
         assert!(err.contains("usage:"), "{args:?}: {err}");
     }
@@ -197,9 +197,7 @@ fn a_client_or_the_daemon_dies() {
         let mut pipe = child.stdin.take().unwrap();
         pipe.write_all(&a[..a.len() - 100]).unwrap();
         pipe.flush().unwrap();
-        eventually("the receive has begun", || {
-            s.say(&["zfs", "list", target]).code == 0
-        });
+        eventually("the receive has begun", || s.say(&["zfs", "list", target]).code == 0);
         (child, pipe)
     };
     let (mut child, _pipe) = begin("tank/y");

@@ -320,7 +320,12 @@ pub(super) const COMMANDS: &[Command] = &[
             flag('n', "only check; with -v, say what would be received"),
             flag('v', "say what is received, how much and how fast"),
             flag('u', "do not mount what is new"),
-            arg('o', "property=value", Word::DatasetAssign, "a property; origin=, a snapshot to clone"),
+            arg(
+                'o',
+                "property=value",
+                Word::DatasetAssign,
+                "a property; origin=, a snapshot to clone",
+            ),
             arg('x', "property", Word::DatasetProps, "inherit this property"),
             flag('s', "keep what came if the stream is cut off, to be resumed"),
             flag('A', "discard what an interrupted receive kept"),

@@ -15,9 +15,9 @@ use proto::{
 };
 
 use super::inspect::{LISTING_TIMEOUT, NAMED_POOL_TIMEOUT};
+use super::receiving::ClientStream;
 use super::state::{DaemonState, Listener, pool_name};
 use super::watched::Relay;
-use super::receiving::ClientStream;
 use super::{change, convert, datasets as changes, holds, receiving, sending, vdev_history};
 
 /// Receives rows as well.

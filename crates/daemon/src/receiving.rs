@@ -263,8 +263,8 @@ pub(super) fn receive(
     }
     let missing = || whole(format!("cannot receive: destination '{fs}' does not exist"));
     let pool = pool.ok_or_else(missing)?;
-    let mut stream =
-        IncomingStream::open(input).map_err(|e| whole(format!("cannot receive: {}", begins(&e))))?;
+    let mut stream = IncomingStream::open(input)
+        .map_err(|e| whole(format!("cannot receive: {}", begins(&e))))?;
     let first = stream.next_snapshot().map_err(|e| whole(format!("cannot receive: {e}")))?;
     let of = match first.as_ref().is_some_and(|sent| sent.is_volume) {
         true => Of::Volume,

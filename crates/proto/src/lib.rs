@@ -56,7 +56,7 @@ pub use space_map::{MetaslabSpace, SpaceMap, VdevSpaceMap};
 pub use stats::{BATCH_MAX, Stat, TunableInfo, WhatIf};
 
 /// Version of the protocol.
-pub const VERSION: u32 = 14;
+pub const VERSION: u32 = 15;
 /// Largest frame in bytes.
 const FRAME_MAX: usize = 32 << 20;
 /// Largest request in bytes: names of [`TARGETS_MAX`] datasets, up to the length of a command

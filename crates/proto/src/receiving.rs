@@ -114,8 +114,7 @@ impl ClientInput {
                 Ok(n) => return Ok(Some(self.chunk.get(..n).unwrap_or_default())),
                 Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(e) => {
-                    return Err(Error::io("failed to read from stream", e)
-                        .with_kind(ErrorKind::Io));
+                    return Err(Error::io("failed to read from stream", e).with_kind(ErrorKind::Io));
                 }
             }
         }

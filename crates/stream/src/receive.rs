@@ -558,8 +558,7 @@ impl Receiver<'_> {
         }
         let shape = self.next_data("WRITE_EMBEDDED", r.object, r.offset)?;
         let bytes = payload.slice(0..(r.physical_size as usize).min(payload.len()));
-        let form =
-            PackedForm { compression: r.compression, lsize: r.logical_size, embedded: true };
+        let form = PackedForm { compression: r.compression, lsize: r.logical_size, embedded: true };
         self.put_packed(ObjectId(r.object), &shape, r.offset, &bytes, form)
     }
 
@@ -626,9 +625,9 @@ impl Receiver<'_> {
 
     fn known_compression(&self, id: u8) -> u8 {
         match Compression::from_id(id) {
-            Some(Compression::Off | Compression::Lzjb | Compression::Gzip(_) | Compression::Zle) => {
-                id
-            }
+            Some(
+                Compression::Off | Compression::Lzjb | Compression::Gzip(_) | Compression::Zle,
+            ) => id,
             Some(Compression::Lz4) if self.features.has(Features::LZ4) => id,
             _ => 0,
         }
@@ -647,7 +646,8 @@ fn invalid_write(e: Error) -> Error {
 /// A type that objects of file systems and volumes may have.
 fn type_of(number: u32) -> Option<ObjType> {
     let of = ObjType(u8::try_from(number).ok()?);
-    let internal = matches!(of, ObjType::NONE | ObjType::INTENT_LOG | ObjType::DNODE | ObjType::OBJSET);
+    let internal =
+        matches!(of, ObjType::NONE | ObjType::INTENT_LOG | ObjType::DNODE | ObjType::OBJSET);
     (of.is_valid() && !internal).then_some(of)
 }
 

@@ -156,11 +156,7 @@ impl Pool {
         Err(Error::limit("the package renames and destroys too much"))
     }
 
-    fn package_step(
-        &self,
-        step: &PackageStep,
-        observer: &mut dyn ReceiveObserver,
-    ) -> Result<()> {
+    fn package_step(&self, step: &PackageStep, observer: &mut dyn ReceiveObserver) -> Result<()> {
         match step {
             PackageStep::Promote(name) => self.promote(name, None),
             PackageStep::RenameDataset(from, to) => {

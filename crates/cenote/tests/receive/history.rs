@@ -7,7 +7,7 @@ use sim::posix::ops::{Scale, draw, is_possible, perform};
 use sim::posix::tree::Tree;
 use testkit::{Rng, side_by_side};
 
-use super::{MB, TestPool, assert_same, kinds, noise, sent};
+use super::{LARGE, MB, TestPool, assert_same, kinds, noise, sent};
 
 /// One file system whose history is random.
 struct History {
@@ -22,7 +22,8 @@ struct History {
 impl History {
     fn new(name: &str, seed: u64) -> History {
         let pool = TestPool::new(&format!("history-{name}"));
-        let props = [("dnodesize".to_owned(), PropData::Num(1)), ("xattr".into(), PropData::Num(2))];
+        let props =
+            [("dnodesize".to_owned(), PropData::Num(1)), ("xattr".into(), PropData::Num(2))];
         pool.pool.create_filesystem("tank/src", &props, None).unwrap();
         let root = pool.pool.dataset("tank/src").unwrap().open_fs().unwrap().root();
         History {
@@ -42,10 +43,11 @@ impl History {
 
     /// Some operations, on files and on bare objects.
     fn step(&mut self, ops: usize) {
+        let n = self.rng.index(60);
         match self.rng.below(8) {
-            0 => self.set("recordsize", 1 << (9 + self.rng.below(12))),
-            1 => self.set("compression", [2, 15, 16, 3, 14][self.rng.index(5)]),
-            2 => self.set("dnodesize", [0, 1, 2048, 16384][self.rng.index(4)]),
+            0 => self.set("recordsize", 1 << (9 + n % 12)),
+            1 => self.set("compression", [2, 15, 16, 3, 14][n % 5]),
+            2 => self.set("dnodesize", [0, 1, 2048, 16384][n % 4]),
             _ => {}
         }
         let fs = self.pool.pool.dataset("tank/src").unwrap().open_fs().unwrap();
@@ -111,14 +113,14 @@ fn short(name: &str) -> &str {
 
 fn options(n: u64) -> SendOptions {
     // A receiver with large blocks gets them always.
-    SendOptions { large_blocks: true, embedded: n & 1 != 0, compressed: n & 2 != 0 }
+    SendOptions { embedded: n & 1 != 0, compressed: n & 2 != 0, ..LARGE }
 }
 
 #[test]
 fn random_histories() {
     let nightly = std::env::var_os("CENOTE_NIGHTLY").is_some();
     let seed: u64 = std::env::var("CENOTE_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(11);
-    let (rounds, ops) = if nightly { (60, 400) } else { (6, 120) };
+    let (rounds, ops) = if nightly { (60, 400) } else { (5, 60) };
     let both = |kind: (&'static str, Option<_>, usize)| [(kind.clone(), 9), (kind, 12)];
     let cases: Vec<_> = kinds().into_iter().flat_map(both).collect();
     side_by_side(&cases, |((name, kind, width), ashift)| {

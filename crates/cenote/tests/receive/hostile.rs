@@ -31,7 +31,8 @@ pub(crate) fn assembled(pieces: &[Piece]) -> Vec<u8> {
 /// A file system with files of all kinds, and a snapshot of it that a later one follows.
 fn source(name: &str) -> TestPool {
     let of = TestPool::new(name);
-    let props = [("dnodesize".to_owned(), PropData::Num(1)), ("recordsize".into(), PropData::Num(8192))];
+    let props =
+        [("dnodesize".to_owned(), PropData::Num(1)), ("recordsize".into(), PropData::Num(8192))];
     of.pool.create_filesystem("tank/src", &props, None).unwrap();
     let rw = of.pool.dataset("tank/src").unwrap().open_rw().unwrap();
     let ids: Vec<_> = (0..12).map(|_| rw.create(&NewObject::default()).unwrap()).collect();
@@ -215,7 +216,8 @@ fn twisted_records() {
                 1 => list.insert(b, list[a].clone()),
                 2 => drop(list.remove(a)),
                 3 => {
-                    let (payload, size) = (&mut list[a].1, list[b].1.len());
+                    let size = list[b].1.len();
+                    let payload = &mut list[a].1;
                     let noise = noise(n, payload.len().min(size));
                     payload[..noise.len()].copy_from_slice(&noise);
                 }
@@ -249,7 +251,9 @@ fn twisted_records() {
             }
             Ok(got) => {
                 for received in got {
-                    to.pool.destroy_snapshots(std::slice::from_ref(&received.snapshot), false, None).unwrap();
+                    to.pool
+                        .destroy_snapshots(std::slice::from_ref(&received.snapshot), false, None)
+                        .unwrap();
                 }
                 if n & 1 == 0 {
                     to.pool.destroy_dataset("tank/new", false, None).unwrap();
@@ -288,7 +292,9 @@ fn many_records_of_nothing() {
     let list = pieces(&full);
     let (begin, end) = (list[0].clone(), list.last().unwrap().clone());
     let object = list.iter().find_map(|(r, payload)| match r {
-        StreamRecord::Object(o) if o.object > 100 || o.block_size == 8192 => Some((*o, payload.clone())),
+        StreamRecord::Object(o) if o.object > 100 || o.block_size == 8192 => {
+            Some((*o, payload.clone()))
+        }
         _ => None,
     });
     let (object, bonus) = object.unwrap();

@@ -47,8 +47,12 @@ fn blocks_are_kept_as_they_came() {
     for ashift in [9, 12] {
         let of = TestPool::of(&format!("kept-src{ashift}"), None, 1, 9);
         let to = TestPool::of(&format!("kept{ashift}"), None, 1, ashift);
-        to.pool.create_filesystem("tank/plain", &[("compression".into(), PropData::Num(2))], None).unwrap();
-        for (name, compression) in [("lz4", 15), ("zstd", 16), ("gzip", 10), ("zle", 14), ("lzjb", 3)] {
+        to.pool
+            .create_filesystem("tank/plain", &[("compression".into(), PropData::Num(2))], None)
+            .unwrap();
+        for (name, compression) in
+            [("lz4", 15), ("zstd", 16), ("gzip", 10), ("zle", 14), ("lzjb", 3)]
+        {
             let fs = format!("tank/{name}");
             let props = [("compression".to_owned(), PropData::Num(compression))];
             of.pool.create_filesystem(&fs, &props, None).unwrap();
@@ -56,7 +60,8 @@ fn blocks_are_kept_as_they_came() {
             for (i, size) in [512u32, 4096, 16384, 131_072, 1 << 20].into_iter().enumerate() {
                 let id = rw.create(&NewObject { block_size: Some(size) }).unwrap();
                 // Half of it compresses, a third fits into a pointer.
-                let half: Vec<u8> = (0..3 * size).map(|n| if n & 64 == 0 { 0 } else { n as u8 }).collect();
+                let half: Vec<u8> =
+                    (0..3 * size).map(|n| if n & 64 == 0 { 0 } else { n as u8 }).collect();
                 rw.write(id, 0, &half).unwrap();
                 rw.write(id, 4 * u64::from(size), &vec![b'x'; size as usize]).unwrap();
                 rw.write(id, 6 * u64::from(size), &noise(i as u64, size as usize)).unwrap();
@@ -67,6 +72,7 @@ fn blocks_are_kept_as_they_came() {
                     large_blocks: bits & 1 != 0,
                     embedded: bits & 2 != 0,
                     compressed: bits & 4 != 0,
+                    raw: false,
                 };
                 let stream = sent(&of.pool, &format!("{fs}@a"), None, how);
                 let target = format!("tank/plain/{name}{bits}");
@@ -80,14 +86,22 @@ fn blocks_are_kept_as_they_came() {
                     let strip = |bytes: &[u8]| -> Vec<(StreamRecord, Vec<u8>)> {
                         let mut list = pieces(bytes);
                         list.remove(0);
-                        list.retain(|(r, _)| !matches!(r, StreamRecord::Write(w) if w.compression == 0));
+                        list.retain(
+                            |(r, _)| !matches!(r, StreamRecord::Write(w) if w.compression == 0),
+                        );
                         list.retain(|(r, _)| !matches!(r, StreamRecord::Write(w) if ObjType(w.object_type as u8).is_metadata()));
                         list.retain(|(r, _)| !matches!(r, StreamRecord::End(_)));
                         list
                     };
                     let again = sent(&to.pool, &copy, None, ALL);
                     let (a, b) = (strip(&stream), strip(&again));
-                    let packed = |list: &[Piece]| list.iter().filter(|(r, _)| matches!(r, StreamRecord::Write(_) | StreamRecord::WriteEmbedded(_))).count();
+                    let packed = |list: &[Piece]| {
+                        list.iter()
+                            .filter(|(r, _)| {
+                                matches!(r, StreamRecord::Write(_) | StreamRecord::WriteEmbedded(_))
+                            })
+                            .count()
+                    };
                     assert!(packed(&a) > 3, "{name}");
                     assert_eq!(packed(&a), packed(&b), "{name}");
                 }
@@ -156,7 +170,9 @@ fn objects_become_others() {
     of.snapshot("tank/src@c");
     let to = TestPool::new("become");
     let mut first = Builder::of(&sent(&of.pool, "tank/src@a", None, LARGE));
-    for (id, slots, block) in [(320, 1, 512), (321, 1, 512), (322, 1, 1024), (324, 4, 4096), (328, 1, 512)] {
+    for (id, slots, block) in
+        [(320, 1, 512), (321, 1, 512), (322, 1, 1024), (324, 4, 4096), (328, 1, 512)]
+    {
         first.file(id, slots, block, id);
     }
     let first = first.end();

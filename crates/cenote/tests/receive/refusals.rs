@@ -3,7 +3,9 @@
 use cenote::files::Caller;
 use cenote::inspect::dmu::Io;
 use cenote::stream::{Features, StreamRecord};
-use cenote::{ErrorKind, NewObject, PropData, ReceiveNames, ReceiveObserver, ReceiveOptions, Result};
+use cenote::{
+    ErrorKind, NewObject, PropData, ReceiveNames, ReceiveObserver, ReceiveOptions, Result,
+};
 
 use super::hostile::{assembled, pieces};
 use super::{ALL, PLAIN, TestPool, assert_same, noise, sent, text};
@@ -182,7 +184,11 @@ impl ReceiveObserver for Watch<'_> {
             return Err(cenote::Error::busy("the file system is in use"));
         }
         act()?;
-        assert!(fs.lookup(fs.root(), b"old", Io::WAIT).is_err(), "an old handle of a new state");
+        // The old handle never shows the new state.
+        assert!(fs.lookup(fs.root(), b"new", Io::WAIT).is_err());
+        let new = cenote::files::New::file(0o644);
+        let e = fs.make(&Caller::root(), fs.root(), b"late", &new).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::NotFound, "{e}");
         Ok(())
     }
 }
@@ -207,12 +213,11 @@ fn readers_see_the_old_or_the_new_state() {
     to.receive("tank/dst", &sent(&of.pool, "tank/src@a", None, ALL)).unwrap();
     to.pool.rename_dataset("tank/dst", "tank/moved", None).unwrap();
     let b = sent(&of.pool, "tank/src@b", Some("tank/src@a"), ALL);
-    let mut receive = |fails: bool, stops: bool| {
+    let receive = |fails: bool, stops: bool| {
         let mut stream = cenote::IncomingStream::open(b.as_slice()).unwrap();
         let mut watch = Watch { to: &to, seen: false, fails, stops, stream: &b };
         let (names, options) = (ReceiveNames::Whole, ReceiveOptions::default());
-        let done =
-            to.pool.receive_stream(&mut stream, "tank/moved", names, &options, &mut watch);
+        let done = to.pool.receive_stream(&mut stream, "tank/moved", names, &options, &mut watch);
         assert_eq!(watch.seen, !stops);
         done
     };

@@ -5,7 +5,7 @@ use std::io::Read;
 use cenote::inspect::nvlist::NvList;
 use cenote::stream::{ResumeToken, StreamRecord};
 use cenote::{ErrorKind, NewObject, ReceiveOptions};
-use testkit::Rng;
+use testkit::{Rng, Scratch};
 
 use super::hostile::{Piece, assembled, pieces};
 use super::{ALL, TestPool, assert_same, noise, sent};
@@ -129,19 +129,20 @@ fn partial_state_is_discarded() {
     to.judged();
 }
 
-/// Input that ends, or never ends, while the pool crashes.
+/// Input in whose middle the disks are copied.
 struct CrashingInput<'a> {
     bytes: &'a [u8],
     left: usize,
-    pool: &'a cenote::Pool,
+    to: &'a TestPool,
+    image: Option<Scratch>,
 }
 
 impl Read for CrashingInput<'_> {
     fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
-        if self.left == 0 {
-            // What was applied gets to the disk; then the power is cut.
-            self.pool.writer().unwrap().sync().unwrap();
-            self.pool.give_up();
+        if self.left == 0 && self.image.is_none() {
+            // What was applied is on disk.
+            self.to.pool.writer().unwrap().sync().unwrap();
+            self.image = Some(self.to.image());
         }
         let n = self.bytes.read(out)?;
         self.left = self.left.saturating_sub(n);
@@ -153,7 +154,7 @@ impl Read for CrashingInput<'_> {
 #[test]
 fn a_crash_undoes_a_receive() {
     let of = source("crash-src");
-    let mut to = TestPool::new("crash");
+    let to = TestPool::new("crash");
     let a = sent(&of.pool, "tank/src@a", None, ALL);
     let b = sent(&of.pool, "tank/src@b", Some("tank/src@a"), ALL);
     for (stream, kept) in [(&a, Vec::new()), (&b, a.clone())] {
@@ -163,11 +164,17 @@ fn a_crash_undoes_a_receive() {
         let before = to.datasets();
         for part in 1..8 {
             let left = stream.len() * part / 8;
-            let input = CrashingInput { bytes: stream, left, pool: &to.pool };
+            // The end is missing, so that this pool stays as it is, too.
+            let bytes = &stream[..stream.len() - 1];
+            let mut input = CrashingInput { bytes, left, to: &to, image: None };
             let (names, options) = (cenote::ReceiveNames::Whole, ReceiveOptions::default());
-            to.pool.receive("tank/dst", names, &options, input).unwrap_err();
-            to = to.crashed();
-            assert_eq!(to.datasets(), before, "after {left} bytes");
+            to.pool.receive("tank/dst", names, &options, &mut input).unwrap_err();
+            let crashed = TestPool::imported(input.image.take().unwrap());
+            assert_eq!(crashed.datasets(), before, "after {left} bytes");
+            assert_eq!(to.datasets(), before);
+            if part % 3 == 0 {
+                crashed.judged();
+            }
         }
     }
     to.receive("tank/dst", &b).unwrap();

@@ -317,7 +317,12 @@ impl TaskCx<'_> {
         Ok(())
     }
 
-    pub(super) fn destroy_one_snapshot(&mut self, snap: u64, name: &str, defer: bool) -> Result<()> {
+    pub(super) fn destroy_one_snapshot(
+        &mut self,
+        snap: u64,
+        name: &str,
+        defer: bool,
+    ) -> Result<()> {
         let text = if defer { "defer" } else { "" };
         self.log_internal("destroy", Some((name, snap)), text)?;
         destroy::snapshot(self.cx, snap, defer)?;

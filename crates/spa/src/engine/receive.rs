@@ -140,9 +140,8 @@ fn no_match(name: &str) -> Error {
 }
 
 fn partial(name: &str) -> Error {
-    let text = format!(
-        "destination {name} contains partially-complete state from \"zfs receive -s\"."
-    );
+    let text =
+        format!("destination {name} contains partially-complete state from \"zfs receive -s\".");
     Error::busy(text)
 }
 
@@ -258,7 +257,11 @@ impl TaskCx<'_> {
         })?;
         let last = name.rsplit('/').next().unwrap_or_default();
         let case_insensitive = new.case_insensitive;
-        create::check(self.cx, parent, &create::NewDataset { name: last, case_insensitive, origin })?;
+        create::check(
+            self.cx,
+            parent,
+            &create::NewDataset { name: last, case_insensitive, origin },
+        )?;
         if let Some(origin) = origin
             && self.kind_of(origin)? != new.kind
         {
@@ -476,7 +479,8 @@ impl TaskCx<'_> {
         let mut newer = Vec::new();
         if ds.prev_snap_obj != k.prev_snap_obj {
             let guid = mos.dataset(k.prev_snap_obj)?.guid;
-            let found = self.snapshot_by_guid(head, guid)?.filter(|(base, _)| *base == k.prev_snap_obj);
+            let found =
+                self.snapshot_by_guid(head, guid)?.filter(|(base, _)| *base == k.prev_snap_obj);
             newer = found.ok_or_else(|| no_match(name))?.1;
         }
         if end.force {

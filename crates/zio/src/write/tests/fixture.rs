@@ -277,7 +277,7 @@ pub(super) fn file<'a>(data: &'a Buf, props: &'a WriteProps) -> Write<'a> {
         gangs: None,
         hint: 0,
         packed: None,
-            in_run: false,
+        in_run: false,
         cache: true,
         outage: OutagePolicy::Fail,
     }
