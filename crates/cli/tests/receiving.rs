@@ -61,7 +61,7 @@ fn streams_become_snapshots() {
     let (first, second) = out.split_once('\n').unwrap();
     assert_eq!(first, "receiving full stream of tank/src@a into tank/x@a");
     assert!(second.starts_with("received ") && second.contains(" stream in "), "{second}");
-    assert!(second.ends_with("B/sec)\n"), "{second}");
+    assert!(second.ends_with("/sec)\n"), "{second}");
     assert_eq!(
         s.ok(&["zfs", "get", "-Ho", "value,source", "compression", "tank/x"]),
         "zstd\tlocal\n"

@@ -60,7 +60,7 @@ fn snapshots_of_openzfs() {
                 identity(&of.pool, "snaps/promoted@three", prop)
             );
         }
-        to.judged();
+        to.examined();
     });
 }
 
@@ -97,7 +97,7 @@ fn other_datasets_of_openzfs() {
         received += 1;
     }
     assert!(received > 0);
-    to.judged();
+    to.examined();
 }
 
 /// Packages: all snapshots since one, and a tree with a rename, a new dataset and a clone.
@@ -139,7 +139,7 @@ fn packages_of_openzfs() {
         let snapshot = got.unwrap().pop().unwrap().snapshot;
         assert!(snapshot.starts_with("tank/p@"));
     }
-    to.judged();
+    to.examined();
 }
 
 /// Receives that OpenZFS began and was interrupted in are completed with the streams that it sent
@@ -165,5 +165,5 @@ fn interrupted_receives_of_openzfs() {
         assert_same((&to.pool, &ours), (&to.pool, &theirs));
         assert_eq!(to.pool.dataset(name).unwrap().resume_token().unwrap(), None);
     }
-    to.judged();
+    to.examined();
 }

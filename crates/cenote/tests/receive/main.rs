@@ -150,11 +150,20 @@ impl TestPool {
 
     /// Exports the pool and judges it.
     fn judged(self) {
+        self.judged_by(&["-bcc"]);
+    }
+
+    /// The same; zdb looks at every object as well.
+    fn examined(self) {
+        self.judged_by(&["-bcc", "-dddd"]);
+    }
+
+    fn judged_by(self, looks: &[&str]) {
         let TestPool { scratch, engine, pool } = self;
         let name = pool.name().to_owned();
         pool.export().unwrap();
         drop(pool);
-        judge(&engine, scratch.path(), &name);
+        judge(&engine, scratch.path(), &name, looks);
     }
 }
 
@@ -251,7 +260,7 @@ fn kinds() -> Vec<(&'static str, Option<NewKind>, usize)> {
 }
 
 /// The exported pool's own rules are satisfied, its audit is clean, and zdb finds no error.
-fn judge(engine: &Engine, dir: &Path, name: &str) {
+fn judge(engine: &Engine, dir: &Path, name: &str, looks: &[&str]) {
     let pool = import_from(engine, dir, &testkit::readonly()).unwrap();
     let tree = pool.spa().zio().tree();
     let ratio = |id| tree.deflate_ratio(base::VdevId(id)).unwrap_or(512);
@@ -263,7 +272,7 @@ fn judge(engine: &Engine, dir: &Path, name: &str) {
     let report = pool.spa().audit(options, &()).unwrap();
     assert!(report.is_clean(), "{report:?}");
     drop((tree, pool));
-    for args in [["-bcc", name], ["-dddd", name]] {
+    for args in looks.iter().map(|look| [*look, name]) {
         let out = Command::new("zdb").args(["-e", "-p"]).arg(dir).args(args).output();
         let Ok(out) = out else {
             testkit::skip(testkit::Need::Zdb, "zdb is not installed");

@@ -38,7 +38,7 @@ fn the_other_byte_order() {
     to.receive("tank/little", full).unwrap();
     to.receive("tank/big", &swapped(full)).unwrap();
     assert_same((&to.pool, "tank/little@one"), (&to.pool, "tank/big@one"));
-    to.judged();
+    to.examined();
 }
 
 /// Blocks in every form come as they were stored, in pools with other properties.
@@ -107,7 +107,7 @@ fn blocks_are_kept_as_they_came() {
                 }
             }
         }
-        to.judged();
+        to.examined();
     }
 }
 
@@ -201,7 +201,7 @@ fn objects_become_others() {
     let e = to.receive("tank/x", &third.end()).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Corrupt, "{e}");
     assert_eq!(to.datasets(), before);
-    to.judged();
+    to.examined();
 }
 
 /// Types that the pool interprets, and writes to nothing, are refused.
@@ -259,5 +259,5 @@ fn records_that_are_refused() {
     let options = ReceiveOptions { origin: Some("tank/o@a".into()), ..ReceiveOptions::default() };
     let e = to.receive_with("tank/x", &options, &assembled(&list)).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Invalid, "{e}");
-    to.judged();
+    to.examined();
 }

@@ -322,7 +322,7 @@ impl TaskCx<'_> {
             let text = format!("destination '{name}' exists\nmust specify -F to overwrite it");
             return Err(exists(text));
         }
-        if let Some((snap, _)) = mos.numbers(ds.snapnames_zapobj)?.first() {
+        if let Some((snap, _)) = mos.numbers(ds.snapnames_zapobj)?.iter().min() {
             let text = format!(
                 "destination has snapshots (eg. {name}@{snap})\nmust destroy them to overwrite it"
             );
