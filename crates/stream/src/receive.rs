@@ -284,7 +284,7 @@ impl Receiver<'_> {
     fn count_object(&mut self, object: u64) {
         self.objects += 1;
         let blkid = object / DNODES_PER_BLOCK;
-        if blkid >> NODE_SHIFT != self.highest / DNODES_PER_BLOCK >> NODE_SHIFT {
+        if blkid >> NODE_SHIFT != (self.highest / DNODES_PER_BLOCK) >> NODE_SHIFT {
             self.node_bytes += 5 * NODE_BYTES;
         }
     }

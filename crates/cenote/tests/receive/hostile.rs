@@ -7,10 +7,10 @@ use testkit::Rng;
 use super::{ALL, TestPool, assert_same, noise, sent};
 
 /// A record with its payload.
-pub(crate) type Piece = (StreamRecord, Vec<u8>);
+pub(crate) type StreamPiece = (StreamRecord, Vec<u8>);
 
 /// The records of a stream.
-pub(crate) fn pieces(stream: &[u8]) -> Vec<Piece> {
+pub(crate) fn pieces(stream: &[u8]) -> Vec<StreamPiece> {
     let mut reader = StreamReader::new(stream);
     let mut out = Vec::new();
     while let Some(read) = reader.next_record().unwrap() {
@@ -20,7 +20,7 @@ pub(crate) fn pieces(stream: &[u8]) -> Vec<Piece> {
 }
 
 /// A stream of these records, with right sums.
-pub(crate) fn assembled(pieces: &[Piece]) -> Vec<u8> {
+pub(crate) fn assembled(pieces: &[StreamPiece]) -> Vec<u8> {
     let mut writer = StreamWriter::new(Vec::new());
     for (record, payload) in pieces {
         writer.write(record, payload).unwrap();
@@ -228,8 +228,7 @@ fn twisted_records() {
                 break;
             }
         }
-        let mut bytes = Vec::new();
-        let mut writer = StreamWriter::new(&mut bytes);
+        let mut writer = StreamWriter::new(Vec::new());
         let mut legible = true;
         for (record, payload) in &mut list {
             match record.payload_len() {
@@ -239,7 +238,7 @@ fn twisted_records() {
             }
             legible = legible && writer.write(record, payload).is_ok();
         }
-        drop(writer);
+        let bytes = writer.into_inner();
         if !legible {
             continue;
         }

@@ -8,7 +8,7 @@ use cenote::stream::{
 use cenote::{ErrorKind, NewObject, PropData, ReceiveOptions, SendOptions};
 use testkit::golden_streams;
 
-use super::hostile::{Piece, assembled, pieces};
+use super::hostile::{StreamPiece, assembled, pieces};
 use super::{ALL, LARGE, TestPool, assert_same, content, noise, sent};
 
 /// The same stream as a big-endian host would send it.
@@ -95,7 +95,7 @@ fn blocks_are_kept_as_they_came() {
                     };
                     let again = sent(&to.pool, &copy, None, ALL);
                     let (a, b) = (strip(&stream), strip(&again));
-                    let packed = |list: &[Piece]| {
+                    let packed = |list: &[StreamPiece]| {
                         list.iter()
                             .filter(|(r, _)| {
                                 matches!(r, StreamRecord::Write(_) | StreamRecord::WriteEmbedded(_))
@@ -113,7 +113,7 @@ fn blocks_are_kept_as_they_came() {
 
 /// Builds streams by hand.
 struct Builder {
-    list: Vec<Piece>,
+    list: Vec<StreamPiece>,
 }
 
 impl Builder {

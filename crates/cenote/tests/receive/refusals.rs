@@ -159,7 +159,7 @@ fn space_that_is_missing() {
 }
 
 /// Looks at the dataset between the records and the switch.
-struct Watch<'a> {
+struct SwitchWatch<'a> {
     to: &'a TestPool,
     seen: bool,
     fails: bool,
@@ -167,7 +167,7 @@ struct Watch<'a> {
     stream: &'a [u8],
 }
 
-impl ReceiveObserver for Watch<'_> {
+impl ReceiveObserver for SwitchWatch<'_> {
     fn is_stopped(&self) -> bool {
         self.stops
     }
@@ -215,7 +215,7 @@ fn readers_see_the_old_or_the_new_state() {
     let b = sent(&of.pool, "tank/src@b", Some("tank/src@a"), ALL);
     let receive = |fails: bool, stops: bool| {
         let mut stream = cenote::IncomingStream::open(b.as_slice()).unwrap();
-        let mut watch = Watch { to: &to, seen: false, fails, stops, stream: &b };
+        let mut watch = SwitchWatch { to: &to, seen: false, fails, stops, stream: &b };
         let (names, options) = (ReceiveNames::Whole, ReceiveOptions::default());
         let done = to.pool.receive_stream(&mut stream, "tank/moved", names, &options, &mut watch);
         assert_eq!(watch.seen, !stops);

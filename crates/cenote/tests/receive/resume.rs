@@ -7,7 +7,7 @@ use cenote::stream::{ResumeToken, StreamRecord};
 use cenote::{ErrorKind, NewObject, ReceiveOptions};
 use testkit::{Rng, Scratch};
 
-use super::hostile::{Piece, assembled, pieces};
+use super::hostile::{StreamPiece, assembled, pieces};
 use super::{ALL, TestPool, assert_same, noise, sent};
 
 /// A pool with `tank/src@a` and `@b`, of some hundred records.
@@ -42,7 +42,7 @@ fn rest(stream: &[u8], token: &ResumeToken) -> Vec<u8> {
         }
         other => other.object().is_some_and(|object| object >= token.object),
     };
-    let mut list: Vec<Piece> =
+    let mut list: Vec<StreamPiece> =
         pieces(stream).into_iter().filter(|(record, _)| keeps(record)).collect();
     let StreamRecord::Begin(begin) = &mut list[0].0 else { panic!() };
     begin.version_info |= cenote::stream::Features::RESUMING.0 << 2;

@@ -268,8 +268,7 @@ impl TaskCx<'_> {
             return Err(Error::invalid("the stream is not of the kind of its origin"));
         }
         self.check_limit(parent, &FILESYSTEMS, &mut BTreeMap::new())?;
-        let list = new.props.iter();
-        list.map(|(name, value)| check_value(self.read(), name, value)).collect::<Result<()>>()?;
+        new.props.iter().try_for_each(|(name, value)| check_value(self.read(), name, value))?;
         Ok(ReceivePlan::New { parent, origin })
     }
 
