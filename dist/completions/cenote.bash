@@ -6,7 +6,7 @@ _cenote_commands() {
 	case $1 in
 	cenote) echo 'zpool zfs daemon zdb zstream arc arcstat arc_summary zilstat trace kstat tune ls tree cat cp uberblocks map io bench sim completion mount.cenote help version' ;;
 	zpool) echo 'create destroy add advise checkpoint clear attach detach replace split reopen offline online scrub resilver remove labelclear initialize list map status iostat import export upgrade reguid events history get set sync trim wait version' ;;
-	zfs) echo 'create destroy snapshot snap clone promote rollback rename bookmark hold holds release set inherit list get mount unmount umount rewrite send version' ;;
+	zfs) echo 'create destroy snapshot snap clone promote rollback rename bookmark hold holds release set inherit list get mount unmount umount rewrite send receive recv version' ;;
 	esac
 }
 
@@ -57,6 +57,7 @@ _cenote_flags() {
 	'zfs unmount' | 'zfs umount') echo '-a -f' ;;
 	'zfs rewrite') echo '-r -x -v -P -S -C -o -l' ;;
 	'zfs send') echo '-i -I -L --large-block -e --embed -c --compressed -w --raw -n --dryrun -v --verbose -P --parsable -R --replicate -p --props -b --backup -h --holds -s --skip-missing -X --exclude -t --resume' ;;
+	'zfs receive' | 'zfs recv') echo '-F -d -e -n -v -u -o -x -s -A -M' ;;
 	'zfs version') echo '-j --json' ;;
 	'cenote daemon') echo '--foreground --metrics -f --force' ;;
 	'cenote zdb') echo '-b -c -d -h -i -l -m -u -y -C -O -e -p -L -P -t -F -X -v -q' ;;
@@ -247,6 +248,13 @@ _cenote_value() {
 		-X | --exclude) echo 'dataset' ;;
 		-t | --resume) echo 'any' ;;
 		-d | --redact) echo 'any' ;;
+		*) return 1 ;;
+		esac
+		;;
+	'zfs receive' | 'zfs recv')
+		case $2 in
+		-o) echo 'dataset_assign' ;;
+		-x) echo 'dataset_props' ;;
 		*) return 1 ;;
 		esac
 		;;
@@ -685,6 +693,11 @@ _cenote_operand() {
 		esac
 		;;
 	'zfs send')
+		case $2 in
+		*) echo 'snapshot' ;;
+		esac
+		;;
+	'zfs receive' | 'zfs recv')
 		case $2 in
 		*) echo 'snapshot' ;;
 		esac

@@ -55,6 +55,8 @@ function __cenote_takes
             printf '%s\n' -o -l
         case 'zfs send'
             printf '%s\n' -i -I -X --exclude -t --resume -d --redact
+        case 'zfs receive' 'zfs recv'
+            printf '%s\n' -o -x
         case 'cenote daemon'
             printf '%s\n' --metrics
         case 'cenote zdb'
@@ -271,6 +273,8 @@ __cenote_complete -n '__cenote_wants zfs' -a unmount -d 'unmount file systems'
 __cenote_complete -n '__cenote_wants zfs' -a umount -d 'unmount file systems'
 __cenote_complete -n '__cenote_wants zfs' -a rewrite -d 'write the blocks of files again with the current properties'
 __cenote_complete -n '__cenote_wants zfs' -a send -d 'write a snapshot as a stream to standard output'
+__cenote_complete -n '__cenote_wants zfs' -a receive -d 'make a snapshot from a stream on standard input'
+__cenote_complete -n '__cenote_wants zfs' -a recv -d 'make a snapshot from a stream on standard input'
 __cenote_complete -n '__cenote_wants zfs' -a version -d 'show the version'
 __cenote_complete -n '__cenote_at zpool create' -s f -d 'even if devices seem to be in use, or redundancy differs'
 __cenote_complete -n '__cenote_at zpool create' -s n -d 'only show what would be made'
@@ -565,6 +569,18 @@ __cenote_complete -n '__cenote_at zfs send' -s s -l skip-missing -d 'leave out d
 __cenote_complete -n '__cenote_at zfs send' -s X -l exclude -d 'datasets to leave out, separated by commas' -r -f -a '(__cenote_datasets)'
 __cenote_complete -n '__cenote_at zfs send' -s t -l resume -d 'go on where a receiver stopped' -r -f
 __cenote_complete -n '__cenote_at zfs send +0' -f -a '(__cenote_snapshots)'
+__cenote_complete -n '__cenote_at zfs receive,recv' -s F -d 'give up changes and snapshots since the one that the stream begins with'
+__cenote_complete -n '__cenote_at zfs receive,recv' -s d -d 'the sender\'s name without its pool, below the file system'
+__cenote_complete -n '__cenote_at zfs receive,recv' -s e -d 'the last part of the sender\'s name, below the file system'
+__cenote_complete -n '__cenote_at zfs receive,recv' -s n -d 'only check; with -v, say what would be received'
+__cenote_complete -n '__cenote_at zfs receive,recv' -s v -d 'say what is received, how much and how fast'
+__cenote_complete -n '__cenote_at zfs receive,recv' -s u -d 'do not mount what is new'
+__cenote_complete -n '__cenote_at zfs receive,recv' -s o -d 'a property; origin=, a snapshot to clone' -r -f -a '(string replace -r \'$\' = -- $__cenote_dataset_assign)'
+__cenote_complete -n '__cenote_at zfs receive,recv' -s x -d 'inherit this property' -r -f -a '(__cenote_list $__cenote_dataset_props)'
+__cenote_complete -n '__cenote_at zfs receive,recv' -s s -d 'keep what came if the stream is cut off, to be resumed'
+__cenote_complete -n '__cenote_at zfs receive,recv' -s A -d 'discard what an interrupted receive kept'
+__cenote_complete -n '__cenote_at zfs receive,recv' -s M -d 'unmount even what is busy'
+__cenote_complete -n '__cenote_at zfs receive,recv +0' -f -a '(__cenote_snapshots)'
 __cenote_complete -n '__cenote_at zfs version' -s j -l json -d 'as JSON'
 __cenote_complete -n '__cenote_at cenote daemon' -l foreground -d 'stay in the foreground, for service managers'
 __cenote_complete -n '__cenote_at cenote daemon' -l metrics -d 'serve the kstats for Prometheus there' -r -f

@@ -122,14 +122,14 @@ impl Dataset {
         Ok(Dataset { core: Arc::clone(core), what, kind: DatasetKind::Bookmark, owner, locked })
     }
 
-    fn ds(&self) -> &DslDataset {
+    pub(crate) fn ds(&self) -> &DslDataset {
         match &self.what {
             DatasetOrBookmark::Dataset(ds) => ds,
             DatasetOrBookmark::Bookmark(b) => &b.1,
         }
     }
 
-    fn dir(&self) -> &DslDir {
+    pub(crate) fn dir(&self) -> &DslDir {
         self.ds().dir()
     }
 
@@ -202,6 +202,14 @@ impl Dataset {
     /// dataset cannot be opened.
     pub fn is_incomplete(&self) -> bool {
         matches!(self.what, DatasetOrBookmark::Dataset(_)) && self.ds().phys().is_inconsistent()
+    }
+
+    /// The identity of the dataset or snapshot, or of the snapshot that a bookmark remembers.
+    pub fn guid(&self) -> u64 {
+        match &self.what {
+            DatasetOrBookmark::Dataset(ds) => ds.phys().guid,
+            DatasetOrBookmark::Bookmark(b) => b.0.phys.guid,
+        }
     }
 
     /// Txg in which it was created; snapshots of one dataset are sorted by it.
@@ -508,14 +516,9 @@ impl Dataset {
             "snapshot_count" => self.count("com.joyent:snapshot_count"),
             "snapshots_changed" | "snapshots_changed_nsecs" => self.snapshots_changed(name),
             "mountpoint" => self.mountpoint(),
-            "receive_resume_token"
-            | "redact_snaps"
-            | "useraccounting"
-            | "redacted"
-            | "remaptxg"
-            | "ivsetguid"
-            | "stmf_sbd_lu"
-            | "iscsioptions" => Ok(None),
+            "receive_resume_token" => self.resume_token_prop(),
+            "redact_snaps" | "useraccounting" | "redacted" | "remaptxg" | "ivsetguid"
+            | "stmf_sbd_lu" | "iscsioptions" => Ok(None),
             "volsize" | "volblocksize" => self.volume_prop(name),
             "version" | "utf8only" | "normalization" | "casesensitivity" => self.zpl_prop(name),
             n if n.starts_with("default") && n.ends_with("quota") => self.zpl_prop(name),
@@ -524,6 +527,13 @@ impl Dataset {
             _ => return Ok(None),
         };
         value.map(Some)
+    }
+
+    fn resume_token_prop(&self) -> Result<Option<PropValue>> {
+        match self.resume_token_text()? {
+            Some(PropData::Str(token)) => text(token),
+            _ => Ok(None),
+        }
     }
 
     fn name_of_snapshot(&self, object: u64) -> Result<Option<String>> {

@@ -53,6 +53,7 @@ mod outage;
 mod owners;
 mod pool;
 mod pool_props;
+mod receive;
 pub mod space_map;
 mod split;
 mod topology;
@@ -91,6 +92,9 @@ pub use objects::{NewObject, Objects, WRITE_MAX};
 pub use opening::Opening;
 pub use owners::{OwnerSpace, owner_of_prop};
 pub use pool::{ErrorScrubStatus, Pool, PoolStatus, ScanState, ScanStatus};
+pub use receive::{
+    IncomingSnapshot, IncomingStream, ReceiveNames, ReceiveObserver, ReceiveOptions, ReceivedStream,
+};
 pub use spa::engine::{AttachMode, Offline, OfflineMode, ScanRequest};
 pub use spa::engine::{NewBookmark, PermissionChange, SnapshotHold};
 pub use split::{SplitPool, SplitRequest};

@@ -322,6 +322,10 @@ impl Engine {
             opened.abandon_txgs();
             return Err(e.in_pool(name));
         }
+        if let Some(writer) = &opened.core.writer {
+            // Those that cannot be read stay, and cannot be used.
+            let _left = writer.destroy_incomplete();
+        }
         self.open_caches(&opened, &pool.inner);
         // A pool without kstats is better than none.
         let _absent = crate::kstats::register_pool(&opened.core);

@@ -446,6 +446,37 @@ pub(super) const COMMANDS: &[Command] = &[
         ..ZFS
     },
     Command {
+        name: "receive",
+        aliases: &["recv"],
+        about: "make a snapshot from a stream on standard input",
+        synopsis: "receive [-FMhnsuv] [-o <property>=<value> | -x <property>] ... \
+                   <filesystem|volume|snapshot>\n\treceive [-FMhnsuv] [-d|-e] [-o \
+                   <property>=<value> | -x <property>] ...\n\t    <filesystem>\n\treceive -A \
+                   <filesystem|volume>",
+        flags: &[
+            flag('F', "give up changes and snapshots since the one that the stream begins with"),
+            flag('d', "the sender's name without its pool, below the file system"),
+            flag('e', "the last part of the sender's name, below the file system"),
+            flag('n', "only check; with -v, say what would be received"),
+            flag('v', "say what is received, how much and how fast"),
+            flag('u', "do not mount what is new"),
+            arg(
+                'o',
+                "property=value",
+                Word::DatasetAssign,
+                "a property; origin=, a snapshot to clone",
+            ),
+            arg('x', "property", Word::DatasetProps, "inherit this property"),
+            flag('s', "keep what came if the stream is cut off, to be resumed"),
+            flag('A', "discard what an interrupted receive kept"),
+            flag('M', "unmount even what is busy"),
+            ignored('h'),
+            flag('c', "healing a damaged snapshot").or("corrective").refused(),
+        ],
+        words: &[Word::DatasetOrSnapshot],
+        ..ZFS
+    },
+    Command {
         name: "version",
         about: "show the version",
         synopsis: "version [-j]",

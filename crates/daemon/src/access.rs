@@ -266,6 +266,7 @@ fn refusal(request: &Request) -> String {
         Request::Add(args) => ("add to", args.name.as_str()),
         Request::History { name, .. } => ("get history for", name.as_str()),
         Request::Change { pool, change, .. } => return refused_change(pool, change),
+        Request::Receive(_) => ("receive", ""),
         Request::Mount(args) => ("mount", args.target.as_deref().unwrap_or_default()),
         Request::Unmount(args) => ("unmount", args.target.as_deref().unwrap_or_default()),
         _ => return "permission denied".to_owned(),

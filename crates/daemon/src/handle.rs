@@ -10,16 +10,18 @@ use cenote::tune;
 use cenote::{DataError, Dataset, Pool};
 use proto::{
     BATCH_MAX, Change, DaemonStatus, DatasetRow, DatasetType, EVENTS_PAGE, EventInfo, EventsPage,
-    ListArgs, PropertyEntry, PropertyValue, ROWS_MAX, Reply, Request, SpaceMap, Stat, TunableInfo,
-    WhatIf,
+    ListArgs, PropertyEntry, PropertyValue, ROWS_MAX, ReceiveArgs, Reply, Request, SpaceMap, Stat,
+    TunableInfo, WhatIf,
 };
 
 use super::access::{self, Caller};
 use super::inspect::{LISTING_TIMEOUT, NAMED_POOL_TIMEOUT};
+use super::receiving::ClientStream;
 use super::state::{DaemonState, Listener, pool_name};
 use super::watched::Relay;
 use super::{
-    change, convert, datasets as changes, delegation, diff, holds, sending, space, vdev_history,
+    change, convert, datasets as changes, delegation, diff, holds, receiving, sending, space,
+    vdev_history,
 };
 
 /// Receives rows as well.
@@ -28,6 +30,10 @@ pub(crate) trait RowListener: Listener {
     fn rows(&mut self, rows: Vec<DatasetRow>);
     /// The next bytes of a stream.
     fn bytes(&mut self, bytes: Vec<u8>);
+    /// A line for the command's standard output.
+    fn line(&mut self, line: String);
+    /// The client is to send the next bytes of its input.
+    fn more_input(&mut self);
 }
 
 /// Serves one request; the reply is the last message to the client.
@@ -38,6 +44,24 @@ pub(crate) fn handle(
     to: &mut dyn RowListener,
 ) -> Reply {
     match serve(state, request, by, to) {
+        Ok(reply) => reply,
+        Err(e) => Reply::Failed(e.message().to_owned()),
+    }
+}
+
+/// Serves [`Request::Receive`], whose stream `input` brings.
+pub(crate) fn receive(
+    state: &Arc<DaemonState>,
+    args: &ReceiveArgs,
+    input: ClientStream,
+    by: &Caller,
+    to: &mut Relay,
+) -> Reply {
+    if let Err(e) = access::check(by, &Request::Receive(Box::new(args.clone()))) {
+        return Reply::Failed(e.message().to_owned());
+    }
+    state.await_start(Duration::from_secs(60), to);
+    match receiving::receive(state, args, input, to) {
         Ok(reply) => reply,
         Err(e) => Reply::Failed(e.message().to_owned()),
     }
@@ -125,6 +149,8 @@ fn serve(
         }
         Request::Diff(args) => diff::diff(state, args, by, to),
         Request::Send(args) => sending::send(state, args, by, to),
+        // The thread of the connection serves it, because it has the client's input.
+        Request::Receive(_) => Err(base::bug!("a stream is received without its input")),
         Request::Datasets(args) => {
             datasets(state, args, by, to)?;
             Ok(Reply::Done)

@@ -49,6 +49,7 @@ mod mount_dirs;
 mod mounts;
 mod nbd_exports;
 mod notify;
+mod receiving;
 mod recovery;
 mod registry;
 mod remount;

@@ -150,7 +150,7 @@ pub(super) fn rollback(
 }
 
 /// Datasets with their mountpoints.
-type Unmounted = Vec<(String, PathBuf)>;
+pub(super) type Unmounted = Vec<(String, PathBuf)>;
 
 /// A dataset that is mounted, and those that are mounted inside of it.
 fn mounted_inside(state: &DaemonState, fs: &str) -> Vec<String> {
@@ -162,7 +162,7 @@ fn mounted_inside(state: &DaemonState, fs: &str) -> Vec<String> {
 
 /// Unmounts a dataset and what is mounted inside of it. If that fails, the error comes with
 /// those that were unmounted already.
-fn unmount(
+pub(super) fn unmount(
     state: &DaemonState,
     fs: &str,
     force: bool,

@@ -18,7 +18,8 @@ use ui::signals::Signals;
 
 use super::access::Caller;
 use super::clients::{CLIENTS_MAX, Clients, Connection, Inbox};
-use super::handle::{RowListener, handle};
+use super::handle::{RowListener, handle, receive};
+use super::receiving::ClientStream;
 use super::state::{DaemonState, Listener, Log};
 use super::watched::run_watched;
 
@@ -268,7 +269,19 @@ fn respond(state: &Arc<DaemonState>, request: Request, by: &Caller, to: &mut Wir
         }
         to.is_gone() && !to_the_end
     };
-    let reply = run_watched(to, leave, move |relay| handle(&serving, &request, &by, relay));
+    let reply = match request {
+        Request::Receive(args) => {
+            let input = match to.stream.try_clone() {
+                Ok(stream) => stream,
+                Err(e) => return Reply::Failed(format!("cannot read the stream: {e}")),
+            };
+            run_watched(to, leave, move |relay| {
+                let input = ClientStream::new(input, relay.clone());
+                receive(&serving, &args, input, &by, relay)
+            })
+        }
+        request => run_watched(to, leave, move |relay| handle(&serving, &request, &by, relay)),
+    };
     reply.unwrap_or_else(|| Reply::Failed("the request broke off".to_owned()))
 }
 
@@ -313,5 +326,11 @@ impl RowListener for Wire<'_> {
     }
     fn bytes(&mut self, bytes: Vec<u8>) {
         self.broken |= proto::send_bytes(self.stream, &bytes).is_err();
+    }
+    fn line(&mut self, line: String) {
+        self.send(&Reply::Line(line));
+    }
+    fn more_input(&mut self) {
+        self.send(&Reply::MoreInput);
     }
 }

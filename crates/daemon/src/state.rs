@@ -42,6 +42,10 @@ pub(crate) struct Log;
 impl RowListener for Log {
     fn rows(&mut self, _: Vec<proto::DatasetRow>) {}
     fn bytes(&mut self, _: Vec<u8>) {}
+    fn line(&mut self, line: String) {
+        self.remark(line);
+    }
+    fn more_input(&mut self) {}
 }
 
 impl Listener for Log {

@@ -36,6 +36,8 @@ enum RelayEvent {
     Remark(String),
     Rows(Vec<DatasetRow>),
     Bytes(Vec<u8>),
+    Line(String),
+    MoreInput,
 }
 
 #[derive(Default)]
@@ -68,7 +70,11 @@ impl Relay {
             match event {
                 RelayEvent::Problem(line) => Log.problem(line),
                 RelayEvent::Remark(line) => Log.remark(line),
-                RelayEvent::Progress(..) | RelayEvent::Rows(_) | RelayEvent::Bytes(_) => {}
+                RelayEvent::Progress(..)
+                | RelayEvent::Rows(_)
+                | RelayEvent::Bytes(_)
+                | RelayEvent::Line(_)
+                | RelayEvent::MoreInput => {}
             }
             return;
         }
@@ -100,6 +106,12 @@ impl RowListener for Relay {
     fn bytes(&mut self, bytes: Vec<u8>) {
         self.send(RelayEvent::Bytes(bytes));
     }
+    fn line(&mut self, line: String) {
+        self.send(RelayEvent::Line(line));
+    }
+    fn more_input(&mut self) {
+        self.send(RelayEvent::MoreInput);
+    }
 }
 
 /// Marks the work as ended, also if it panics.
@@ -129,6 +141,8 @@ fn pass(event: RelayEvent, to: &mut dyn RowListener) {
         RelayEvent::Remark(line) => to.remark(line),
         RelayEvent::Rows(rows) => to.rows(rows),
         RelayEvent::Bytes(bytes) => to.bytes(bytes),
+        RelayEvent::Line(line) => to.line(line),
+        RelayEvent::MoreInput => to.more_input(),
     }
 }
 
@@ -218,6 +232,8 @@ mod tests {
             self.rows += rows.len().max(1);
         }
         fn bytes(&mut self, _: Vec<u8>) {}
+        fn line(&mut self, _: String) {}
+        fn more_input(&mut self) {}
     }
 
     #[test]

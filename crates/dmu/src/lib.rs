@@ -25,7 +25,10 @@ pub mod zap_write;
 pub mod zaps;
 pub mod zfetch;
 
-pub use live::{Early, Events, ObjectSpec, ObjsetProps, Pending, RedundantMetadata, SyncCtx};
+pub use live::{
+    Early, Events, ObjectShape, ObjectSpec, ObjsetProps, Pending, Reclaimed, RedundantMetadata,
+    SyncCtx,
+};
 pub use object::{Extent, Object};
 pub use objset::Objset;
 pub use tx::{DirtyMeter, Tx};
@@ -33,4 +36,4 @@ pub use walk::{OnError, OrderedWalk, WalkVisitor, walk as walk_in_order};
 pub use zap::{Match, Zap, ZapEntry};
 pub use zap_write::{ZapLimits, ZapMut, ZapStore};
 pub use zfetch::{PrefetchMode, Zfetch, ZfetchFiles};
-pub use zio::{Access, CacheTiers, CacheUse, Caching, Copies, Io, Mode, OutagePolicy};
+pub use zio::{Access, CacheTiers, CacheUse, Caching, Copies, Io, Mode, OutagePolicy, PackedForm};

@@ -134,6 +134,21 @@ impl DslDataset {
         Props::open(self.dir().mos(), object)?.get(name, RECEIVED)
     }
 
+    /// Names of the properties that have a received value at this very dataset.
+    ///
+    /// # Errors
+    /// Those of reading the MOS.
+    pub fn received_names(&self) -> Result<Vec<String>> {
+        let object =
+            if self.is_snapshot() { self.phys().props_obj } else { self.dir().phys().props_zapobj };
+        if object == 0 {
+            return Ok(Vec::new());
+        }
+        let entries = self.dir().mos().zap_entries(object)?;
+        let names = entries.iter().map(|entry| String::from_utf8_lossy(&entry.name));
+        Ok(names.filter_map(|name| name.strip_suffix(RECEIVED).map(str::to_owned)).collect())
+    }
+
     /// Names of all user properties that apply here, sorted.
     ///
     /// # Errors

@@ -12,7 +12,7 @@ use base::{Error, ErrorKind, Result, rt};
 use ui::progress::Progress;
 
 use crate::runtime::{self, Runtime};
-use crate::{Frame, Hello, Reply, Request};
+use crate::{ClientInput, Frame, Hello, Reply, Request};
 
 /// Environment variable: the address at which a daemon serves its metrics, unless its command
 /// line has one.
@@ -166,7 +166,21 @@ impl Client {
         request: &Request,
         rows: impl FnMut(crate::DatasetRow),
     ) -> Result<Reply> {
-        self.exchange(request, rows, |_| Err(Error::corrupt("a stream was not asked for")))
+        let bytes = |_: &[u8]| Err(Error::corrupt("a stream was not asked for"));
+        self.exchange(request, rows, bytes, None)
+    }
+
+    /// As [`Client::request`], for a request that reads a stream from `input`.
+    ///
+    /// # Errors
+    /// As [`Client::request_rows`]; those of reading the input.
+    pub fn request_with_input(
+        &mut self,
+        request: &Request,
+        input: &mut ClientInput,
+    ) -> Result<Reply> {
+        let bytes = |_: &[u8]| Err(Error::corrupt("a stream was not asked for"));
+        self.exchange(request, |_| {}, bytes, Some(input))
     }
 
     /// As [`Client::request`], for a stream, whose bytes go to `bytes`.
@@ -178,7 +192,7 @@ impl Client {
         request: &Request,
         bytes: impl FnMut(&[u8]) -> Result<()>,
     ) -> Result<Reply> {
-        self.exchange(request, |_| {}, bytes)
+        self.exchange(request, |_| {}, bytes, None)
     }
 
     fn exchange(
@@ -186,10 +200,19 @@ impl Client {
         request: &Request,
         mut rows: impl FnMut(crate::DatasetRow),
         mut bytes: impl FnMut(&[u8]) -> Result<()>,
+        mut input: Option<&mut ClientInput>,
     ) -> Result<Reply> {
         crate::send(&self.stream, request)?;
         let mut progress = Progress::new("", None);
+        let mut wanted = false;
         loop {
+            if let Some(input) = input.as_deref_mut().filter(|_| wanted)
+                && let Some(data) = input.next(&self.stream)?
+            {
+                crate::send_bytes(&self.stream, data)?;
+                wanted = false;
+                continue;
+            }
             let frame = crate::receive_frame(&self.stream)?
                 .ok_or_else(|| Error::new(ErrorKind::Io, "the daemon closed the connection"))?;
             let reply = match frame {
@@ -213,6 +236,11 @@ impl Client {
                     progress.finish();
                     ui::err(&line);
                 }
+                Reply::Line(line) => {
+                    progress.finish();
+                    ui::out(&line);
+                }
+                Reply::MoreInput => wanted = true,
                 Reply::Failed(line) => return Err(Error::invalid(line)),
                 done => return Ok(done),
             }

@@ -25,6 +25,7 @@ mod diff;
 mod events;
 mod owners;
 mod pool;
+mod receiving;
 pub mod runtime;
 mod sending;
 mod space_map;
@@ -55,12 +56,13 @@ pub use pool::{
     Checkpoint, ClassIo, ErrorScrub, Expand, ImportCandidate, LeafJob, Pool, RebuildScan, Removal,
     Scan, Vdev, VdevHealth, VdevIoCounts, VdevRole,
 };
+pub use receiving::{ClientInput, INPUT_MAX, ReceiveArgs, ReceiveNaming, receive_input};
 pub use sending::{Frame, PackageArgs, SendArgs, SendSize, receive_frame, send_bytes};
 pub use space_map::{MetaslabSpace, SpaceMap, VdevSpaceMap};
 pub use stats::{BATCH_MAX, Stat, TunableInfo, WhatIf};
 
 /// Version of the protocol.
-pub const VERSION: u32 = 14;
+pub const VERSION: u32 = 15;
 /// Largest frame in bytes.
 const FRAME_MAX: usize = 32 << 20;
 /// Largest request in bytes: names of [`TARGETS_MAX`] datasets, up to the length of a command
@@ -326,6 +328,8 @@ pub enum Request {
     /// What changed in a file system: frames of bytes with [`DiffRecord`]s, then
     /// [`Reply::Done`].
     Diff(DiffArgs),
+    /// Receive a stream: the daemon asks for it with [`Reply::MoreInput`].
+    Receive(Box<ReceiveArgs>),
     /// The history of a pool.
     History {
         /// Its name.
@@ -477,6 +481,10 @@ pub enum Reply {
     Problem(String),
     /// A message for standard error; nothing failed.
     Remark(String),
+    /// A line for standard output; the request continues.
+    Line(String),
+    /// The daemon waits for the next bytes of the client's input.
+    MoreInput,
     /// Success without a result.
     Done,
     /// The sizes of the substreams of a stream that was not sent.

@@ -10,7 +10,7 @@
 //! The records know bytes, not pools: [`StreamReader`] and [`StreamWriter`] check and make the
 //! grammar, lengths and sums; [`StreamRecord::check`] holds a record against the limits that a
 //! receiver must enforce before it changes anything. [`SendSnapshot`] makes the records of a
-//! snapshot from its blocks.
+//! snapshot from its blocks, and [`receive_substream`] applies records to an object set.
 //!
 //! # Invariants
 //! * No input makes the reader panic or allocate more than it has received, plus one buffer.
@@ -21,6 +21,7 @@
 mod dump;
 mod package;
 mod reader;
+mod receive;
 mod record;
 mod rewrite;
 mod send;
@@ -30,6 +31,7 @@ mod writer;
 pub use dump::{Dump, DumpOptions, list_text};
 pub use package::{PackageDataset, PackageHeader};
 pub use reader::{ReadRecord, StreamReader};
+pub use receive::{ReceiveHost, ReceiveInto, receive_substream};
 pub use record::{
     Begin, End, Features, Free, FreeObjects, HEADER_SIZE, HeaderKind, Object, ObjectRange, Spill,
     StreamRecord, TO_THE_END, Write, WriteByRef, WriteEmbedded, begin_flags, record_flags,

@@ -65,6 +65,12 @@ impl PackageHeader {
         list
     }
 
+    /// The dataset that a snapshot, by its full name on the sender, belongs to.
+    pub fn dataset_of(&self, snapshot: &str) -> Option<&PackageDataset> {
+        let name = snapshot.split('@').next()?;
+        self.datasets.iter().map(|(_, of)| of).find(|of| of.name == name)
+    }
+
     /// The header in a BEGIN's payload.
     ///
     /// # Errors

@@ -66,8 +66,8 @@ pub use scrub::{CopyCheck, GangPiece};
 pub use second::{CacheTiers, CacheUse};
 pub use ticket_lock::{Ticket, TicketLock, chunks_in_order};
 pub use write::{
-    BlockChange, Class, Gangs, Lost, Outcome, Placed, Prepared, SpaceSource, Want, Write,
-    WriteCounts, WriteProps, Writes,
+    BlockChange, Class, Gangs, Lost, Outcome, PackedForm, Placed, Prepared, SpaceSource, Want,
+    Write, WriteCounts, WriteProps, Writes,
 };
 
 /// A cached block's identity: pool load, first address, physical birth

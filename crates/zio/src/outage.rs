@@ -238,6 +238,7 @@ mod tests {
             in_place: false,
             gangs: None,
             hint: 0,
+            packed: None,
             in_run: false,
             cache: true,
             outage: OutagePolicy::WaitAlways,

@@ -115,6 +115,7 @@ impl TreeFixture {
                 in_place: false,
                 gangs: None,
                 hint: 1,
+                packed: None,
                 in_run: false,
                 cache: i.is_multiple_of(2),
                 outage: OutagePolicy::Fail,

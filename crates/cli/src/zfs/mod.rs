@@ -13,6 +13,7 @@ mod json;
 mod list;
 mod mount;
 mod project;
+mod receive;
 mod rewrite;
 mod select;
 mod send;
@@ -29,12 +30,10 @@ use proto::{DatasetChange, Reply, Request};
 use ui::Exit;
 
 /// Commands of OpenZFS's that Cenote does not have yet.
-const MISSING: [&str; 12] = [
+const MISSING: [&str; 10] = [
     "program",
     "share",
     "unshare",
-    "receive",
-    "recv",
     "redact",
     "load-key",
     "unload-key",
@@ -122,6 +121,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
         "project" => project::main(rest),
         "rewrite" => rewrite::main(rest),
         "send" => send::main(rest),
+        "receive" | "recv" => receive::main(&command, rest),
         "version" | "-V" | "--version" => Ok(commands::version("zfs", rest)),
         "help" => commands::help("zfs", rest),
         "-?" | "--help" => {

@@ -61,8 +61,9 @@ fn owner(
             }
         },
         ObjType::ZNODE => {
-            let attrs = ondisk::znode::ZnodeAttrs::from_legacy(&dn.bonus, dn.endian)?;
-            Ok(Some(ObjectOwner { uid: attrs.uid, gid: attrs.gid, project: 0 }))
+            // A bonus that is none belongs to nobody: a stream may have brought it.
+            let attrs = ondisk::znode::ZnodeAttrs::from_legacy(&dn.bonus, dn.endian).ok();
+            Ok(attrs.map(|attrs| ObjectOwner { uid: attrs.uid, gid: attrs.gid, project: 0 }))
         }
         _ => Ok(None),
     }

@@ -53,7 +53,7 @@ impl Default for ObjectSpec {
 }
 
 impl ObjectSpec {
-    fn head(&self) -> Result<DnodeHead> {
+    pub(crate) fn head(&self) -> Result<DnodeHead> {
         let slots = self.slots.max(1);
         let size = usize::from(slots) * DNODE_SIZE;
         let block_size = if self.block_size == 0 { 512 } else { self.block_size };
@@ -74,6 +74,7 @@ impl ObjectSpec {
         };
         Ok(DnodeHead {
             allocated: true,
+            fresh: false,
             leaks_unreadable: false,
             object_type: self.object_type,
             bonus_type: self.bonus_type,
@@ -98,10 +99,10 @@ pub(crate) struct Cursor {
     next: u64,
     freed: u64,
     /// Taken slots of the block that `next` is in, one bit each.
-    block: Option<(u64, u32)>,
+    pub(crate) block: Option<(u64, u32)>,
 }
 
-fn mask(from: u64, slots: u8) -> u32 {
+pub(crate) fn mask(from: u64, slots: u8) -> u32 {
     (((1u64 << slots) - 1) << from) as u32
 }
 
@@ -246,7 +247,7 @@ impl Objset {
     }
 
     /// Slots of a dnode block that are taken, on disk or by objects not yet on disk.
-    fn taken(self: &Arc<Self>, blkid: u64, io: Io) -> Result<u32> {
+    pub(crate) fn taken(self: &Arc<Self>, blkid: u64, io: Io) -> Result<u32> {
         let first = blkid * DNODES_PER_BLOCK;
         // Id 0 is the meta-dnode.
         let mut taken = u32::from(blkid == 0);

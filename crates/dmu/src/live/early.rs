@@ -110,6 +110,7 @@ impl Early {
             in_place: false,
             gangs: None,
             hint: hint(self.os.id(), id.0, 0, blkid),
+            packed: None,
             in_run: false,
             cache: self.os.props()?.keeps(false),
             outage: self.outage,

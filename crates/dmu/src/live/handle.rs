@@ -9,7 +9,7 @@ use base::rt::Mutex;
 use base::{Buf, BufMut, Error, ErrorKind, Result, Txg};
 use ondisk::dnode::DNODE_SIZE;
 use ondisk::{BlkPtr, Dnode, ObjType};
-use zio::BlockChange;
+use zio::{BlockChange, PackedForm};
 
 use super::blocks::BlkidMap;
 use super::early::EarlyBlock;
@@ -35,6 +35,9 @@ pub(crate) enum Spill {
 pub(crate) struct DnodeHead {
     /// False once the object was freed.
     pub(crate) allocated: bool,
+    /// The txg frees all blocks that the object has on disk, and its tree begins anew, with
+    /// one level ([`HandleState::reclaim`]).
+    pub(crate) fresh: bool,
     /// Space below freed indirect blocks that cannot be read is leaked.
     pub(crate) leaks_unreadable: bool,
     pub(crate) object_type: ObjType,
@@ -57,6 +60,7 @@ impl DnodeHead {
     pub(crate) fn of(dn: &Dnode) -> Result<DnodeHead> {
         Ok(DnodeHead {
             allocated: true,
+            fresh: false,
             leaks_unreadable: false,
             object_type: dn.object_type,
             bonus_type: dn.bonus_type,
@@ -114,6 +118,17 @@ pub(crate) enum DirtyContent {
     Shared(Buf),
     /// The txg is being written: never changes again.
     Frozen(Buf),
+    /// Compressed already, and to be stored so. [`HandleState::put_packed`] unpacked it once,
+    /// so it can be unpacked.
+    Packed(Buf, PackedForm),
+}
+
+/// The content of a packed block.
+fn unpacked(bytes: &Buf, form: PackedForm) -> BufMut {
+    let mut whole = BufMut::zeroed(form.lsize as usize);
+    // The first unpacking succeeded, and this one has the same input.
+    let _same = codec::compress::decompress(form.compression, bytes, &mut whole);
+    whole
 }
 
 impl DirtyContent {
@@ -134,6 +149,7 @@ impl DirtyContent {
                 *self = DirtyContent::Shared(whole);
                 part
             }
+            DirtyContent::Packed(bytes, form) => unpacked(bytes, *form).freeze().slice(range),
         }
     }
 
@@ -151,23 +167,32 @@ impl DirtyContent {
             let buf = buf.try_unfreeze().unwrap_or_else(|shared| BufMut::copy_of(&shared));
             *self = DirtyContent::Open(buf);
         }
+        if let DirtyContent::Packed(bytes, form) = self {
+            *self = DirtyContent::Open(unpacked(bytes, *form));
+        }
         if let DirtyContent::Open(buf) = self { Some(buf) } else { None }
     }
 
-    /// Ends all change.
-    pub(crate) fn freeze(&mut self) -> Buf {
+    /// Ends all change. Content that is compressed already is returned so, with its form.
+    pub(crate) fn freeze(&mut self) -> (Buf, Option<PackedForm>) {
         let buf = match self.take() {
             DirtyContent::Open(buf) => buf.freeze(),
             DirtyContent::Shared(buf) | DirtyContent::Frozen(buf) => buf,
+            DirtyContent::Packed(bytes, form) => {
+                *self = DirtyContent::Packed(bytes.clone(), form);
+                return (bytes, Some(form));
+            }
         };
         *self = DirtyContent::Frozen(buf.clone());
-        buf
+        (buf, None)
     }
 
     pub(crate) fn len(&self) -> usize {
         match self {
             DirtyContent::Open(buf) => buf.len(),
             DirtyContent::Shared(buf) | DirtyContent::Frozen(buf) => buf.len(),
+            // The memory that it would take in plain form is counted.
+            DirtyContent::Packed(_, form) => form.lsize as usize,
         }
     }
 }
@@ -262,10 +287,14 @@ impl TxgSlot {
 
     /// Makes `block` the content of a block; returns by how much memory grew.
     fn put(&mut self, blkid: u64, block: BufMut) -> i64 {
-        let size = block.len() as u64;
+        self.put_content(blkid, DirtyContent::Open(block))
+    }
+
+    fn put_content(&mut self, blkid: u64, content: DirtyContent) -> i64 {
+        let size = content.len() as u64;
         self.invalidate_early(blkid);
         self.moved.remove(&blkid);
-        let old = self.data.insert(blkid, DirtyContent::Open(block)).map_or(0, |c| c.len() as u64);
+        let old = self.data.insert(blkid, content).map_or(0, |c| c.len() as u64);
         self.bytes = self.bytes + size - old;
         self.head.reach(blkid);
         size as i64 - old as i64
@@ -428,7 +457,7 @@ impl HandleState {
                 let older = self.newest(txg).map(|s| s.head.clone());
                 let head = match (older, &self.disk) {
                     // The older txg itself makes its change of the spill block.
-                    (Some(head), _) => DnodeHead { spill: Spill::Keep, ..head },
+                    (Some(head), _) => DnodeHead { spill: Spill::Keep, fresh: false, ..head },
                     (None, Some(dn)) => DnodeHead::of(dn)?,
                     (None, None) => {
                         return Err(Error::new(ErrorKind::NotFound, "no such object"));
@@ -499,6 +528,50 @@ impl HandleState {
         let slot = self.slot(txg)?;
         delta.nodes = slot.new_nodes(blkid);
         delta.own = slot.put(blkid, block);
+        Ok(delta)
+    }
+
+    /// As [`HandleState::put`], for content that is compressed already and that the caller
+    /// unpacked once.
+    pub(crate) fn put_packed(
+        &mut self,
+        txg: Txg,
+        blkid: u64,
+        bytes: &Buf,
+        form: PackedForm,
+    ) -> Result<Delta> {
+        if self.newer(txg).next().is_some() {
+            return self.put(txg, blkid, unpacked(bytes, form));
+        }
+        let slot = self.slot(txg)?;
+        slot.head.check_block(blkid)?;
+        if form.lsize != slot.head.block_size {
+            return Err(Error::invalid("a block of the wrong size"));
+        }
+        let mut delta = Delta { nodes: slot.new_nodes(blkid), ..Delta::default() };
+        delta.own = slot.put_content(blkid, DirtyContent::Packed(bytes.clone(), form));
+        self.changes += 1;
+        Ok(delta)
+    }
+
+    /// Gives the object another head in the txg: type, bonus, dnode size, and, if `fresh`,
+    /// an empty tree of another shape. No newer txg has changed the object.
+    pub(crate) fn reclaim(
+        &mut self,
+        txg: Txg,
+        fresh: bool,
+        change: impl FnOnce(&mut DnodeHead),
+    ) -> Result<Delta> {
+        if self.newer(txg).next().is_some() {
+            return Err(Error::invalid("a newer txg changed the object"));
+        }
+        let delta = if fresh { self.free(txg, 0, u64::MAX, true)? } else { Delta::default() };
+        self.changes += 1;
+        let slot = self.slot(txg)?;
+        change(&mut slot.head);
+        if fresh {
+            (slot.head.fresh, slot.head.levels, slot.head.max_blkid) = (true, 1, 0);
+        }
         Ok(delta)
     }
 

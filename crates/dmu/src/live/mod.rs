@@ -41,6 +41,7 @@ pub(crate) mod handle;
 pub(crate) mod policy;
 mod publish;
 mod ranges;
+mod receive;
 pub(crate) mod sync;
 mod waves;
 pub(crate) mod work;
@@ -64,6 +65,7 @@ pub use early::Early;
 use handle::{Delta, Dirty, DnodeHead, HandleState, ObjectHandle, Spill, TxgSlot, slot_of};
 pub use policy::{ObjsetProps, RedundantMetadata};
 pub use publish::Pending;
+pub use receive::{ObjectShape, Reclaimed};
 pub use sync::{Events, SyncCtx};
 
 use crate::objset::Objset;

@@ -220,9 +220,11 @@ impl Objset {
                 continue;
             };
             slot.frozen = true;
-            let mut data = Vec::with_capacity(slot.data.len());
+            let (mut data, mut packed) = (Vec::with_capacity(slot.data.len()), BTreeMap::new());
             for (blkid, content) in slot.data.iter_mut() {
-                data.push((blkid, content.freeze()));
+                let (bytes, form) = content.freeze();
+                packed.extend(form.map(|form| (blkid, form)));
+                data.push((blkid, bytes));
             }
             if !slot.head.allocated {
                 data.clear();
@@ -232,6 +234,7 @@ impl Objset {
             let moved = std::mem::take(&mut slot.moved);
             let mut work = Work::new(ObjectId(id), disk, &slot.head, freed, data);
             (work.early, work.wasted, work.moved) = (early, wasted, moved);
+            work.packed = packed;
             works.push(work);
         }
         Ok(works)
@@ -258,9 +261,15 @@ impl Objset {
             };
             let at = (work.id.0 % DNODES_PER_BLOCK) as usize * DNODE_SIZE;
             let size = usize::from(work.dn.slots) * DNODE_SIZE;
-            let slots = block.get_mut(at..at + size).ok_or_else(|| {
+            let had = work.old.as_ref().map_or(0, |old| usize::from(old.slots) * DNODE_SIZE);
+            let slots = block.get_mut(at..at + size.max(had)).ok_or_else(|| {
                 Error::bug("a dnode crosses the end of its block").in_object(work.id)
             })?;
+            if had > size {
+                // Slots that the object gives up are free.
+                slots.fill(0);
+            }
+            let slots = &mut slots[..if work.allocated { size } else { size.max(had) }];
             if work.allocated {
                 work.dn.encode(slots).map_err(|e| e.in_object(work.id))?;
                 if work.dn.slots > 1 {
@@ -341,6 +350,7 @@ impl Objset {
             in_place: ctx.in_place,
             gangs: ctx.gangs,
             hint: ctx.objset,
+            packed: None,
             in_run: false,
             cache: true,
             outage: OutagePolicy::WaitAlways,

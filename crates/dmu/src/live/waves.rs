@@ -9,7 +9,7 @@
 use base::rt::{Mutex, fan_out};
 use base::{Buf, Error, Result, Txg};
 use ondisk::{BlkPtr, ObjType};
-use zio::{BlockChange, Io, OutagePolicy, Outcome, Write};
+use zio::{BlockChange, Io, OutagePolicy, Outcome, PackedForm, Write};
 
 use super::handle::Spill;
 use super::policy::{BlockKind, ObjsetProps};
@@ -38,7 +38,16 @@ struct WaveBlock {
     fill: u64,
     old: BlkPtr,
     change: BlockChange,
+    /// `data` is compressed already.
+    packed: Option<PackedForm>,
     object_type: ObjType,
+}
+
+impl WaveBlock {
+    /// Bytes of the block's content.
+    fn lsize(&self) -> u64 {
+        self.packed.map_or(self.data.len() as u64, |form| form.lsize.into())
+    }
 }
 
 /// Writes all changed blocks of these objects, up to the pointers in their dnodes.
@@ -144,8 +153,19 @@ fn data_jobs(index: usize, work: &mut Work, jobs: &mut Vec<WaveBlock>) -> Result
         let old = work.pointer(0, blkid)?;
         let fill = work.fills.get(&blkid).copied().unwrap_or(1);
         let change = work.moved.get(&blkid).copied().unwrap_or_default();
+        let packed = work.packed.remove(&blkid);
         let object_type = work.dn.object_type;
-        jobs.push(WaveBlock { work: index, level: 0, blkid, data, fill, old, change, object_type });
+        jobs.push(WaveBlock {
+            work: index,
+            level: 0,
+            blkid,
+            data,
+            fill,
+            old,
+            change,
+            packed,
+            object_type,
+        });
     }
     Ok(())
 }
@@ -175,6 +195,7 @@ fn spill_job(
             fill: 1,
             old,
             change: BlockChange::Content,
+            packed: None,
             object_type,
         });
     }
@@ -203,6 +224,7 @@ fn node_jobs(
                 fill,
                 old: node.old,
                 change: BlockChange::Content,
+                packed: None,
                 object_type: work.dn.object_type,
             }),
             None => {
@@ -255,6 +277,7 @@ fn wave(
             props: &kinds[i],
             old: &job.old,
             change: job.change,
+            packed: job.packed,
             in_place: ctx.in_place,
             gangs: ctx.gangs,
             hint: hint(ctx.objset, works[job.work].id.0, job.level, job.blkid),
@@ -302,7 +325,7 @@ fn props_of(
         object_type: job.object_type,
         level: job.level,
         spill: job.blkid == SPILL,
-        size: job.data.len() as u64,
+        size: job.lsize(),
         checksum: dn.checksum,
         compression: dn.compression,
     };
@@ -358,6 +381,7 @@ mod tests {
             fill: 1,
             old: BlkPtr::default(),
             change: BlockChange::Content,
+            packed: None,
             object_type: ObjType::PLAIN_FILE_CONTENTS,
         };
         let runs = |blocks: &[(usize, u64)]| -> Vec<bool> {

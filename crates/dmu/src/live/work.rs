@@ -23,7 +23,7 @@ use base::{Buf, BufMut, Error, ObjectId, Result, Txg};
 use ondisk::blkptr::{BLKPTR_SIZE, BlkPtr, Head as BpHead, Hole};
 use ondisk::dnode::flags;
 use ondisk::{Dnode, Endian, ObjType};
-use zio::{BlockChange, Io, Zio};
+use zio::{BlockChange, Io, PackedForm, Zio};
 
 use super::handle::{DnodeHead, Spill};
 use super::ranges::BlockRanges;
@@ -58,12 +58,23 @@ pub(crate) struct Work {
     pub(crate) wasted: Vec<BlkPtr>,
     /// Those among `data` that only move.
     pub(crate) moved: BTreeMap<u64, BlockChange>,
+    /// The forms of those among `data` that are compressed already.
+    pub(crate) packed: BTreeMap<u64, PackedForm>,
+    /// The shape of the tree once the old one is cut ([`DnodeHead::fresh`]).
+    fresh: Option<FreshTree>,
     pub(crate) spill: Spill,
     /// Fill counts of level-0 blocks, where they are not 1 (blocks of dnodes).
     pub(crate) fills: BTreeMap<u64, u64>,
     /// Changed indirect blocks by level and block id.
     pub(crate) nodes: BTreeMap<(u8, u64), IndirectNode>,
     used: i128,
+}
+
+/// The shape of a tree that begins anew.
+struct FreshTree {
+    block_size: u32,
+    indirect_shift: u8,
+    nblkptr: u8,
 }
 
 /// An indirect block that must be read.
@@ -84,6 +95,18 @@ impl Work {
         let flags = old.as_ref().map_or(0, |d| d.flags);
         let mut dn = super::merged(head, old.as_deref(), flags);
         dn.max_blkid = head.max_blkid;
+        let mut fresh = None;
+        if let Some(old) = old.as_deref().filter(|_| head.fresh) {
+            // The old tree is cut in its own shape.
+            (dn.data_block_size, dn.indirect_shift) = (old.data_block_size, old.indirect_shift);
+            fresh = Some(FreshTree {
+                block_size: head.block_size,
+                indirect_shift: head.indirect_shift,
+                nblkptr: head.nblkptr,
+            });
+        } else if dn.blkptrs.len() < usize::from(head.nblkptr) {
+            dn.blkptrs.resize(usize::from(head.nblkptr), BlkPtr::default());
+        }
         let used = i128::from(dn.used);
         Work {
             id,
@@ -96,6 +119,8 @@ impl Work {
             early: BTreeMap::new(),
             wasted: Vec::new(),
             moved: BTreeMap::new(),
+            packed: BTreeMap::new(),
+            fresh,
             spill: head.spill.clone(),
             fills: BTreeMap::new(),
             nodes: BTreeMap::new(),
@@ -234,6 +259,13 @@ impl Work {
                 self.dn.blkptrs[index] =
                     self.cut_below(ctx, events, bp, top, index as u64, (first, past))?;
             }
+        }
+        if let Some(fresh) = self.fresh.take() {
+            self.dn.levels = 1;
+            self.dn.data_block_size = fresh.block_size;
+            self.dn.indirect_shift = fresh.indirect_shift;
+            self.dn.blkptrs = vec![BlkPtr::default(); usize::from(fresh.nblkptr)];
+            self.nodes.clear();
         }
         Ok(())
     }

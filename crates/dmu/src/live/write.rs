@@ -223,7 +223,7 @@ impl Objset {
     }
 
     /// The highest block of any txg from the transaction's on.
-    fn last_block(self: &Arc<Self>, tx: &Tx, id: ObjectId) -> Result<u64> {
+    pub(super) fn last_block(self: &Arc<Self>, tx: &Tx, id: ObjectId) -> Result<u64> {
         let own = self.head(tx, id, |head| head.max_blkid)?;
         let Some(handle) = self.live()?.find(id) else { return Ok(own) };
         let inner = handle.state.lock();

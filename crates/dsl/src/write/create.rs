@@ -48,7 +48,7 @@ pub struct Created {
 ///
 /// # Errors
 /// `Invalid`, `NameTooLong`.
-pub(crate) fn check_component(name: &str) -> Result<()> {
+pub fn check_component(name: &str) -> Result<()> {
     if name.len() > base::limits::DATASET_NAME_MAX {
         return Err(Error::new(ErrorKind::NameTooLong, "the name is too long"));
     }

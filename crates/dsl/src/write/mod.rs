@@ -43,6 +43,7 @@ pub mod links;
 mod mem;
 pub mod promote;
 pub mod props;
+pub mod receive;
 pub mod rename;
 pub mod rollback;
 pub mod scan;

@@ -82,7 +82,7 @@ impl TaskCx<'_> {
     ///
     /// # Errors
     /// Those of reading the dataset.
-    fn forget_inherited_log(&self, head: u64) -> Result<()> {
+    pub(super) fn forget_inherited_log(&self, head: u64) -> Result<()> {
         let bp = self.read().dataset(head)?.bp;
         if bp.is_hole() {
             return Ok(());

@@ -296,7 +296,7 @@ impl TaskCx<'_> {
         Ok(made)
     }
 
-    fn free(&self, bp: &BlkPtr) -> Result<()> {
+    pub(super) fn free(&self, bp: &BlkPtr) -> Result<()> {
         self.writer.free(self.cx.txg, bp)
     }
 
@@ -318,7 +318,7 @@ impl TaskCx<'_> {
         seen.found.values().try_for_each(|bp| self.free(bp))
     }
 
-    fn destroy_head(&mut self, head: u64, name: &str) -> Result<()> {
+    pub(super) fn destroy_head(&mut self, head: u64, name: &str) -> Result<()> {
         self.settle()?;
         self.free_log(head)?;
         self.log_internal("destroy", Some((name, head)), "")?;
@@ -328,7 +328,12 @@ impl TaskCx<'_> {
         Ok(())
     }
 
-    fn destroy_one_snapshot(&mut self, snap: u64, name: &str, defer: bool) -> Result<()> {
+    pub(super) fn destroy_one_snapshot(
+        &mut self,
+        snap: u64,
+        name: &str,
+        defer: bool,
+    ) -> Result<()> {
         let text = if defer { "defer" } else { "" };
         self.log_internal("destroy", Some((name, snap)), text)?;
         let short = name.split_once('@').map(|(_, short)| short);
@@ -524,7 +529,10 @@ impl Writer {
             }
             let mut doomed = Doomed::default();
             doomed.gather(cx, dir, &name, 0)?;
-            if !recursive && (doomed.heads.len() > 1 || !doomed.snapshots.is_empty()) {
+            // What is being received into it goes with it.
+            let hidden = format!("/{}", dsl::write::receive::HIDDEN_NAME);
+            let visible = doomed.heads.values().filter(|n| !n.ends_with(&hidden)).count();
+            if !recursive && (visible > 1 || !doomed.snapshots.is_empty()) {
                 let text = match cx.kind_of(phys.head_dataset_obj)? {
                     ObjsetType::Zvol => "volume has children",
                     _ => "filesystem has children",

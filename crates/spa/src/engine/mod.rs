@@ -54,6 +54,7 @@ mod open;
 mod outage;
 mod pools;
 mod rebuild;
+mod receive;
 mod removal;
 mod rename;
 mod resilver_request;
@@ -106,6 +107,7 @@ pub(crate) use maps::LOGS_DIRECTORY;
 pub(crate) use open::assemble;
 pub use open::{Parts, WriterOptions};
 pub use pools::{Devices, PoolChange, init_aux_labels};
+pub use receive::{EndReceive, NewReceive, ReceiveTarget};
 pub use resilver_request::ResilverTuning;
 pub use scan::ErrorScrubProgress;
 pub use scan::{PAUSED as SCAN_PAUSED, ScanLimits, ScanPlants, ScanProgress, ScanRequest};
@@ -205,6 +207,8 @@ pub struct Writer {
     /// The pool is being exported or destroyed.
     closing: AtomicBool,
     tasks: Mutex<BTreeMap<Txg, Vec<SyncTask>>>,
+    /// Heads that are being received.
+    receives: Mutex<BTreeMap<u64, Arc<receive::ReceiveProgress>>>,
     /// Tasks that run before anything else of their txg.
     early_tasks: Mutex<BTreeMap<Txg, Vec<SyncTask>>>,
     checkpoint: checkpoint::Checkpoint,

@@ -213,6 +213,7 @@ pub(crate) fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Write
         opening: AtomicBool::new(known_pool),
         closing: AtomicBool::new(false),
         tasks: Mutex::default(),
+        receives: Mutex::default(),
         early_tasks: Mutex::default(),
         checkpoint: Default::default(),
         jobs: Default::default(),

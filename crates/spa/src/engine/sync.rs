@@ -582,6 +582,7 @@ impl Writer {
             let ctx = self.ctx(writes, state, sync, head);
             if let Some(done) = os.sync(&ctx, &mut events)? {
                 events.delta.apply(sync.cx, Some(done.root()))?;
+                self.store_position(sync.cx, head)?;
                 pending.push(done);
             }
         }

@@ -169,6 +169,17 @@ pub enum BlockChange {
     MovedPhysically,
 }
 
+/// The form of content that is compressed already, as a received stream may bring it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PackedForm {
+    /// Compression function, as in block pointers.
+    pub compression: u8,
+    /// Bytes after decompression: a multiple of 512, at most 16 MiB.
+    pub lsize: u32,
+    /// It is stored in the block pointer, if the pool allows that.
+    pub embedded: bool,
+}
+
 /// A block to write.
 #[derive(Clone, Copy)]
 pub struct Write<'a> {
@@ -178,6 +189,9 @@ pub struct Write<'a> {
     pub level: u8,
     /// Logical content, little-endian: a multiple of 512 bytes, at most 16 MiB.
     pub data: &'a Buf,
+    /// `data` is the compressed form of the content, which decompresses without error. It is
+    /// stored as it is, unless it would take as much space as the content itself.
+    pub packed: Option<PackedForm>,
     /// Fill count of the new pointer (chapter 03 §3.5).
     pub fill: u64,
     /// The txg that writes.

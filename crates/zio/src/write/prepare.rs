@@ -6,12 +6,13 @@ use std::sync::OnceLock;
 use base::limits::BLOCK_SIZE_MAX;
 use base::{Buf, BufMut, Error, Lsize, Psize, Result, Txg};
 use codec::checksum::{Checksum, SaltTemplate, Words, compute};
-use codec::compress::{Compression, compress, is_zero};
+use codec::compress::{Compression, compress, decompress, is_zero};
 use ondisk::ObjType;
 use ondisk::blkptr::{BlkPtr, Block, COMPRESS_OFF, EMBEDDED_MAX, Embedded, Head, Hole, Protection};
 
 use super::{
-    BlockChange, BlockContent, BlockLayout, Outcome, Prepared, PreparedForm, ReadyBlock, Write,
+    BlockChange, BlockContent, BlockLayout, Outcome, PackedForm, Prepared, PreparedForm,
+    ReadyBlock, Write,
 };
 use crate::Zio;
 
@@ -34,17 +35,26 @@ impl Zio {
     ///
     /// # Errors
     /// `ReadOnly` without a [`super::SpaceSource`]; `Invalid` for impossible sizes, copies
-    /// or checksums, and for a salted checksum in a pool without a salt.
+    /// or checksums, and for a salted checksum in a pool without a salt; `Corrupt` for packed
+    /// content that does not decompress.
     pub fn prepare(&self, w: &Write<'_>) -> Result<Prepared> {
         check(w)?;
         let limits = self.space()?.limits();
+        if let Some(form) = w.packed
+            && !stays_packed(w, form, limits)
+        {
+            let mut whole = BufMut::alloc(form.lsize as usize);
+            decompress(form.compression, w.data, &mut whole)?;
+            return self.prepare(&Write { data: &whole.freeze(), packed: None, ..*w });
+        }
         let head = Head {
             object_type: w.object_type,
             level: w.level,
-            lsize: Lsize(w.data.len() as u64),
+            lsize: Lsize(logical_size(w)),
             birth: w.txg,
         };
         let done = |bp, outcome| Ok(Prepared { form: PreparedForm::Done(bp, outcome) });
+        let form = w.packed.map_or(w.props.compression.id(), |form| form.compression);
         let (stored, compression) = match compress_block(w, limits) {
             CompressResult::Hole => {
                 // The birth tells sends that the hole replaced something (§2.4).
@@ -53,11 +63,11 @@ impl Zio {
                 return done(BlkPtr::Hole(Hole { head }), Outcome::Hole);
             }
             CompressResult::Embedded(payload) => {
-                let e = Embedded::new(head, w.props.compression.id(), &payload)
+                let e = Embedded::new(head, form, &payload)
                     .ok_or_else(|| base::bug!("a payload does not fit its pointer"))?;
                 return done(BlkPtr::Embedded(e), Outcome::Embedded);
             }
-            CompressResult::Smaller(stored) => (stored, w.props.compression.id()),
+            CompressResult::Smaller(stored) => (stored, form),
             CompressResult::No => (w.data.clone(), COMPRESS_OFF),
         };
         let psize = Psize(stored.len() as u64);
@@ -146,8 +156,26 @@ fn writable(kind: &vdev::VdevKind) -> bool {
     !matches!(kind, vdev::VdevKind::Indirect | vdev::VdevKind::Hole | vdev::VdevKind::Missing)
 }
 
+fn logical_size(w: &Write<'_>) -> u64 {
+    w.packed.map_or(w.data.len() as u64, |form| form.lsize.into())
+}
+
+/// Bytes that compressed content takes on disk, padding included.
+fn padded(len: usize, (min, gcd): (u64, u64)) -> usize {
+    let (min, gcd) = (min.max(1) as usize, gcd.max(1) as usize);
+    if len > min { len.next_multiple_of(gcd) } else { min }
+}
+
+/// Whether content that is compressed already can be stored as it is.
+fn stays_packed(w: &Write<'_>, form: PackedForm, limits: (u64, u64)) -> bool {
+    match form.embedded {
+        true => w.props.embed && w.data.len() <= EMBEDDED_MAX,
+        false => padded(w.data.len(), limits) < form.lsize as usize,
+    }
+}
+
 fn check(w: &Write<'_>) -> Result<()> {
-    let len = w.data.len();
+    let len = logical_size(w) as usize;
     if len == 0 || !len.is_multiple_of(SECTOR) || len as u64 > BLOCK_SIZE_MAX {
         return Err(Error::invalid(format!("a block of {len} bytes cannot be written")));
     }
@@ -164,7 +192,9 @@ fn check(w: &Write<'_>) -> Result<()> {
 }
 
 fn ready(w: &Write<'_>, block: Block, rewrite: Option<BlockLayout>, stored: Buf) -> Prepared {
-    let whole = if w.cache { w.data.clone() } else { Buf::default() };
+    // The cache has no use for content without its plain form.
+    let cache = w.cache && w.packed.is_none();
+    let whole = if cache { w.data.clone() } else { Buf::default() };
     Prepared {
         form: PreparedForm::Block(Box::new(ReadyBlock {
             block,
@@ -177,7 +207,7 @@ fn ready(w: &Write<'_>, block: Block, rewrite: Option<BlockLayout>, stored: Buf)
             in_run: w.in_run,
             metadata: w.level > 0 || w.object_type.is_metadata(),
             outage: w.outage,
-            content: BlockContent { whole, stored, cache: w.cache, tiers: w.props.tiers },
+            content: BlockContent { whole, stored, cache, tiers: w.props.tiers },
         })),
     }
 }
@@ -194,6 +224,19 @@ pub(super) fn compressed_max(alg: Compression, lsize: usize, (min, gcd): (u64, u
 }
 
 fn compress_block(w: &Write<'_>, limits: (u64, u64)) -> CompressResult {
+    if let Some(form) = w.packed {
+        let mut bytes = BufMut::copy_of(w.data);
+        if form.embedded {
+            return CompressResult::Embedded(bytes);
+        }
+        let (len, psize) = (bytes.len(), padded(bytes.len(), limits));
+        if psize > len {
+            let mut room = BufMut::alloc(psize);
+            room[..len].copy_from_slice(&bytes);
+            bytes = room;
+        }
+        return CompressResult::Smaller(fit(bytes, len, psize));
+    }
     let (alg, lsize) = (w.props.compression, w.data.len());
     if alg == Compression::Off {
         return CompressResult::No;
@@ -206,7 +249,7 @@ fn compress_block(w: &Write<'_>, limits: (u64, u64)) -> CompressResult {
     }
     let embed =
         w.props.embed && w.level == 0 && !matches!(w.object_type, ObjType::DNODE | ObjType::OBJSET);
-    let (min, gcd) = (limits.0.max(1) as usize, limits.1.max(1) as usize);
+    let min = limits.0.max(1) as usize;
     let most = compressed_max(alg, lsize, limits);
     if most <= EMBEDDED_MAX && !embed && min >= lsize {
         return CompressResult::No;
@@ -217,7 +260,7 @@ fn compress_block(w: &Write<'_>, limits: (u64, u64)) -> CompressResult {
         out.truncate(len);
         return CompressResult::Embedded(out);
     }
-    let psize = if len > min { len.next_multiple_of(gcd) } else { min };
+    let psize = padded(len, limits);
     if psize >= lsize {
         return CompressResult::No;
     }

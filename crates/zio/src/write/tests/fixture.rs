@@ -276,6 +276,7 @@ pub(super) fn file<'a>(data: &'a Buf, props: &'a WriteProps) -> Write<'a> {
         in_place: false,
         gangs: None,
         hint: 0,
+        packed: None,
         in_run: false,
         cache: true,
         outage: OutagePolicy::Fail,
