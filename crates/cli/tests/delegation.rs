@@ -19,17 +19,17 @@ const USER: u32 = 1000;
 const OTHER: u32 = 65534;
 
 /// Root's daemon with a pool, and a program that other users can run.
-struct Shared {
+struct SharedDaemon {
     s: Sandbox,
     program: PathBuf,
 }
 
-impl Shared {
-    fn new(name: &str) -> Shared {
+impl SharedDaemon {
+    fn new(name: &str) -> SharedDaemon {
         let s = Sandbox::new(name);
         let program = s.path("cenote");
         std::fs::copy(env!("CARGO_BIN_EXE_cenote"), &program).unwrap();
-        Shared { s, program }
+        SharedDaemon { s, program }
     }
 
     /// Runs the program as a user, with root's runtime directory.
@@ -263,8 +263,8 @@ const ALWAYS: &[&[&str]] = &[
 ];
 
 /// A pool with a snapshot, a clone and a child, and nothing mounted.
-fn prepared(name: &str) -> Shared {
-    let u = Shared::new(name);
+fn prepared(name: &str) -> SharedDaemon {
+    let u = SharedDaemon::new(name);
     let disk = u.s.dir("disks").join("disk");
     std::fs::File::create(&disk).unwrap().set_len(256 << 20).unwrap();
     u.s.ok(&["zpool", "create", "-O", "mountpoint=none", "tank", disk.to_str().unwrap()]);
@@ -509,7 +509,7 @@ fn mounts_stay_roots() {
     if !can_mount("delegation of mounts") {
         return;
     }
-    let u = Shared::new("delegation-mounts");
+    let u = SharedDaemon::new("delegation-mounts");
     new_pool(&u.s, 256, &[]);
     u.s.ok(&["zfs", "create", "tank/home"]);
     u.allow("create,mount,destroy,mountpoint,canmount,rename,rollback,snapshot,readonly,setuid");
@@ -565,7 +565,7 @@ fn accounts_are_private() {
     if !can_mount("accounts of users") {
         return;
     }
-    let u = Shared::new("delegation-space");
+    let u = SharedDaemon::new("delegation-space");
     new_pool(&u.s, 256, &["-O", "compression=off"]);
     for (name, uid) in [("a", USER), ("b", OTHER), ("c", 0)] {
         let file = u.s.path("mnt").join(name);

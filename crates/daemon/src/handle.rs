@@ -61,7 +61,7 @@ pub(crate) fn receive(
         return Reply::Failed(e.message().to_owned());
     }
     state.await_start(Duration::from_secs(60), to);
-    match receiving::receive(state, args, input, to) {
+    match receiving::receive(state, args, input, by, to) {
         Ok(reply) => reply,
         Err(e) => Reply::Failed(e.message().to_owned()),
     }

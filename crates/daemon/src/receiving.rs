@@ -28,6 +28,7 @@ use cenote::{
 use proto::{ReceiveArgs, ReceiveNaming, Reply};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
+use super::access::Caller;
 use super::datasets::{
     PROPS_MAX, cannot, command, create_parents, error_text, exists, missing_parents, pool_of,
     too_many,
@@ -103,6 +104,7 @@ struct MountObserver<'a> {
     state: &'a DaemonState,
     pool: &'a Arc<Pool>,
     args: &'a ReceiveArgs,
+    by: &'a Caller,
     to: &'a mut Relay,
     /// The substream that is being received.
     current: Option<IncomingSnapshot>,
@@ -189,7 +191,7 @@ impl ReceiveObserver for MountObserver<'_> {
             return Err(Error::not_found(format!("destination '{base}' does not exist")));
         }
         let above = missing_parents(self.pool, dataset)?;
-        create_parents(self.state, self.pool, &above, self.to)
+        create_parents(self.state, self.pool, &above, self.by, self.to)
     }
 
     fn switch(&mut self, dataset: &str, act: &mut dyn FnMut() -> Result<()>) -> Result<()> {
@@ -243,6 +245,7 @@ pub(super) fn receive(
     state: &DaemonState,
     args: &ReceiveArgs,
     input: ClientStream,
+    by: &Caller,
     to: &mut Relay,
 ) -> Result<Reply> {
     let target = args.target.as_str();
@@ -292,7 +295,7 @@ pub(super) fn receive(
         ReceiveNaming::LastPart => ReceiveNames::LastPart,
     };
     let mut observer =
-        MountObserver { state, pool: &pool, args, to, current: first, began: rt::now() };
+        MountObserver { state, pool: &pool, args, by, to, current: first, began: rt::now() };
     let done = pool.receive_stream(&mut stream, target, names, &options, &mut observer);
     done.map_err(|e| Error::new(e.kind(), observer.message(target, &e)))?;
     Ok(Reply::Done)

@@ -119,7 +119,7 @@ struct Recording {
 }
 
 /// The recording of a run that is in progress.
-type Shared = Arc<plain::Mutex<Recording>>;
+type SharedRecording = Arc<plain::Mutex<Recording>>;
 
 thread_local! {
     /// Txgs of the transactions that this thread has begun: the first and the last.
@@ -257,7 +257,7 @@ impl fmt::Display for VolumeTally {
     }
 }
 
-fn body(setup: &VolumeSetup, disks: &SimDisks, shared: &Shared) -> Result<u64, String> {
+fn body(setup: &VolumeSetup, disks: &SimDisks, shared: &SharedRecording) -> Result<u64, String> {
     let writer = make(&setup.run, disks).map_err(|e| format!("making the pool: {e}"))?;
     let volumes = work::make_volumes(setup, &writer, shared);
     let volumes = volumes.map_err(|e| format!("making the volumes: {e}"))?;
@@ -274,7 +274,7 @@ fn body(setup: &VolumeSetup, disks: &SimDisks, shared: &Shared) -> Result<u64, S
 pub fn record(setup: VolumeSetup) -> RecordedVolumes {
     let run = &setup.run;
     let disks = SimDisks::blank(run.disks(), run.layout.disks(), run.disk_size());
-    let shared = Shared::default();
+    let shared = SharedRecording::default();
     let (s, d, r) = (setup.clone(), disks.clone(), Arc::clone(&shared));
     let outcome = run_with(run.schedule(), move || body(&s, &d, &r)).outcome;
     let (failed, start) = match ended(outcome) {

@@ -13,7 +13,9 @@ use zvol::Volume;
 use zvol::create::NewVolume;
 
 use super::content::{Effect, GenerationId, Operation, SECTOR, bytes, origin};
-use super::{BEGUN, GenerationBase, Shared, VolumeHistory, VolumeSetup, VolumeSnapshot, open};
+use super::{
+    BEGUN, GenerationBase, SharedRecording, VolumeHistory, VolumeSetup, VolumeSnapshot, open,
+};
 use crate::pool::POOL;
 
 /// Least and most bytes of a volume.
@@ -49,11 +51,11 @@ struct Worker {
     setup: VolumeSetup,
     writer: Arc<Writer>,
     disks: SimDisks,
-    shared: Shared,
+    shared: SharedRecording,
 }
 
 /// A new generation of the recording.
-fn begin(shared: &Shared, base: GenerationBase) -> GenerationId {
+fn begin(shared: &SharedRecording, base: GenerationBase) -> GenerationId {
     let mut recording = shared.lock();
     recording.bases.push(base);
     recording.operations.push(Vec::new());
@@ -63,7 +65,7 @@ fn begin(shared: &Shared, base: GenerationBase) -> GenerationId {
 pub(super) fn make_volumes(
     setup: &VolumeSetup,
     writer: &Arc<Writer>,
-    shared: &Shared,
+    shared: &SharedRecording,
 ) -> Result<Vec<Arc<SimVolume>>> {
     let mut out = Vec::new();
     for index in 0..setup.run.threads {
@@ -354,7 +356,7 @@ pub(super) fn run(
     setup: &VolumeSetup,
     writer: &Arc<Writer>,
     disks: &SimDisks,
-    shared: &Shared,
+    shared: &SharedRecording,
     volumes: Vec<Arc<SimVolume>>,
 ) -> Result<(), String> {
     let (setup, writer) = (setup.clone(), Arc::clone(writer));
