@@ -374,10 +374,10 @@ _cenote_value() {
 		--seed) echo 'any' ;;
 		--runs) echo 'any' ;;
 		--vdevs) echo 'one single stripe mirror raidz raidz2 classes' ;;
-		--workload) echo 'one mixed files zaps datasets churn full checkpoint trim short posix logs' ;;
+		--workload) echo 'one mixed files zaps datasets churn full lineage checkpoint trim short posix logs volumes' ;;
 		--threads) echo 'any' ;;
 		--ops) echo 'any' ;;
-		--plant) echo 'one uberblock-before-flush label-order reuse-same-group reuse-before-commit no-defer lose-entry wrong-group free-kept forget-range trim-deferred' ;;
+		--plant) echo 'one uberblock-before-flush label-order reuse-same-group reuse-before-commit no-defer lose-entry wrong-group free-kept forget-range trim-deferred forgotten-deadlist forgotten-clones left-bookmarks kept-blocks freed-origin dropped-holds forgotten-deferral' ;;
 		--fault) echo 'one drop away write-errors flush-errors read-errors stale-reads misdirected lying-flushes' ;;
 		--every) echo 'any' ;;
 		--more) echo 'any' ;;
@@ -730,7 +730,7 @@ _cenote_operand() {
 		;;
 	'cenote bench')
 		case $2 in
-		0) echo 'one cached poison du stress write sync zil-sticky oltp fragmentation aged atime l2arc metaslabs codecs fuse-null cache' ;;
+		0) echo 'one cached poison du stress write sync zil-sticky oltp fragmentation aged atime l2arc metaslabs snapshots codecs fuse-null cache' ;;
 		*) echo 'file' ;;
 		esac
 		;;

@@ -42,18 +42,18 @@ pub(crate) struct Operation {
 }
 
 /// A sector's content: 0, or one more than the number of the operation, with its generation.
-pub(crate) type Origin = (u32, u32);
+pub(crate) type SectorOrigin = (u32, u32);
 
 /// Content that is all zero.
-pub(crate) const ZERO: Origin = (0, 0);
+pub(crate) const ZERO: SectorOrigin = (0, 0);
 
 /// The origin of what an operation writes.
-pub(crate) fn origin(generation: GenerationId, number: usize) -> Origin {
+pub(crate) fn origin(generation: GenerationId, number: usize) -> SectorOrigin {
     (generation as u32, number as u32 + 1)
 }
 
 /// The bytes of a sector at this place.
-pub(crate) fn bytes(from: Origin, sector: u64) -> [u8; SECTOR as usize] {
+pub(crate) fn bytes(from: SectorOrigin, sector: u64) -> [u8; SECTOR as usize] {
     let mut out = [0; SECTOR as usize];
     if from == ZERO {
         return out;
@@ -73,7 +73,7 @@ pub(crate) fn bytes(from: Origin, sector: u64) -> [u8; SECTOR as usize] {
 }
 
 /// The origin of a sector's bytes; `None` if no operation wrote them at this place.
-pub(crate) fn origin_of(data: &[u8], sector: u64) -> Option<Origin> {
+pub(crate) fn origin_of(data: &[u8], sector: u64) -> Option<SectorOrigin> {
     let word = |at: usize| data.get(at..at + 4)?.try_into().ok().map(u32::from_le_bytes);
     let from = (word(0)?, word(4)?);
     let from = if data.iter().all(|b| *b == 0) { ZERO } else { from };
@@ -86,11 +86,11 @@ pub(crate) struct VolumeContent {
     /// Sectors.
     pub(crate) size: u64,
     /// The origins of all sectors that are not zero.
-    pub(crate) sectors: BTreeMap<u64, Origin>,
+    pub(crate) sectors: BTreeMap<u64, SectorOrigin>,
 }
 
 impl VolumeContent {
-    fn get(&self, sector: u64) -> Origin {
+    fn get(&self, sector: u64) -> SectorOrigin {
         self.sectors.get(&sector).copied().unwrap_or(ZERO)
     }
 
@@ -101,7 +101,7 @@ impl VolumeContent {
         }
     }
 
-    fn apply(&mut self, effect: &Effect, from: Origin) {
+    fn apply(&mut self, effect: &Effect, from: SectorOrigin) {
         match effect {
             Effect::Write(range) => {
                 self.sectors.extend(range.clone().map(|at| (at, from)));
@@ -177,7 +177,7 @@ impl Possible<'_> {
             certain = certain.max(self.begun(found, &least, certain));
         }
         let due = self.content(certain);
-        let mut also: BTreeMap<u64, Vec<Origin>> = BTreeMap::new();
+        let mut also: BTreeMap<u64, Vec<SectorOrigin>> = BTreeMap::new();
         let mut zeros: Vec<Range<u64>> = Vec::new();
         for (number, op) in self.later(certain) {
             match &op.effect {
