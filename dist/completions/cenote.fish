@@ -54,9 +54,7 @@ function __cenote_takes
         case 'zfs rewrite'
             printf '%s\n' -o -l
         case 'zfs send'
-            printf '%s\n' -i -I -X --exclude -t --resume -d --redact
-        case 'zfs receive' 'zfs recv'
-            printf '%s\n' -o -x
+            printf '%s\n' -i -I -t --resume -d --redact -X --exclude
         case 'cenote daemon'
             printf '%s\n' --metrics
         case 'cenote zdb'
@@ -273,8 +271,6 @@ __cenote_complete -n '__cenote_wants zfs' -a unmount -d 'unmount file systems'
 __cenote_complete -n '__cenote_wants zfs' -a umount -d 'unmount file systems'
 __cenote_complete -n '__cenote_wants zfs' -a rewrite -d 'write the blocks of files again with the current properties'
 __cenote_complete -n '__cenote_wants zfs' -a send -d 'write a snapshot as a stream to standard output'
-__cenote_complete -n '__cenote_wants zfs' -a receive -d 'make a snapshot from a stream on standard input'
-__cenote_complete -n '__cenote_wants zfs' -a recv -d 'make a snapshot from a stream on standard input'
 __cenote_complete -n '__cenote_wants zfs' -a version -d 'show the version'
 __cenote_complete -n '__cenote_at zpool create' -s f -d 'even if devices seem to be in use, or redundancy differs'
 __cenote_complete -n '__cenote_at zpool create' -s n -d 'only show what would be made'
@@ -557,30 +553,11 @@ __cenote_complete -n '__cenote_at zfs send' -s I -d 'also all snapshots since th
 __cenote_complete -n '__cenote_at zfs send' -s L -l large-block -d 'blocks above 128 KiB are not split'
 __cenote_complete -n '__cenote_at zfs send' -s e -l embed -d 'embedded blocks stay embedded'
 __cenote_complete -n '__cenote_at zfs send' -s c -l compressed -d 'compressed blocks stay compressed'
-__cenote_complete -n '__cenote_at zfs send' -s w -l raw -d 'encrypted blocks as they are stored, without the key; implies -c -e -L'
+__cenote_complete -n '__cenote_at zfs send' -s w -l raw -d 'as -c -e -L; encrypted datasets cannot be sent raw yet'
 __cenote_complete -n '__cenote_at zfs send' -s n -l dryrun -d 'tell the size only'
 __cenote_complete -n '__cenote_at zfs send' -s v -l verbose -d 'tell the size first, then what was sent, each second'
 __cenote_complete -n '__cenote_at zfs send' -s P -l parsable -d 'these figures for programs'
-__cenote_complete -n '__cenote_at zfs send' -s R -l replicate -d 'also all datasets below, with their snapshots and properties'
-__cenote_complete -n '__cenote_at zfs send' -s p -l props -d 'also the properties'
-__cenote_complete -n '__cenote_at zfs send' -s b -l backup -d 'of properties, those that were received'
-__cenote_complete -n '__cenote_at zfs send' -s h -l holds -d 'also the holds'
-__cenote_complete -n '__cenote_at zfs send' -s s -l skip-missing -d 'leave out datasets that lack the snapshot'
-__cenote_complete -n '__cenote_at zfs send' -s X -l exclude -d 'datasets to leave out, separated by commas' -r -f -a '(__cenote_datasets)'
-__cenote_complete -n '__cenote_at zfs send' -s t -l resume -d 'go on where a receiver stopped' -r -f
 __cenote_complete -n '__cenote_at zfs send +0' -f -a '(__cenote_snapshots)'
-__cenote_complete -n '__cenote_at zfs receive,recv' -s F -d 'give up changes and snapshots since the one that the stream begins with'
-__cenote_complete -n '__cenote_at zfs receive,recv' -s d -d 'the sender\'s name without its pool, below the file system'
-__cenote_complete -n '__cenote_at zfs receive,recv' -s e -d 'the last part of the sender\'s name, below the file system'
-__cenote_complete -n '__cenote_at zfs receive,recv' -s n -d 'only check; with -v, say what would be received'
-__cenote_complete -n '__cenote_at zfs receive,recv' -s v -d 'say what is received, how much and how fast'
-__cenote_complete -n '__cenote_at zfs receive,recv' -s u -d 'do not mount what is new'
-__cenote_complete -n '__cenote_at zfs receive,recv' -s o -d 'a property; origin=, a snapshot to clone' -r -f -a '(string replace -r \'$\' = -- $__cenote_dataset_assign)'
-__cenote_complete -n '__cenote_at zfs receive,recv' -s x -d 'inherit this property' -r -f -a '(__cenote_list $__cenote_dataset_props)'
-__cenote_complete -n '__cenote_at zfs receive,recv' -s s -d 'keep what came if the stream is cut off, to be resumed'
-__cenote_complete -n '__cenote_at zfs receive,recv' -s A -d 'discard what an interrupted receive kept'
-__cenote_complete -n '__cenote_at zfs receive,recv' -s M -d 'unmount even what is busy'
-__cenote_complete -n '__cenote_at zfs receive,recv +0' -f -a '(__cenote_snapshots)'
 __cenote_complete -n '__cenote_at zfs version' -s j -l json -d 'as JSON'
 __cenote_complete -n '__cenote_at cenote daemon' -l foreground -d 'stay in the foreground, for service managers'
 __cenote_complete -n '__cenote_at cenote daemon' -l metrics -d 'serve the kstats for Prometheus there' -r -f
@@ -687,15 +664,15 @@ __cenote_complete -n '__cenote_at cenote map' -s d -d 'look for the pool there; 
 __cenote_complete -n '__cenote_at cenote map' -l txg -d 'as of this transaction group (\'cenote uberblocks\' lists them)' -r -f
 __cenote_complete -n '__cenote_at cenote io' -s T -d 'the time above each report' -r -f -a 'd u'
 __cenote_complete -n '__cenote_at cenote io +0' -f -a '(__cenote_pools)'
-__cenote_complete -n '__cenote_at cenote bench 0' -f -a 'cached poison du stress write sync zil-sticky oltp fragmentation aged atime l2arc metaslabs scrub codecs fuse-null cache'
+__cenote_complete -n '__cenote_at cenote bench 0' -f -a 'cached poison du stress write sync zil-sticky oltp fragmentation aged atime l2arc metaslabs snapshots codecs fuse-null cache'
 __cenote_complete -n '__cenote_at cenote bench +1' -F
 __cenote_complete -n '__cenote_at cenote sim' -l seed -d 'the first run\'s seed (1); each next run has the next one' -r -f
 __cenote_complete -n '__cenote_at cenote sim' -l runs -d 'runs (1)' -r -f
 __cenote_complete -n '__cenote_at cenote sim' -l vdevs -d 'the layout of the vdevs' -r -f -a 'single stripe mirror raidz raidz2 classes'
-__cenote_complete -n '__cenote_at cenote sim' -l workload -d 'what the threads do' -r -f -a 'mixed files zaps datasets churn full checkpoint trim short posix logs'
+__cenote_complete -n '__cenote_at cenote sim' -l workload -d 'what the threads do' -r -f -a 'mixed files zaps datasets churn full lineage checkpoint trim short posix logs volumes'
 __cenote_complete -n '__cenote_at cenote sim' -l threads -d 'threads that write' -r -f
 __cenote_complete -n '__cenote_at cenote sim' -l ops -d 'operations of each thread' -r -f
-__cenote_complete -n '__cenote_at cenote sim' -l plant -d 'a bug that the run must find' -r -f -a 'uberblock-before-flush label-order reuse-same-group reuse-before-commit no-defer lose-entry wrong-group free-kept forget-range trim-deferred'
+__cenote_complete -n '__cenote_at cenote sim' -l plant -d 'a bug that the run must find' -r -f -a 'uberblock-before-flush label-order reuse-same-group reuse-before-commit no-defer lose-entry wrong-group free-kept forget-range trim-deferred forgotten-deadlist forgotten-clones left-bookmarks kept-blocks freed-origin dropped-holds forgotten-deferral'
 __cenote_complete -n '__cenote_at cenote sim' -l fault -d 'what one disk does' -r -f -a 'drop away write-errors flush-errors read-errors stale-reads misdirected lying-flushes'
 __cenote_complete -n '__cenote_at cenote sim' -l gangs -d 'every block larger than a sector is a gang of single sectors'
 __cenote_complete -n '__cenote_at cenote sim' -l every -d 'the power fails at every Nth event (1)' -r -f

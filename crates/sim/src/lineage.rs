@@ -91,7 +91,7 @@ impl Notes {
 }
 
 /// What a promotion moves.
-struct LineagePlan {
+struct PromotionPlan {
     origin: usize,
     from: DsId,
     snaps: Vec<usize>,
@@ -101,7 +101,7 @@ struct LineagePlan {
 }
 
 impl Model {
-    fn plan_promotion(&self, clone: DsId) -> Option<LineagePlan> {
+    fn plan_promotion(&self, clone: DsId) -> Option<PromotionPlan> {
         let notes = self.notes.lock();
         let origin = (*notes.datasets.get(clone)?.clone_of.now())?;
         let (from, last) = (notes.snaps[origin].home.now().0, notes.snaps[origin].born);
@@ -115,10 +115,10 @@ impl Model {
         let own_marks: BTreeSet<String> = notes.marks_of(clone).iter().map(mark_name).collect();
         let clash = snaps.iter().any(|snap| own.contains(&snap_name(snap)))
             || marks.iter().any(|mark| own_marks.contains(&mark_name(mark)));
-        Some(LineagePlan { origin, from, snaps, marks, clash })
+        Some(PromotionPlan { origin, from, snaps, marks, clash })
     }
 
-    fn promoted(&self, clone: DsId, plan: &LineagePlan, txg: Txg) {
+    fn promoted(&self, clone: DsId, plan: &PromotionPlan, txg: Txg) {
         let mut notes = self.notes.lock();
         for snap in &plan.snaps {
             let name = notes.snaps[*snap].home.now().1.clone();
