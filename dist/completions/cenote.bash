@@ -6,7 +6,7 @@ _cenote_commands() {
 	case $1 in
 	cenote) echo 'zpool zfs daemon zdb zstream arc arcstat arc_summary zilstat trace kstat tune ls tree cat cp uberblocks map io bench sim completion mount.cenote help version' ;;
 	zpool) echo 'create destroy add advise checkpoint clear attach detach replace split reopen offline online scrub resilver remove labelclear initialize list map status iostat import export upgrade reguid events history get set sync trim wait version' ;;
-	zfs) echo 'create destroy snapshot snap clone promote rollback rename bookmark hold holds release set inherit list get mount unmount umount rewrite send version' ;;
+	zfs) echo 'create destroy snapshot snap clone promote rollback rename bookmark hold holds release set inherit list get mount unmount umount rewrite send allow unallow userspace groupspace projectspace project upgrade diff version' ;;
 	esac
 }
 
@@ -26,7 +26,7 @@ _cenote_flags() {
 	'zpool scrub') echo '-e -s -p -C -w' ;;
 	'zpool labelclear') echo '-f' ;;
 	'zpool initialize') echo '-c --cancel -s --suspend -u --uninit -w --wait' ;;
-	'zpool list') echo '-g -H -L -p -P -v -o -T' ;;
+	'zpool list') echo '-g -H -L -p -P -v -o -T -j --json --json-int --json-pool-key-guid' ;;
 	'zpool map') echo '-j --json --json-int -p -o -T' ;;
 	'zpool status') echo '-c -e -g -i -L -P -p -s -t -v -x -d -T -j --json --json-int --json-flat-vdevs --json-pool-key-guid' ;;
 	'zpool iostat') echo '-g -H -L -n -p -P -v -y -T -l -q -r -w' ;;
@@ -36,7 +36,7 @@ _cenote_flags() {
 	'zpool reguid') echo '-g' ;;
 	'zpool events') echo '-v -H -f -c' ;;
 	'zpool history') echo '-i -l' ;;
-	'zpool get') echo '-H -p -o' ;;
+	'zpool get') echo '-H -p -o -j --json --json-int --json-pool-key-guid' ;;
 	'zpool trim') echo '-d --secure -r --rate -c --cancel -s --suspend -w --wait' ;;
 	'zpool wait') echo '-H -p -T -t' ;;
 	'zpool version') echo '-j --json' ;;
@@ -53,10 +53,18 @@ _cenote_flags() {
 	'zfs inherit') echo '-r -S' ;;
 	'zfs list') echo '-H -p -r -d -o -s -S -t -j --json --json-int' ;;
 	'zfs get') echo '-r -H -p -d -o -t -s -j --json --json-int' ;;
-	'zfs mount') echo '-a -R -o -O' ;;
+	'zfs mount') echo '-a -R -o -O -j --json' ;;
 	'zfs unmount' | 'zfs umount') echo '-a -f' ;;
 	'zfs rewrite') echo '-r -x -v -P -S -C -o -l' ;;
-	'zfs send') echo '-i -I -L --large-block -e --embed -c --compressed -w --raw -n --dryrun -v --verbose -P --parsable' ;;
+	'zfs send') echo '-i -I -L --large-block -e --embed -c --compressed -w --raw -n --dryrun -v --verbose -P --parsable -R --replicate -p --props -b --backup -h --holds -s --skip-missing -X --exclude -t --resume' ;;
+	'zfs allow') echo '-l -d -u -g -e -c -s' ;;
+	'zfs unallow') echo '-r -l -d -u -g -e -c -s' ;;
+	'zfs userspace') echo '-H -n -p -o -s -S -t' ;;
+	'zfs groupspace') echo '-H -n -p -o -s -S -t' ;;
+	'zfs projectspace') echo '-H -p -o -s -S' ;;
+	'zfs project') echo '-d -r -C -k -c -0 -p -s' ;;
+	'zfs upgrade') echo '-v -a -r -V' ;;
+	'zfs diff') echo '-F -H -t -h' ;;
 	'zfs version') echo '-j --json' ;;
 	'cenote daemon') echo '--foreground --metrics -f --force' ;;
 	'cenote zdb') echo '-b -c -d -h -i -l -m -u -y -C -O -e -p -L -P -t -F -X -v -q' ;;
@@ -244,9 +252,47 @@ _cenote_value() {
 		case $2 in
 		-i) echo 'snapshot' ;;
 		-I) echo 'snapshot' ;;
+		-X | --exclude) echo 'dataset' ;;
 		-t | --resume) echo 'any' ;;
 		-d | --redact) echo 'any' ;;
-		-X | --exclude) echo 'any' ;;
+		*) return 1 ;;
+		esac
+		;;
+	'zfs userspace')
+		case $2 in
+		-o) echo 'some type name used quota objused objquota' ;;
+		-s) echo 'some type name used quota objused objquota' ;;
+		-S) echo 'some type name used quota objused objquota' ;;
+		-t) echo 'some posixuser smbuser posixgroup smbgroup all' ;;
+		*) return 1 ;;
+		esac
+		;;
+	'zfs groupspace')
+		case $2 in
+		-o) echo 'some type name used quota objused objquota' ;;
+		-s) echo 'some type name used quota objused objquota' ;;
+		-S) echo 'some type name used quota objused objquota' ;;
+		-t) echo 'some posixuser smbuser posixgroup smbgroup all' ;;
+		*) return 1 ;;
+		esac
+		;;
+	'zfs projectspace')
+		case $2 in
+		-o) echo 'some type name used quota objused objquota' ;;
+		-s) echo 'some type name used quota objused objquota' ;;
+		-S) echo 'some type name used quota objused objquota' ;;
+		*) return 1 ;;
+		esac
+		;;
+	'zfs project')
+		case $2 in
+		-p) echo 'any' ;;
+		*) return 1 ;;
+		esac
+		;;
+	'zfs upgrade')
+		case $2 in
+		-V) echo 'any' ;;
 		*) return 1 ;;
 		esac
 		;;
@@ -374,10 +420,10 @@ _cenote_value() {
 		--seed) echo 'any' ;;
 		--runs) echo 'any' ;;
 		--vdevs) echo 'one single stripe mirror raidz raidz2 classes' ;;
-		--workload) echo 'one mixed files zaps datasets churn full lineage checkpoint trim short posix logs volumes' ;;
+		--workload) echo 'one mixed files zaps datasets churn full checkpoint trim short posix logs' ;;
 		--threads) echo 'any' ;;
 		--ops) echo 'any' ;;
-		--plant) echo 'one uberblock-before-flush label-order reuse-same-group reuse-before-commit no-defer lose-entry wrong-group free-kept forget-range trim-deferred forgotten-deadlist forgotten-clones left-bookmarks kept-blocks freed-origin dropped-holds forgotten-deferral' ;;
+		--plant) echo 'one uberblock-before-flush label-order reuse-same-group reuse-before-commit no-defer lose-entry wrong-group free-kept forget-range trim-deferred' ;;
 		--fault) echo 'one drop away write-errors flush-errors read-errors stale-reads misdirected lying-flushes' ;;
 		--every) echo 'any' ;;
 		--more) echo 'any' ;;
@@ -689,6 +735,50 @@ _cenote_operand() {
 		*) echo 'snapshot' ;;
 		esac
 		;;
+	'zfs allow')
+		case $2 in
+		0) echo 'any' ;;
+		1) echo 'any' ;;
+		*) echo 'dataset' ;;
+		esac
+		;;
+	'zfs unallow')
+		case $2 in
+		0) echo 'any' ;;
+		1) echo 'any' ;;
+		*) echo 'dataset' ;;
+		esac
+		;;
+	'zfs userspace')
+		case $2 in
+		*) echo 'snapshot' ;;
+		esac
+		;;
+	'zfs groupspace')
+		case $2 in
+		*) echo 'snapshot' ;;
+		esac
+		;;
+	'zfs projectspace')
+		case $2 in
+		*) echo 'snapshot' ;;
+		esac
+		;;
+	'zfs project')
+		case $2 in
+		*) echo 'file' ;;
+		esac
+		;;
+	'zfs upgrade')
+		case $2 in
+		*) echo 'dataset' ;;
+		esac
+		;;
+	'zfs diff')
+		case $2 in
+		*) echo 'snapshot' ;;
+		esac
+		;;
 	'cenote daemon')
 		case $2 in
 		0) echo 'one start stop status' ;;
@@ -730,7 +820,7 @@ _cenote_operand() {
 		;;
 	'cenote bench')
 		case $2 in
-		0) echo 'one cached poison du stress write sync zil-sticky oltp fragmentation aged atime l2arc metaslabs snapshots codecs fuse-null cache' ;;
+		0) echo 'one cached poison du stress write sync zil-sticky oltp fragmentation aged atime l2arc metaslabs scrub codecs fuse-null cache' ;;
 		*) echo 'file' ;;
 		esac
 		;;
