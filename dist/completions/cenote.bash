@@ -6,7 +6,7 @@ _cenote_commands() {
 	case $1 in
 	cenote) echo 'zpool zfs daemon zdb zstream arc arcstat arc_summary zilstat trace kstat tune ls tree cat cp uberblocks map io bench sim completion mount.cenote help version' ;;
 	zpool) echo 'create destroy add advise checkpoint clear attach detach replace split reopen offline online scrub resilver remove labelclear initialize list map status iostat import export upgrade reguid events history get set sync trim wait version' ;;
-	zfs) echo 'create destroy snapshot snap clone promote rollback rename bookmark hold holds release set inherit list get mount unmount umount rewrite send allow unallow userspace groupspace projectspace project upgrade diff version' ;;
+	zfs) echo 'create destroy snapshot snap clone promote rollback rename bookmark hold holds release set inherit list get mount unmount umount rewrite send allow unallow userspace groupspace projectspace project upgrade diff receive recv version' ;;
 	esac
 }
 
@@ -65,6 +65,7 @@ _cenote_flags() {
 	'zfs project') echo '-d -r -C -k -c -0 -p -s' ;;
 	'zfs upgrade') echo '-v -a -r -V' ;;
 	'zfs diff') echo '-F -H -t -h' ;;
+	'zfs receive' | 'zfs recv') echo '-F -d -e -n -v -u -o -x -s -A -M' ;;
 	'zfs version') echo '-j --json' ;;
 	'cenote daemon') echo '--foreground --metrics -f --force' ;;
 	'cenote zdb') echo '-b -c -d -h -i -l -m -u -y -C -O -e -p -L -P -t -F -X -v -q' ;;
@@ -296,6 +297,13 @@ _cenote_value() {
 		*) return 1 ;;
 		esac
 		;;
+	'zfs receive' | 'zfs recv')
+		case $2 in
+		-o) echo 'dataset_assign' ;;
+		-x) echo 'dataset_props' ;;
+		*) return 1 ;;
+		esac
+		;;
 	'cenote daemon')
 		case $2 in
 		--metrics) echo 'any' ;;
@@ -420,10 +428,10 @@ _cenote_value() {
 		--seed) echo 'any' ;;
 		--runs) echo 'any' ;;
 		--vdevs) echo 'one single stripe mirror raidz raidz2 classes' ;;
-		--workload) echo 'one mixed files zaps datasets churn full checkpoint trim short posix logs' ;;
+		--workload) echo 'one mixed files zaps datasets churn full lineage checkpoint trim short posix logs volumes' ;;
 		--threads) echo 'any' ;;
 		--ops) echo 'any' ;;
-		--plant) echo 'one uberblock-before-flush label-order reuse-same-group reuse-before-commit no-defer lose-entry wrong-group free-kept forget-range trim-deferred' ;;
+		--plant) echo 'one uberblock-before-flush label-order reuse-same-group reuse-before-commit no-defer lose-entry wrong-group free-kept forget-range trim-deferred forgotten-deadlist forgotten-clones left-bookmarks kept-blocks freed-origin dropped-holds forgotten-deferral' ;;
 		--fault) echo 'one drop away write-errors flush-errors read-errors stale-reads misdirected lying-flushes' ;;
 		--every) echo 'any' ;;
 		--more) echo 'any' ;;
@@ -779,6 +787,11 @@ _cenote_operand() {
 		*) echo 'snapshot' ;;
 		esac
 		;;
+	'zfs receive' | 'zfs recv')
+		case $2 in
+		*) echo 'snapshot' ;;
+		esac
+		;;
 	'cenote daemon')
 		case $2 in
 		0) echo 'one start stop status' ;;
@@ -820,7 +833,7 @@ _cenote_operand() {
 		;;
 	'cenote bench')
 		case $2 in
-		0) echo 'one cached poison du stress write sync zil-sticky oltp fragmentation aged atime l2arc metaslabs scrub codecs fuse-null cache' ;;
+		0) echo 'one cached poison du stress write sync zil-sticky oltp fragmentation aged atime l2arc metaslabs scrub snapshots codecs fuse-null cache' ;;
 		*) echo 'file' ;;
 		esac
 		;;

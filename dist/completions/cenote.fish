@@ -65,6 +65,8 @@ function __cenote_takes
             printf '%s\n' -p
         case 'zfs upgrade'
             printf '%s\n' -V
+        case 'zfs receive' 'zfs recv'
+            printf '%s\n' -o -x
         case 'cenote daemon'
             printf '%s\n' --metrics
         case 'cenote zdb'
@@ -289,6 +291,8 @@ __cenote_complete -n '__cenote_wants zfs' -a projectspace -d 'show what each pro
 __cenote_complete -n '__cenote_wants zfs' -a project -d 'show, check and set the projects of files'
 __cenote_complete -n '__cenote_wants zfs' -a upgrade -d 'show and change the versions of file systems'
 __cenote_complete -n '__cenote_wants zfs' -a diff -d 'show what changed in a file system since a snapshot'
+__cenote_complete -n '__cenote_wants zfs' -a receive -d 'make a snapshot from a stream on standard input'
+__cenote_complete -n '__cenote_wants zfs' -a recv -d 'make a snapshot from a stream on standard input'
 __cenote_complete -n '__cenote_wants zfs' -a version -d 'show the version'
 __cenote_complete -n '__cenote_at zpool create' -s f -d 'even if devices seem to be in use, or redundancy differs'
 __cenote_complete -n '__cenote_at zpool create' -s n -d 'only show what would be made'
@@ -652,6 +656,18 @@ __cenote_complete -n '__cenote_at zfs diff' -s H -d 'fields separated by one TAB
 __cenote_complete -n '__cenote_at zfs diff' -s t -d 'the time of each file\'s last change'
 __cenote_complete -n '__cenote_at zfs diff' -s h -d 'names as they are, without escapes'
 __cenote_complete -n '__cenote_at zfs diff +0' -f -a '(__cenote_snapshots)'
+__cenote_complete -n '__cenote_at zfs receive,recv' -s F -d 'give up changes and snapshots since the one that the stream begins with'
+__cenote_complete -n '__cenote_at zfs receive,recv' -s d -d 'the sender\'s name without its pool, below the file system'
+__cenote_complete -n '__cenote_at zfs receive,recv' -s e -d 'the last part of the sender\'s name, below the file system'
+__cenote_complete -n '__cenote_at zfs receive,recv' -s n -d 'only check; with -v, say what would be received'
+__cenote_complete -n '__cenote_at zfs receive,recv' -s v -d 'say what is received, how much and how fast'
+__cenote_complete -n '__cenote_at zfs receive,recv' -s u -d 'do not mount what is new'
+__cenote_complete -n '__cenote_at zfs receive,recv' -s o -d 'a property; origin=, a snapshot to clone' -r -f -a '(string replace -r \'$\' = -- $__cenote_dataset_assign)'
+__cenote_complete -n '__cenote_at zfs receive,recv' -s x -d 'inherit this property' -r -f -a '(__cenote_list $__cenote_dataset_props)'
+__cenote_complete -n '__cenote_at zfs receive,recv' -s s -d 'keep what came if the stream is cut off, to be resumed'
+__cenote_complete -n '__cenote_at zfs receive,recv' -s A -d 'discard what an interrupted receive kept'
+__cenote_complete -n '__cenote_at zfs receive,recv' -s M -d 'unmount even what is busy'
+__cenote_complete -n '__cenote_at zfs receive,recv +0' -f -a '(__cenote_snapshots)'
 __cenote_complete -n '__cenote_at zfs version' -s j -l json -d 'as JSON'
 __cenote_complete -n '__cenote_at cenote daemon' -l foreground -d 'stay in the foreground, for service managers'
 __cenote_complete -n '__cenote_at cenote daemon' -l metrics -d 'serve the kstats for Prometheus there' -r -f
@@ -758,15 +774,15 @@ __cenote_complete -n '__cenote_at cenote map' -s d -d 'look for the pool there; 
 __cenote_complete -n '__cenote_at cenote map' -l txg -d 'as of this transaction group (\'cenote uberblocks\' lists them)' -r -f
 __cenote_complete -n '__cenote_at cenote io' -s T -d 'the time above each report' -r -f -a 'd u'
 __cenote_complete -n '__cenote_at cenote io +0' -f -a '(__cenote_pools)'
-__cenote_complete -n '__cenote_at cenote bench 0' -f -a 'cached poison du stress write sync zil-sticky oltp fragmentation aged atime l2arc metaslabs scrub codecs fuse-null cache'
+__cenote_complete -n '__cenote_at cenote bench 0' -f -a 'cached poison du stress write sync zil-sticky oltp fragmentation aged atime l2arc metaslabs scrub snapshots codecs fuse-null cache'
 __cenote_complete -n '__cenote_at cenote bench +1' -F
 __cenote_complete -n '__cenote_at cenote sim' -l seed -d 'the first run\'s seed (1); each next run has the next one' -r -f
 __cenote_complete -n '__cenote_at cenote sim' -l runs -d 'runs (1)' -r -f
 __cenote_complete -n '__cenote_at cenote sim' -l vdevs -d 'the layout of the vdevs' -r -f -a 'single stripe mirror raidz raidz2 classes'
-__cenote_complete -n '__cenote_at cenote sim' -l workload -d 'what the threads do' -r -f -a 'mixed files zaps datasets churn full checkpoint trim short posix logs'
+__cenote_complete -n '__cenote_at cenote sim' -l workload -d 'what the threads do' -r -f -a 'mixed files zaps datasets churn full lineage checkpoint trim short posix logs volumes'
 __cenote_complete -n '__cenote_at cenote sim' -l threads -d 'threads that write' -r -f
 __cenote_complete -n '__cenote_at cenote sim' -l ops -d 'operations of each thread' -r -f
-__cenote_complete -n '__cenote_at cenote sim' -l plant -d 'a bug that the run must find' -r -f -a 'uberblock-before-flush label-order reuse-same-group reuse-before-commit no-defer lose-entry wrong-group free-kept forget-range trim-deferred'
+__cenote_complete -n '__cenote_at cenote sim' -l plant -d 'a bug that the run must find' -r -f -a 'uberblock-before-flush label-order reuse-same-group reuse-before-commit no-defer lose-entry wrong-group free-kept forget-range trim-deferred forgotten-deadlist forgotten-clones left-bookmarks kept-blocks freed-origin dropped-holds forgotten-deferral'
 __cenote_complete -n '__cenote_at cenote sim' -l fault -d 'what one disk does' -r -f -a 'drop away write-errors flush-errors read-errors stale-reads misdirected lying-flushes'
 __cenote_complete -n '__cenote_at cenote sim' -l gangs -d 'every block larger than a sector is a gang of single sectors'
 __cenote_complete -n '__cenote_at cenote sim' -l every -d 'the power fails at every Nth event (1)' -r -f
