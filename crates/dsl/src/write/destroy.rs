@@ -72,11 +72,11 @@ pub fn snapshot(cx: &SyncCx<'_>, snap: u64, defer: bool) -> Result<bool> {
     named_snapshot(cx, snap, None, defer)
 }
 
-/// As [`snapshot`], with the snapshot's name, if the caller knows it: a search for it takes
+/// As [`snapshot()`], with the snapshot's name, if the caller knows it: a search for it takes
 /// time proportional to the number of the dataset's snapshots.
 ///
 /// # Errors
-/// As [`snapshot`].
+/// As [`snapshot()`].
 pub fn named_snapshot(cx: &SyncCx<'_>, snap: u64, name: Option<&str>, defer: bool) -> Result<bool> {
     let s = cx.dataset(snap)?;
     let kept = s.num_children > 1 || !holds(cx.read(), &s)?.is_empty();
