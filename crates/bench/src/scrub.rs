@@ -40,7 +40,7 @@ use super::{Bench, BenchResult, Run, Stop};
 
 pub(super) const BENCH: Bench = Bench {
     name: "scrub",
-    about: "scrubs and resilvers beside plain reads of the same bytes, and their cost to others",
+    about: "scrubs and resilvers beside plain reads of the same bytes",
     words: "",
     options: &[&[
         opt("--vdev", "KIND", "disk, mirror (of two) or raidz (raidz1 of three) (disk)"),

@@ -30,7 +30,7 @@ use super::{Bench, BenchResult, Run};
 
 pub(super) const BENCH: Bench = Bench {
     name: "snapshots",
-    about: "snapshots, clones and rollbacks against size and number, and many destroyed",
+    about: "snapshots, clones and rollbacks by size and number",
     words: "",
     options: &[&[
         opt("--small", "SIZE", "the smaller file system (64M)"),
