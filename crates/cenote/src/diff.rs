@@ -103,6 +103,24 @@ impl Side {
         }
     }
 
+    /// As [`Side::look`], without what has no name because it was removed while it was open,
+    /// and without the extended attributes of such files.
+    fn look_named(&self, id: u64) -> Result<Option<Attrs>> {
+        let Some(found) = self.look(id)? else { return Ok(None) };
+        let mut at = found;
+        // An attribute is in a hidden directory, whose parent is the file.
+        for _ in 0..2 {
+            if !at.is_xattr() {
+                break;
+            }
+            match self.look(at.parent.0)? {
+                Some(above) => at = above,
+                None => return Ok(None),
+            }
+        }
+        Ok((found.nlink > 0 && at.nlink > 0).then_some(found))
+    }
+
     /// The name of an object in a directory.
     fn name(&mut self, dir: ObjectId, id: ObjectId) -> Result<Option<Vec<u8>>> {
         if !self.names.contains_key(&dir.0) {
@@ -139,26 +157,26 @@ impl Side {
         Ok(self.names.get(&dir.0).and_then(|all| all.get(&id.0)).cloned())
     }
 
-    /// The path of a file below the root.
+    /// The path of a file below the root. It begins with the number of the object above whose
+    /// name is not known, if there is one.
     fn path(&mut self, attrs: &Attrs) -> Result<Vec<u8>> {
-        let unknown = || format!("/???<object#{}>", attrs.id.0).into_bytes();
         let (mut names, mut at) = (Vec::new(), *attrs);
+        let mut path = Vec::new();
         while at.id != self.fs.root() {
-            if names.len() >= DEPTH_MAX {
-                return Ok(unknown());
-            }
             // The hidden directory of a file's extended attributes has no name.
             let hidden = at.is_xattr() && at.kind == FileType::Dir;
             let name = match hidden {
+                _ if names.len() >= DEPTH_MAX => None,
                 true => Some(b"<xattrdir>".to_vec()),
                 false => self.name(at.parent, at.id)?,
             };
-            let above = self.look(at.parent.0)?;
-            let (Some(name), Some(above)) = (name, above) else { return Ok(unknown()) };
+            let (Some(name), Some(above)) = (name, self.look(at.parent.0)?) else {
+                path = format!("/???<object#{}>", at.id.0).into_bytes();
+                break;
+            };
             names.push(name);
             at = above;
         }
-        let mut path = Vec::new();
         for name in names.iter().rev() {
             path.push(b'/');
             path.extend_from_slice(name);
@@ -269,9 +287,7 @@ impl DiffWalk<'_> {
         if self.is_same(id)? {
             return Ok(());
         }
-        // What has no name, because it was removed while it was open, is not shown.
-        let named = |found: Option<Attrs>| found.filter(|file| file.nlink > 0);
-        let (old, new) = (named(self.from.look(id)?), named(self.to.look(id)?));
+        let (old, new) = (self.from.look_named(id)?, self.to.look_named(id)?);
         match (old, new) {
             (Some(old), Some(new)) if old.generation == new.generation && old.kind == new.kind => {
                 self.changed(&old, &new)

@@ -106,7 +106,9 @@ fn check(told: &[DiffEntry], old: &BTreeMap<u64, Known>, new: &BTreeMap<u64, Kno
             (DiffChange::Modified { links: told }, None) => {
                 assert_eq!(told, links, "{what}: {id}");
                 assert!(is_of(&entry.path, b), "{what}: {id}: {entry:?}, {b:?}");
-                let stayed = a.paths == b.paths || a.paths.len() > 1 || b.paths.len() > 1;
+                let unknown = text(&entry.path).starts_with("/???");
+                let several = a.paths.len() > 1 || b.paths.len() > 1;
+                let stayed = a.paths == b.paths || several || unknown;
                 assert!(stayed, "{what}: {id} was renamed: {entry:?}");
             }
             (DiffChange::Renamed, Some(path)) => {
@@ -282,5 +284,7 @@ fn what_did_not_change_is_not_read() {
     let cost = reads() - before;
     // 4,000 dnodes are in 125 blocks.
     assert!(cost < 60, "{cost} reads");
+    // They keep the pool open.
+    drop((from, to));
     rig.end();
 }
