@@ -31,8 +31,8 @@ use super::frame::{Cell, ReportTable};
 use super::lab;
 use super::sample::{XorShift, median};
 use super::scrub_pool::{
-    ScrubFiles, ScrubVdev, age, allocated, files_of, import, outage, plain, read_one, replace,
-    small_files, sum, wait,
+    ScrubFiles, ScrubVdev, age, allocated, files_of, import, noise, outage, plain, read_one,
+    replace, small_files, sum, wait,
 };
 use super::tidy::Scratch;
 use super::write_pool::preallocate;
@@ -230,7 +230,7 @@ fn foreground(
     let (running, _engine) = import(devices, options.memory, false)?;
     let fs = files_of(&running)?;
     let record = if options.small > 0 { 4096 } else { options.record };
-    let (mut random, data) = (XorShift::new(5), vec![0xa5; record as usize]);
+    let (mut random, data) = (XorShift::new(5), noise(record));
     for work in ["read", "fsync"] {
         for scrub in [false, true] {
             let times =
@@ -332,7 +332,7 @@ mod tests {
             assert!(rows(&json, "scrubs")[0]["scrub_mb_s"].as_f64().unwrap() > 0.0, "{json}");
             assert_eq!(rows(&json, "foreground").len(), 4, "{json}");
             let resilver = &rows(&json, "resilvers")[0];
-            assert!(resilver["bytes"].as_u64().unwrap() > 4 << 20, "{json}");
+            assert!(resilver["bytes"].as_u64().unwrap() > 1 << 20, "{json}");
             assert_eq!(resilver["missed"].as_u64(), Some(10 * 512 * 8192), "{json}");
         }
     }

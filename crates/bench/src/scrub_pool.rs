@@ -305,7 +305,7 @@ pub(super) fn outage(
     let (pool, name) = (running.pool(), device.to_string_lossy().into_owned());
     engine.offline(pool, &name, Offline { temporary: true, ..Offline::default() }, None)?;
     let fs = files_of(running)?;
-    let (root, data) = (Caller::root(), vec![0x5a; record as usize]);
+    let (root, data) = (Caller::root(), noise(record));
     let mut random = XorShift::new(77);
     for _ in 0..txgs {
         for n in 0..RECORDS {
@@ -325,6 +325,14 @@ pub(super) fn outage(
         Ok(whole && writer.running_scan().is_none())
     })?;
     Ok((txgs * RECORDS * record, began.elapsed().as_secs_f64()))
+}
+
+/// A record that does not compress.
+pub(super) fn noise(record: u64) -> Vec<u8> {
+    let mut data = vec![0; record.next_multiple_of(512) as usize];
+    SampleContent::noise(21).fill(0, &mut data);
+    data.truncate(record as usize);
+    data
 }
 
 /// The guid of the first leaf; taken offline, it has no device that could be compared.
