@@ -2,7 +2,7 @@
 //!
 //! # Theory
 //! An [`IncomingStream`] yields the substreams of a stream: one, or those of a package. Each is
-//! received into a dataset that nobody sees until the substream is
+//! received into a hidden dataset until the substream is
 //! complete and verified; then one txg gives the dataset its content and the snapshot
 //! (`spa::engine`, `receive`). [`Pool::receive`] does this for a whole stream.
 //!

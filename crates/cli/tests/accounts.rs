@@ -10,7 +10,7 @@ use std::path::Path;
 use common::{Sandbox, can_mount, judge, new_pool};
 use testkit::golden;
 
-/// What the user did: looked who fills a file system.
+/// An administrator looks which users fill a file system.
 #[test]
 fn what_owners_use() {
     if !can_mount("accounts") {
@@ -119,7 +119,7 @@ fn projects_of_files() {
     assert_eq!(told, format!("{d}/f\0{d}/e/g\0"));
     s.ok(&["zfs", "project", "-Cr", &d]);
     assert_eq!(s.ok(&["zfs", "project", "-d", &d]), format!("    0 - {d}\n"));
-    // The quota binds who writes.
+    // The quota binds the writer.
     s.ok(&["zfs", "project", "-sp", "7", &d]);
     s.ok(&["zfs", "set", "projectquota@7=1M", "tank/fs"]);
     let full =

@@ -436,7 +436,7 @@ fn forms_of_permissions() {
     u.s.ok(&["zfs", "unallow", "-s", "@makers", "tank"]);
     assert_eq!(at(), none);
     assert_eq!(u.s.ok(&["zfs", "allow", "tank/a/b"]), "");
-    // Create-time permissions are those of who creates a dataset, for that dataset.
+    // Create-time permissions go to the creator of a dataset, for that dataset.
     u.s.ok(&["zfs", "allow", "-u", "1000", "create,mount", "tank/a"]);
     u.s.ok(&["zfs", "allow", "-c", "destroy,snapshot,mount", "tank"]);
     u.user_ok(&["zfs", "create", "tank/a/mine"]);
@@ -502,8 +502,8 @@ fn all_groups_count() {
     judge(&u.s);
 }
 
-/// A file system that a user made is theirs, is mounted by root alone, and is unmounted by who
-/// may.
+/// A file system that a user made is theirs and is mounted by root alone. The user who may mount
+/// it unmounts it.
 #[test]
 fn mounts_stay_roots() {
     if !can_mount("delegation of mounts") {

@@ -52,7 +52,7 @@ impl<'a> Temporary<'a> {
 impl Drop for Temporary<'_> {
     fn drop(&mut self) {
         let names = std::slice::from_ref(&self.name);
-        // A clone or hold that someone made of it meanwhile keeps it until that is gone.
+        // A clone or hold made of it meanwhile keeps it until that is gone.
         if let Err(e) = self.pool.destroy_snapshots(names, true, None) {
             ui::err(&format!("the snapshot {} stays: {e}", self.name));
         }

@@ -69,7 +69,7 @@ pub(crate) fn run(runtime: &Runtime, detached: bool, metrics: Option<String>) ->
     }
     if let Some(shared) = shared {
         let state = Arc::clone(&state);
-        // Fewer than those of the owner, who is never turned away because of others.
+        // A limit of their own: other users never keep the owner out.
         rt::spawn("shared socket", move || accept(&state, &shared, SHARED_MAX, true))?;
     }
     state.import_saved();
@@ -188,7 +188,7 @@ fn end(state: &Arc<DaemonState>, socket: &std::path::Path) {
     let _wake = UnixStream::connect(socket);
 }
 
-/// Serves those who connect, up to `max` at a time.
+/// Serves clients, up to `max` at a time.
 fn accept(state: &Arc<DaemonState>, listener: &UnixListener, max: usize, shared: bool) {
     let clients = Arc::new(Clients::new(max));
     for stream in listener.incoming() {

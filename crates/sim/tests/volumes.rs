@@ -100,12 +100,14 @@ fn a_flush_that_is_acknowledged_too_early_is_found() {
     is_found(VolumePlant::NoFlush, 3);
 }
 
-/// This bug shows in few runs: `make nightly` searches for one.
+/// This bug shows in few runs: `make nightly` searches for one. No search has found it yet.
 #[test]
 fn late_discards_are_found() {
-    if nightly() {
-        is_found(VolumePlant::LateDiscards, 1);
+    if !nightly() {
+        println!("SKIPPED: nightly: the search for late discards takes minutes");
+        return;
     }
+    is_found(VolumePlant::LateDiscards, 1);
 }
 
 #[test]

@@ -692,7 +692,7 @@ impl Log {
         held.map(|hold| hold.txg)
     }
 
-    /// Begins closed: as [`Log::close`], for a log that nobody uses yet.
+    /// Begins closed: as [`Log::close`], for a log that is not in use yet.
     pub fn begin_closed(&self) {
         self.closed.store(true, SeqCst);
     }

@@ -61,7 +61,7 @@ fn owner(
             }
         },
         ObjType::ZNODE => {
-            // A bonus that is none belongs to nobody: a stream may have brought it.
+            // A bonus of another type names no owner: a stream may have brought it.
             let attrs = ondisk::znode::ZnodeAttrs::from_legacy(&dn.bonus, dn.endian).ok();
             Ok(attrs.map(|attrs| ObjectOwner { uid: attrs.uid, gid: attrs.gid, project: 0 }))
         }

@@ -9,7 +9,7 @@
 //! ([`super::handle::DnodeHead::fresh`]).
 //!
 //! A compressed block is held and written in its compressed form. It is unpacked once before it
-//! is accepted, so that no block enters a pool that nobody can read.
+//! is accepted, so that no unreadable block enters a pool.
 
 use std::sync::Arc;
 

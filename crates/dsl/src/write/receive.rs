@@ -1,7 +1,7 @@
 //! Datasets that are being received, in syncing context (chapter 07 §12.1, §13.2, §13.5).
 //!
 //! # Theory
-//! A stream is received into a head that nobody sees: a new dataset, or a clone named `%recv`
+//! A stream is received into a hidden head: a new dataset, or a clone named `%recv`
 //! below the dataset that the stream changes. The head is marked inconsistent, so that what a
 //! crash leaves of it is destroyed by the next import, unless it has the attributes of a
 //! resumable receive.
