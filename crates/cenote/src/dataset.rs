@@ -3,6 +3,7 @@
 mod open;
 pub(crate) mod packages;
 mod raw_keys;
+mod redacting;
 mod sending;
 mod written;
 
@@ -431,7 +432,10 @@ impl Dataset {
             return Ok(None);
         }
         if let DatasetOrBookmark::Bookmark(b) = &self.what {
-            return bookmark_prop(&b.0, name);
+            return match name {
+                "redact_snaps" => self.redaction_prop(name),
+                _ => bookmark_prop(&b.0, name),
+            };
         }
         if self.owner == DatasetKind::Volume
             && self.kind == DatasetKind::Snapshot
@@ -517,8 +521,10 @@ impl Dataset {
             "snapshots_changed" | "snapshots_changed_nsecs" => self.snapshots_changed(name),
             "mountpoint" => self.mountpoint(),
             "receive_resume_token" => self.resume_token_prop(),
-            "redact_snaps" | "useraccounting" | "redacted" | "remaptxg" | "ivsetguid"
-            | "stmf_sbd_lu" | "iscsioptions" => Ok(None),
+            "redact_snaps" | "redacted" => self.redaction_prop(name),
+            "useraccounting" | "remaptxg" | "ivsetguid" | "stmf_sbd_lu" | "iscsioptions" => {
+                Ok(None)
+            }
             "volsize" | "volblocksize" => self.volume_prop(name),
             "version" | "utf8only" | "normalization" | "casesensitivity" => self.zpl_prop(name),
             n if n.starts_with("default") && n.ends_with("quota") => self.zpl_prop(name),

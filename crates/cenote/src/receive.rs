@@ -283,6 +283,7 @@ fn features_of(features: Features) -> (Vec<&'static str>, Vec<&'static str>) {
         (Features::LARGE_DNODE, known::LARGE_DNODE, false),
         (Features::LONGNAME, "org.zfsonlinux:longname", true),
         (Features::LARGE_MICROZAP, "com.klarasystems:large_microzap", true),
+        (Features::REDACTED, known::REDACTED_DATASETS, false),
     ];
     let set = || table.iter().filter(|(feature, ..)| features.has(*feature));
     let needs = set().map(|(_, guid, _)| *guid).collect();
@@ -299,13 +300,11 @@ fn check_features(features: Features) -> Result<()> {
         );
         return Err(Error::unsupported(text));
     }
-    let missing = [(Features::RAW, "raw encrypted"), (Features::REDACTED, "redacted")];
-    match missing.iter().find(|(feature, _)| features.has(*feature)) {
-        Some((_, word)) => {
-            Err(Error::unsupported(format!("{word} streams cannot be received by this version")))
-        }
-        None => Ok(()),
+    if features.has(Features::RAW) {
+        let text = "raw encrypted streams cannot be received by this version";
+        return Err(Error::unsupported(text));
     }
+    Ok(())
 }
 
 impl Pool {
@@ -443,7 +442,8 @@ impl Pool {
             };
             let has_content = guard.target.has_content;
             let objset = writer.received_objset(&guard.target)?;
-            let into = ReceiveInto { objset, host: &host, has_content, resumes };
+            let batch = stream::BATCH_BYTES;
+            let into = ReceiveInto { objset, host: &host, has_content, resumes, batch };
             receive_substream(&mut stream.reader, &begin, into)?;
         }
         let end = EndReceive {
@@ -486,6 +486,13 @@ impl Pool {
         if features.has(Features::RESUMING) {
             resumes_at = Some((list.need_u64("resume_object")?, list.need_u64("resume_offset")?));
         }
+        let guids = |name: &str| list.u64s(name).map(<[u64]>::to_vec);
+        let missing = || Error::corrupt("invalid stream (it lacks its redaction snapshots)");
+        let redacted = match features.has(Features::REDACTED) {
+            true => Some(guids("redact_snaps").ok_or_else(missing)?),
+            false => None,
+        };
+        let from_redacted = guids("redact_from_snaps");
         let mut origin = options.origin.clone();
         if begin.flags & begin_flags::CLONE != 0 && origin.is_none() && resumes_at.is_none() {
             origin = Some(self.local_origin(begin.from_guid, target)?);
@@ -504,6 +511,7 @@ impl Pool {
             embedded: features.has(Features::EMBED_DATA),
             compressed: features.has(Features::COMPRESSED),
             raw: false,
+            from_redacted: from_redacted.clone(),
         });
         if resume.is_some() {
             needs.push("com.delphix:extensible_dataset");
@@ -522,6 +530,8 @@ impl Pool {
             props: stored(&options.props),
             resume,
             resumes_at,
+            redacted,
+            from_redacted,
         })
     }
 

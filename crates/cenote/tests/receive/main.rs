@@ -7,9 +7,12 @@
 mod golden;
 mod history;
 mod hostile;
+mod lineages;
 mod records;
+mod redaction;
 mod refusals;
 mod resume;
+mod round_trips;
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -121,7 +121,6 @@ fn features_that_a_pool_lacks() {
         (1 << 40, "stream has unsupported feature"),
         (Features::DEDUP.0, "stream has unsupported feature"),
         (Features::RAW.0, "raw encrypted streams"),
-        (Features::REDACTED.0, "redacted streams"),
     ] {
         let e = to.receive("tank/x", &with(features)).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Unsupported);

@@ -18,6 +18,7 @@ use ondisk::{BlkPtr, Endian, ObjType, ObjsetPhys};
 use zio::Zio;
 
 use super::queue::{ReadSize, SendRecords, SendSink};
+use super::redact::RedactionList;
 use super::{ResumePoint, SendSnapshot};
 use crate::record::{
     Features, Free, FreeObjects, OLD_BLOCK_MAX, Object, Spill, StreamRecord, TO_THE_END, Write,
@@ -35,6 +36,10 @@ pub(super) struct SendWalk<S> {
     pub(super) features: Features,
     /// Blocks before this one, and dnodes before its object, are left out.
     pub(super) resume: Option<ResumePoint>,
+    /// Blocks that are replaced by REDACT records.
+    pub(super) redaction: Option<Arc<RedactionList>>,
+    /// Blocks that the receiver lacks, however old they are.
+    pub(super) lacking: Option<Arc<RedactionList>>,
 }
 
 /// An object whose blocks are sent.
@@ -62,7 +67,8 @@ impl<S: SendSink> SendWalk<S> {
     /// Those of reading metadata and of the sink.
     pub(super) fn walk(&self) -> Result<()> {
         let root = &self.snapshot.root;
-        if root.is_hole() || root.birth() <= self.min_txg {
+        let lacks = self.lacking.as_ref().is_some_and(|list| !list.blocks().is_empty());
+        if root.is_hole() || (root.birth() <= self.min_txg && !lacks) {
             return Ok(());
         }
         let block = self.read(root)?;
@@ -102,14 +108,26 @@ impl<S: SendSink> SendWalk<S> {
         Ok(())
     }
 
-    fn block(&self, of: &Sent, bp: &BlkPtr, level: u8, blkid: u64) -> Result<()> {
-        if !self.is_new(bp) {
-            return Ok(());
+    /// Whether the receiver lacks one of these data blocks of an object.
+    fn is_lacking(&self, of: &Sent, first: u64, count: u64) -> bool {
+        let Some(list) = &self.lacking else { return false };
+        match of.number {
+            0 => {
+                let objects = |blocks: u64| blocks.saturating_mul(DNODES_PER_BLOCK);
+                list.has_object_in(objects(first), objects(count))
+            }
+            number => list.intersects(number, first, count),
         }
+    }
+
+    fn block(&self, of: &Sent, bp: &BlkPtr, level: u8, blkid: u64) -> Result<()> {
         // Data blocks below, and the number of the first one.
         let shift = of.dnode.epb_shift() * u32::from(level);
         let count = 1u64.checked_shl(shift).unwrap_or(u64::MAX);
         let Some(first) = blkid.checked_mul(count) else { return Ok(()) };
+        if !self.is_new(bp) && !self.is_lacking(of, first, count) {
+            return Ok(());
+        }
         if of.number == 0 {
             return self.meta_block(of, bp, level, first, count);
         }
@@ -289,6 +307,18 @@ impl<S: SendSink> SendWalk<S> {
     fn data(&self, of: &Sent, bp: &BlkPtr, blkid: u64) -> Result<()> {
         let size = u64::from(of.dnode.data_block_size);
         let Some(offset) = blkid.checked_mul(size) else { return Ok(()) };
+        let listed = self.redaction.as_ref();
+        let listed = listed.is_some_and(|list| list.intersects(of.number, blkid, 1));
+        // What a redacted dataset lacks, its copies lack, too.
+        if listed || matches!(bp, BlkPtr::Redacted(_)) {
+            if !self.is_new(bp) {
+                // The receiver lacks it already.
+                return Ok(());
+            }
+            let to_guid = self.snapshot.guid;
+            let record = Free { object: of.number, offset, length: size, to_guid };
+            return self.sink.add(StreamRecord::Redact(record), Buf::default());
+        }
         let block = DataBlock {
             object: of.number,
             object_type: of.dnode.object_type,

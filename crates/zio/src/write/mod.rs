@@ -178,6 +178,9 @@ pub struct PackedForm {
     pub lsize: u32,
     /// It is stored in the block pointer, if the pool allows that.
     pub embedded: bool,
+    /// There is no content: a redacted stream left it out. The pointer says so, and nothing else
+    /// is stored.
+    pub redacted: bool,
 }
 
 /// A block to write.
