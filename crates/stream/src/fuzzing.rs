@@ -44,7 +44,7 @@ pub fn with_sums(data: &[u8]) -> Vec<u8> {
     let mut in_package = false;
     while let Ok(Some(read)) = reader.next_record() {
         if let StreamRecord::Begin(begin) = read.record {
-            in_package |= begin.kind() == Ok(HeaderKind::Package);
+            in_package |= matches!(begin.kind(), Ok(HeaderKind::Package));
         }
         if writer.write(&read.record, read.payload).is_err() {
             break;

@@ -38,7 +38,8 @@ pub(super) struct ReceiveSource {
     pub(super) snaps: Vec<SentSnapshot>,
 }
 
-/// Operations on objects of the root dataset, with snapshots between them.
+/// Operations on objects of the root dataset, with snapshots between them. Spill blocks belong to
+/// system attributes in streams, and the objects here have none.
 fn operations(setup: &Setup) -> Vec<Op> {
     let objects = |op: &Op| {
         matches!(
@@ -52,7 +53,6 @@ fn operations(setup: &Setup) -> Vec<Op> {
                 | Op::Free { .. }
                 | Op::BlockSize { .. }
                 | Op::Bonus { .. }
-                | Op::Spill { .. }
                 | Op::ZapPut { .. }
                 | Op::ZapRemove { .. }
                 | Op::Props { .. }

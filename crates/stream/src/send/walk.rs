@@ -140,7 +140,7 @@ impl<S: SendSink> SendWalk<S> {
             return Ok(());
         }
         if bp.is_hole() {
-            return self.hole(of, first, count);
+            return self.redacted_hole(of, first, count, self.is_new(bp));
         }
         match level {
             0 => self.data(of, bp, blkid),
@@ -278,6 +278,31 @@ impl<S: SendSink> SendWalk<S> {
         self.sink.add(StreamRecord::Free(record), Buf::default())
     }
 
+    /// A hole, of which parts may be listed: they are left out as data is.
+    fn redacted_hole(&self, of: &Sent, first: u64, count: u64, is_new: bool) -> Result<()> {
+        let Some(list) = &self.redaction else { return self.hole(of, first, count) };
+        let (mut at, last) = (first, first.saturating_add(count));
+        for (listed, count) in list.runs_in(of.number, first, count) {
+            if at < listed {
+                self.hole(of, at, listed - at)?;
+            }
+            if is_new {
+                self.redact(of, listed, count)?;
+            }
+            at = listed.saturating_add(count);
+        }
+        if at < last { self.hole(of, at, last - at) } else { Ok(()) }
+    }
+
+    fn redact(&self, of: &Sent, first: u64, count: u64) -> Result<()> {
+        let size = u64::from(of.dnode.data_block_size);
+        let range = first.checked_mul(size).zip(count.checked_mul(size));
+        let Some((offset, length)) = range else { return Ok(()) };
+        let to_guid = self.snapshot.guid;
+        let record = Free { object: of.number, offset, length, to_guid };
+        self.sink.add(StreamRecord::Redact(record), Buf::default())
+    }
+
     fn hole(&self, of: &Sent, first: u64, count: u64) -> Result<()> {
         let size = u64::from(of.dnode.data_block_size);
         let Some(offset) = first.checked_mul(size) else { return Ok(()) };
@@ -311,13 +336,8 @@ impl<S: SendSink> SendWalk<S> {
         let listed = listed.is_some_and(|list| list.intersects(of.number, blkid, 1));
         // What a redacted dataset lacks, its copies lack, too.
         if listed || matches!(bp, BlkPtr::Redacted(_)) {
-            if !self.is_new(bp) {
-                // The receiver lacks it already.
-                return Ok(());
-            }
-            let to_guid = self.snapshot.guid;
-            let record = Free { object: of.number, offset, length: size, to_guid };
-            return self.sink.add(StreamRecord::Redact(record), Buf::default());
+            // What is old is lacking there already.
+            return if self.is_new(bp) { self.redact(of, blkid, 1) } else { Ok(()) };
         }
         let block = DataBlock {
             object: of.number,
