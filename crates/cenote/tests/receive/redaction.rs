@@ -86,7 +86,8 @@ fn the_redacted_stream_of_openzfs() {
     assert!(content(&again) == content(theirs), "{}", difference(&again, theirs));
     assert_eq!(prop(&of.pool, "bookmarked/fs#again", "redact_snaps"), snaps);
     of.pool.destroy_bookmarks(&["bookmarked/fs#again".to_owned()], None).unwrap();
-    of.examined();
+    // `zdb -dddd` of a pool with a redaction bookmark does not end, also of one by OpenZFS.
+    of.judged();
 }
 
 /// A pool with `tank/src@a` of two files, two clones that change some of it, with snapshots
@@ -171,7 +172,7 @@ fn what_all_snapshots_changed_is_left_out() {
     drop((mark, b));
     // The list goes with the bookmark.
     of.pool.destroy_bookmarks(&["tank/src#first".to_owned()], None).unwrap();
-    of.examined();
+    of.judged();
 }
 
 /// A dataset without some of its blocks is received into pools of every kind, interrupted and
