@@ -180,6 +180,7 @@ pub(super) mod tests {
             error_count: 0,
             errors: vec![],
             scan: None,
+            resilver_pending: false,
             rebuilds: Vec::new(),
             error_scrub: None,
             removal: None,
