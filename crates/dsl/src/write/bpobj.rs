@@ -92,13 +92,17 @@ fn create_sized(cx: &SyncCx<'_>, block_size: u32, compression: u8, size: usize) 
     cx.mos.allocate(&object.with_bonus(ObjType::BPOBJ_HDR, bonus))
 }
 
-/// An empty list: a reference to the shared one if the pool has it.
+/// Empty lists: references to the shared one if the pool has it. As many as a dataset has
+/// snapshots are made at once, so the count of references changes once for all.
 ///
 /// # Errors
 /// Those of the store.
-pub(crate) fn create_empty(cx: &SyncCx<'_>) -> Result<u64> {
+pub(crate) fn create_empties(cx: &SyncCx<'_>, count: usize) -> Result<Vec<u64>> {
+    if count == 0 {
+        return Ok(Vec::new());
+    }
     if !features::is_enabled(cx.read(), EMPTY_BPOBJ)? {
-        return create(cx, BLOCK, 0);
+        return (0..count).map(|_| create(cx, BLOCK, 0)).collect();
     }
     let shared = match cx.read().directory(EMPTY)? {
         Some(object) => object,
@@ -108,21 +112,22 @@ pub(crate) fn create_empty(cx: &SyncCx<'_>) -> Result<u64> {
             object
         }
     };
-    features::add(cx, EMPTY_BPOBJ, 1)?;
-    Ok(shared)
+    features::add(cx, EMPTY_BPOBJ, count as i64)?;
+    Ok(vec![shared; count])
 }
 
-/// Whether `object` is the shared empty list.
+/// The shared empty list, if the pool has it.
 ///
 /// # Errors
 /// Those of reading.
-pub(crate) fn is_shared_empty(mos: &dyn MosRead, object: u64) -> Result<bool> {
-    Ok(mos.directory(EMPTY)? == Some(object))
+pub(crate) fn shared_empty(mos: &dyn MosRead) -> Result<Option<u64>> {
+    mos.directory(EMPTY)
 }
 
-/// Drops one reference to the shared empty list.
-fn drop_shared(cx: &SyncCx<'_>) -> Result<()> {
-    if features::add(cx, EMPTY_BPOBJ, -1)? == 0
+/// Drops references to the shared empty list.
+pub(crate) fn drop_shared(cx: &SyncCx<'_>, count: usize) -> Result<()> {
+    if count > 0
+        && features::add(cx, EMPTY_BPOBJ, -(count as i64))? == 0
         && let Some(object) = cx.read().directory(EMPTY)?
     {
         cx.mos.zap_remove(DIRECTORY, EMPTY.as_bytes())?;
@@ -131,13 +136,16 @@ fn drop_shared(cx: &SyncCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Releases a list: drops the reference if it is the shared one, else frees it with its
-/// sublists. The blocks in it are not freed.
+/// Releases lists: drops the reference to the shared one, frees others with their sublists.
+/// The blocks in them are not freed.
 ///
 /// # Errors
 /// Those of the store; `Corrupt`, `Limit`.
-pub fn release(cx: &SyncCx<'_>, object: u64) -> Result<()> {
-    if is_shared_empty(cx.read(), object)? { drop_shared(cx) } else { free_at(cx, object, 0) }
+pub fn release(cx: &SyncCx<'_>, lists: &[u64]) -> Result<()> {
+    let shared = shared_empty(cx.read())?;
+    let (empty, own): (Vec<u64>, Vec<u64>) = lists.iter().partition(|list| Some(**list) == shared);
+    own.into_iter().try_for_each(|list| free_at(cx, list, 0))?;
+    drop_shared(cx, empty.len())
 }
 
 fn free_at(cx: &SyncCx<'_>, object: u64, depth: usize) -> Result<()> {
@@ -343,12 +351,12 @@ fn append_sublists(cx: &SyncCx<'_>, phys: &mut BpobjPhys, subs: &[u64]) -> Resul
 /// # Errors
 /// Those of the store; `Unsupported` when `object` has the form without sublists.
 pub(crate) fn add_sublist(cx: &SyncCx<'_>, object: u64, sub: u64) -> Result<()> {
-    if is_shared_empty(cx.read(), sub)? {
-        return drop_shared(cx);
+    if shared_empty(cx.read())? == Some(sub) {
+        return drop_shared(cx, 1);
     }
     let mut inner = header(cx.read(), sub)?;
     if inner.is_empty() {
-        return release(cx, sub);
+        return release(cx, &[sub]);
     }
     let mut outer = header(cx.read(), object)?;
     if outer.size < BPOBJ_SIZE_V2 || object == sub {

@@ -90,9 +90,10 @@ fn set_total(cx: &SyncCx<'_>, object: u64, total: Usage) -> Result<()> {
 /// Those of reading; `Corrupt`; `Bug` for a plain list.
 pub fn keys(mos: &dyn MosRead, object: u64) -> Result<BTreeMap<u64, u64>> {
     check_form(mos, object)?;
-    let odd = || Error::corrupt("a deadlist's key is not a number").in_object(ObjectId(object));
-    let entries = mos.numbers(object)?.into_iter().map(|(name, list)| {
-        u64::from_str_radix(&name, 16).map(|key| (key, list)).map_err(|_| odd())
+    let odd = || Error::corrupt("a deadlist's entry is not a number").in_object(ObjectId(object));
+    let entries = mos.zap_entries(object)?.into_iter().map(|(name, list)| {
+        let key = str::from_utf8(&name).ok().and_then(|name| u64::from_str_radix(name, 16).ok());
+        key.zip(list.as_u64()).ok_or_else(odd)
     });
     entries.collect()
 }
@@ -113,17 +114,19 @@ pub(crate) fn add_key(cx: &SyncCx<'_>, object: u64, key: u64) -> Result<()> {
     if is_plain(cx.read(), object)? || keys(cx.read(), object)?.contains_key(&key) {
         return Ok(());
     }
-    let list = bpobj::create_empty(cx)?;
-    put(cx, object, key, list)
+    bpobj::create_empties(cx, 1)?.into_iter().try_for_each(|list| put(cx, object, key, list))
 }
 
-/// Joins `list` to the entry at `key`, which now refers to the list `present`.
-fn join(cx: &SyncCx<'_>, object: u64, key: u64, present: u64, list: u64) -> Result<()> {
-    if present != list && bpobj::is_shared_empty(cx.read(), present)? {
-        bpobj::release(cx, present)?;
-        put(cx, object, key, list)
+/// Joins `list` to the entry at `key`, which now refers to the list `present`. Returns the list
+/// that it refers to then.
+fn join(cx: &SyncCx<'_>, object: u64, key: u64, present: u64, list: u64) -> Result<u64> {
+    if present != list && bpobj::shared_empty(cx.read())? == Some(present) {
+        bpobj::drop_shared(cx, 1)?;
+        put(cx, object, key, list)?;
+        Ok(list)
     } else {
-        bpobj::add_sublist(cx, present, list)
+        bpobj::add_sublist(cx, present, list)?;
+        Ok(present)
     }
 }
 
@@ -143,7 +146,7 @@ pub(crate) fn remove_key(cx: &SyncCx<'_>, object: u64, key: u64) -> Result<()> {
         .next_back()
         .ok_or_else(|| Error::corrupt("a deadlist lacks key 0").in_object(ObjectId(object)))?;
     remove(cx, object, key)?;
-    join(cx, object, before, present, list)
+    join(cx, object, before, present, list).map(|_| ())
 }
 
 /// Keys that the deadlist of a dataset must have (§6.4), without those for bookmarks.
@@ -177,8 +180,9 @@ pub(crate) fn clone_keys(cx: &SyncCx<'_>, ds: &DslDatasetPhys, max: u64) -> Resu
     } else {
         keys(cx.read(), ds.deadlist_obj)?.into_keys().collect()
     };
-    for &key in wanted.range(..max) {
-        let list = bpobj::create_empty(cx)?;
+    let wanted: Vec<u64> = wanted.range(..max).copied().collect();
+    let lists = bpobj::create_empties(cx, wanted.len())?;
+    for (key, list) in wanted.into_iter().zip(lists) {
         put(cx, copy, key, list)?;
     }
     Ok(copy)
@@ -199,7 +203,8 @@ fn insert_all(cx: &SyncCx<'_>, object: u64, list: u64) -> Result<()> {
 }
 
 /// Moves everything in `source` to `object`. Afterwards `source` may only be passed to
-/// [`free`].
+/// [`free`]. Both have a key for each snapshot that there ever was, so what is read once is not
+/// read again, and keys of `source` without blocks stay.
 ///
 /// # Errors
 /// `Corrupt` when no entry fits a key; those of the store.
@@ -211,16 +216,21 @@ pub fn merge(cx: &SyncCx<'_>, object: u64, source: u64) -> Result<()> {
         let lists = keys(cx.read(), source)?;
         return lists.values().try_for_each(|&list| insert_all(cx, object, list));
     }
+    let empty = bpobj::shared_empty(cx.read())?;
+    let mut present = keys(cx.read(), object)?;
+    let mut sum = Usage::default();
     for (key, list) in keys(cx.read(), source)? {
-        let usage = bpobj::usage(cx.read(), list)?;
-        let present = keys(cx.read(), object)?;
-        let (&to, &into) = present.range(..=key).next_back().ok_or_else(|| {
+        if Some(list) == empty {
+            continue;
+        }
+        let (&to, into) = present.range_mut(..=key).next_back().ok_or_else(|| {
             Error::corrupt("a deadlist has no key so small").in_object(ObjectId(object))
         })?;
+        sum += bpobj::usage(cx.read(), list)?;
         remove(cx, source, key)?;
-        change_total(cx, object, usage)?;
-        join(cx, object, to, into, list)?;
+        *into = join(cx, object, to, *into, list)?;
     }
+    change_total(cx, object, sum)?;
     set_total(cx, source, Usage::default())
 }
 
@@ -290,8 +300,10 @@ pub fn range(cx: &SyncCx<'_>, object: u64, a: u64, b: u64) -> Result<Usage> {
         })?;
         return Ok(sum);
     }
+    let empty = bpobj::shared_empty(mos)?;
     let keys = keys(mos, object)?;
-    keys.range(a..b).map(|(_, &list)| bpobj::usage(mos, list)).sum()
+    let lists = keys.range(a..b).filter(|(_, list)| Some(**list) != empty);
+    lists.map(|(_, &list)| bpobj::usage(mos, list)).sum()
 }
 
 /// Adds blocks, each to the entry of its birth.
@@ -310,17 +322,19 @@ pub fn insert(cx: &SyncCx<'_>, object: u64, entries: &[BpobjEntry]) -> Result<()
         })?;
         by_key.entry(key).or_default().push(*entry);
     }
-    let mut sum = Usage::default();
+    let empty = bpobj::shared_empty(cx.read())?;
+    let (mut sum, mut replaced) = (Usage::default(), 0);
     for (key, entries) in by_key {
         let Some(&list) = keys.get(&key) else { continue };
         let mut list = list;
-        if bpobj::is_shared_empty(cx.read(), list)? {
-            bpobj::release(cx, list)?;
+        if Some(list) == empty {
+            replaced += 1;
             list = bpobj::create(cx, bpobj::BLOCK, 0)?;
             put(cx, object, key, list)?;
         }
         sum += bpobj::append(cx, list, &entries)?;
     }
+    bpobj::drop_shared(cx, replaced)?;
     change_total(cx, object, sum)
 }
 
@@ -330,10 +344,9 @@ pub fn insert(cx: &SyncCx<'_>, object: u64, entries: &[BpobjEntry]) -> Result<()
 /// Those of the store.
 pub fn free(cx: &SyncCx<'_>, object: u64) -> Result<()> {
     if is_plain(cx.read(), object)? {
-        return bpobj::release(cx, object);
+        return bpobj::release(cx, &[object]);
     }
-    for (_, list) in keys(cx.read(), object)? {
-        bpobj::release(cx, list)?;
-    }
+    let lists: Vec<u64> = keys(cx.read(), object)?.into_values().collect();
+    bpobj::release(cx, &lists)?;
     cx.mos.free_object(object)
 }

@@ -149,7 +149,7 @@ fn joined_lists_are_consumed_once_in_any_portions() {
             rig.sync(|cx| bpobj::add_sublist(cx, inner, deep)).unwrap();
             rig.sync(|cx| bpobj::add_sublist(cx, outer, inner)).unwrap();
         }
-        let empty = rig.sync(bpobj::create_empty).unwrap();
+        let empty = rig.sync(|cx| bpobj::create_empties(cx, 1)).unwrap()[0];
         rig.sync(|cx| bpobj::add_sublist(cx, outer, empty)).unwrap();
         assert_eq!(features::count(rig.read(), features::EMPTY_BPOBJ).unwrap(), Some(0));
         let mut seen = std::collections::BTreeSet::new();
