@@ -271,8 +271,16 @@ impl Dataset {
             return Ok(Vec::new());
         }
         let _names = self.core.names();
-        let snaps = self.ds().snapshots()?;
-        snaps.into_iter().map(|s| Dataset::of_snapshot(&self.core, s)).collect()
+        // A snapshot has its head's type and key.
+        let (owner, locked) = (self.owner, self.locked);
+        let of = |snap| Dataset {
+            core: Arc::clone(&self.core),
+            what: DatasetOrBookmark::Dataset(Box::new(snap)),
+            kind: DatasetKind::Snapshot,
+            owner,
+            locked,
+        };
+        Ok(self.ds().snapshots()?.into_iter().map(of).collect())
     }
 
     /// One snapshot by the part of its name behind the `@`.
