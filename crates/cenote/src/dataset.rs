@@ -3,6 +3,7 @@
 mod open;
 pub(crate) mod packages;
 mod raw_keys;
+pub(crate) mod saved;
 mod sending;
 mod written;
 
@@ -725,10 +726,10 @@ impl Dataset {
             "keystatus" => number(1),
             _ => {
                 let root = get("DSL_CRYPTO_ROOT_DDOBJ")?.unwrap_or(0);
-                let mut chain = std::iter::once(dir).chain(dir.ancestors());
-                match chain.find(|d| d.object() == root) {
-                    Some(d) => text(d.name()),
-                    None => absent(),
+                // That of a clone may be anywhere.
+                match DslDir::name_of(dir.mos(), root, self.core.spa.name()) {
+                    Ok(Some(name)) => text(name),
+                    _ => absent(),
                 }
             }
         }

@@ -3,10 +3,27 @@
 use base::{Error, ErrorKind, Result, Txg};
 use ondisk::dslphys::DS_FLAG_CI_DATASET;
 use ondisk::objset::ObjsetType;
+use spa::engine::SnapshotUse;
 use stream::{ResumePoint, SendFeatures, SendOptions, SendRequest, SendSnapshot, SendSource};
 
 use super::{Dataset, DatasetKind, DatasetOrBookmark};
 use crate::props::PropData;
+
+/// Keeps snapshots from being destroyed as long as the result lives; what is no snapshot, and
+/// pools that are imported read-only, need nothing.
+pub(super) fn keep_snapshots(all: &[&Dataset]) -> Result<Option<SnapshotUse>> {
+    let mut list = Vec::new();
+    for dataset in all.iter().filter(|dataset| dataset.kind == DatasetKind::Snapshot) {
+        list.push((dataset.object(), dataset.ds().phys().guid));
+    }
+    list.sort_unstable();
+    list.dedup();
+    let writer = all.first().and_then(|dataset| dataset.core.writer.as_ref());
+    match writer.filter(|_| !list.is_empty()) {
+        Some(writer) => writer.use_snapshots(&list).map(Some),
+        None => Ok(None),
+    }
+}
 
 /// First version of file systems whose spill blocks hold system attributes.
 const SA_VERSION: u64 = 5;
@@ -32,6 +49,12 @@ impl Dataset {
         self.send_from(from, options, None, output, progress)
     }
 
+    /// Keeps this snapshot, and that which a stream of it is incremental to, from being destroyed.
+    fn kept_with(&self, from: Option<&Dataset>) -> Result<Option<SnapshotUse>> {
+        let all: Vec<&Dataset> = std::iter::once(self).chain(from).collect();
+        keep_snapshots(&all)
+    }
+
     /// As [`Dataset::send`], from a point of the stream on.
     pub(super) fn send_from(
         &self,
@@ -42,10 +65,11 @@ impl Dataset {
         progress: &mut dyn FnMut(u64) -> bool,
     ) -> Result<()> {
         let fail = |e: Error| e.in_dataset(self.name());
+        let _kept = self.kept_with(from).map_err(fail)?;
         let source = from.map(|from| self.send_source(from)).transpose().map_err(fail)?;
         let snapshot = self.send_snapshot(options.raw)?;
         let keys = self.raw_keys(from, options, &snapshot).map_err(fail)?;
-        let request = SendRequest { source, options, resume, keys };
+        let request = SendRequest { source, options, resume, keys, until: None };
         snapshot.send(&request, output, progress).map_err(fail)
     }
 
@@ -77,7 +101,7 @@ impl Dataset {
         let source = from.map(|from| self.send_source(from)).transpose().map_err(fail)?;
         let snapshot = self.send_snapshot(options.raw)?;
         let keys = self.raw_keys(from, options, &snapshot).map_err(fail)?;
-        snapshot.size(&SendRequest { source, options, resume, keys }).map_err(fail)
+        snapshot.size(&SendRequest { source, options, resume, keys, until: None }).map_err(fail)
     }
 
     /// The snapshot or bookmark with this guid in the history of this snapshot.
@@ -138,15 +162,29 @@ impl Dataset {
                 return Err(Error::invalid(text).in_dataset(self.name()));
             }
         };
+        if self.ds().phys().is_inconsistent() {
+            // Which it says itself.
+            self.objset()?;
+        }
+        self.send_parts(name, raw)
+    }
+
+    /// What a stream of the snapshot, or of a dataset that does not change meanwhile, is made
+    /// from. `name` is the name in it.
+    pub(super) fn send_parts(&self, name: String, raw: bool) -> Result<SendSnapshot> {
         let encrypted = self.dir().crypto_key_object()?.is_some();
-        let objset = match raw && encrypted {
+        let is_partial = self.ds().phys().is_inconsistent();
+        let objset = match (raw && encrypted) || is_partial {
             true => self.stored_objset()?,
             false => self.objset()?,
         };
         let (ds, mos) = (self.ds(), self.dir().mos());
         let pool = dsl::features::FeatureState::load(mos)?;
         let has = |guid: &str| ds.attribute(guid).map(|found| found.is_some());
-        let version = self.prop("version")?.map(|found| found.value);
+        let version = match is_partial {
+            true => None,
+            false => self.prop("version")?.map(|found| found.value),
+        };
         let features = SendFeatures {
             embedded_data: pool.is_active("com.delphix:embedded_data"),
             lz4: pool.is_active("org.illumos:lz4_compress"),
@@ -155,10 +193,11 @@ impl Dataset {
             zstd: has("org.freebsd:zstd_compress")?,
             longname: has("org.zfsonlinux:longname")?,
             large_microzap: has("com.klarasystems:large_microzap")?,
-            // The version of a locked file system cannot be read, and encryption is younger.
+            // The version of a locked file system cannot be read, and encryption is younger; that
+            // of a partial one may not have come yet.
             sa_spill: match version {
                 Some(PropData::Num(n)) => n >= SA_VERSION,
-                _ => encrypted && objset.kind() == ObjsetType::Zfs,
+                _ => (encrypted || is_partial) && objset.kind() == ObjsetType::Zfs,
             },
             encrypted,
         };

@@ -4,9 +4,12 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 #![allow(clippy::disallowed_methods, reason = "zdb runs as a process")]
 
+mod correct;
+mod extras;
 mod golden;
 mod history;
 mod hostile;
+mod raw;
 mod records;
 mod refusals;
 mod resume;

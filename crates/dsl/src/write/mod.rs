@@ -30,6 +30,7 @@ pub mod bpobj;
 pub mod check;
 pub mod counts;
 pub mod create;
+pub mod crypt;
 pub mod deadlist;
 pub mod delegation;
 pub mod delta;

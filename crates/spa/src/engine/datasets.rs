@@ -418,6 +418,7 @@ impl Doomed {
     fn check(&self, cx: &TaskCx<'_>) -> Result<()> {
         let mos = cx.read();
         for (&snap, name) in &self.snapshots {
+            cx.check_unused(snap).map_err(|e| e.in_dataset(name.as_str()))?;
             let phys = mos.dataset(snap)?;
             if !mos.numbers(phys.userrefs_obj)?.is_empty() {
                 return Err(Error::busy("dataset is busy").in_dataset(name.as_str()));
@@ -644,6 +645,7 @@ impl Writer {
             let mut snaps = BTreeMap::new();
             for name in names {
                 let (_, snap) = cx.snapshot(&name)?;
+                cx.check_unused(snap).map_err(|e| e.in_dataset(&name))?;
                 match destroy::check_snapshot(cx.read(), snap) {
                     Err(_) if defer => {}
                     Err(e) if e.kind() == ErrorKind::Busy => {

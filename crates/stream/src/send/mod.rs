@@ -123,6 +123,9 @@ pub struct SendRequest {
     pub options: SendOptions,
     /// The stream goes on from here (§8.6).
     pub resume: Option<ResumePoint>,
+    /// What is sent is the beginning of a snapshot, up to this object: the stream stops there,
+    /// without an END (`zfs send -S`).
+    pub until: Option<u64>,
     /// The keys of a raw stream, wrapped, with the shape of the meta-dnode (`crypt_keydata`,
     /// §3.1).
     pub keys: Option<NvList>,
@@ -221,8 +224,8 @@ impl SendSnapshot {
         writer.write(&StreamRecord::Begin(begin), &payload)?;
         let queue = Arc::new(Queue::new());
         let sink = Arc::clone(&queue);
-        let (min_txg, resume) = (request.min_txg(), request.resume);
-        let walk = SendWalk { snapshot: self.clone(), sink, min_txg, features, resume };
+        let (min_txg, resume, until) = (request.min_txg(), request.resume, request.until);
+        let walk = SendWalk { snapshot: self.clone(), sink, min_txg, features, resume, until };
         let walker = base::rt::spawn("send walk", move || {
             let ends = walk.sink.ends_with_walk();
             ends.with(walk.walk());
@@ -243,6 +246,9 @@ impl SendSnapshot {
             let _ended = reader.join();
         }
         done?;
+        if request.until.is_some() {
+            return emitter.stop();
+        }
         emitter.finish(&StreamRecord::End(End { to_guid: self.guid, ..End::default() }))
     }
 
@@ -253,10 +259,11 @@ impl SendSnapshot {
     pub fn size(&self, request: &SendRequest) -> Result<u64> {
         let features = self.stream_features(request.options)?;
         let sink = Counter::default();
-        let (min_txg, resume) = (request.min_txg(), request.resume);
-        let walk = SendWalk { snapshot: self.clone(), sink, min_txg, features, resume };
+        let (min_txg, resume, until) = (request.min_txg(), request.resume, request.until);
+        let walk = SendWalk { snapshot: self.clone(), sink, min_txg, features, resume, until };
         walk.walk()?;
         let payload = request.payload().len();
-        Ok(walk.sink.bytes() + (2 * HEADER_SIZE + payload) as u64)
+        let ends = if request.until.is_some() { 1 } else { 2 };
+        Ok(walk.sink.bytes() + (ends * HEADER_SIZE + payload) as u64)
     }
 }
