@@ -51,8 +51,8 @@ use super::{LineagePlants, MosRead, SyncCx, Usage, bpobj, deadlist};
 
 /// Entries above which a sublist is closed.
 const SUBLIST_MAX: u64 = 100_000;
-/// A list is dropped when its clone shares no more than this part of its blocks, percent.
-const SHARED_MIN: u64 = 75;
+/// A list is dropped when its clone shares less than this part of its blocks, percent.
+const SHARED_MIN: u64 = 76;
 /// Blocks added to a list at once.
 const BATCH: usize = 1024;
 /// Key of a clone's livelist in its directory.
@@ -120,7 +120,7 @@ pub(crate) fn record(
     killed: &[BpobjEntry],
 ) -> Result<()> {
     let Some(list) = of_dir(cx.read(), dir)? else { return Ok(()) };
-    if shared(&cx.dir(dir)?, referenced) <= limit(cx, SHARED_MIN, |p| &p.shared_min) {
+    if shared(&cx.dir(dir)?, referenced) < limit(cx, SHARED_MIN, |p| &p.shared_min) {
         return discard(cx, dir);
     }
     if deadlist::keys(cx.read(), list)?.is_empty() {

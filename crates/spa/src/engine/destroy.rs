@@ -47,20 +47,20 @@ fn busy(name: &str) -> Error {
 }
 
 /// What one txg may destroy.
-struct Batch {
+struct DestroyBatch {
     began: Instant,
     left: usize,
     /// Heads, too: the logs are closed.
     heads: bool,
 }
 
-impl Batch {
-    fn begin(cx: &TaskCx<'_>, heads: bool) -> Batch {
+impl DestroyBatch {
+    fn begin(cx: &TaskCx<'_>, heads: bool) -> DestroyBatch {
         let left = match cx.writer.plants.destroyed_at_once.load(Relaxed) {
             0 => BATCH_MAX,
             n => usize::try_from(n).unwrap_or(BATCH_MAX),
         };
-        Batch { began: now(), left, heads }
+        DestroyBatch { began: now(), left, heads }
     }
 
     /// Whether one more dataset may be destroyed; the first one always.
@@ -136,7 +136,7 @@ impl Doomed {
     }
 
     /// Destroys datasets without dependents, until none is left or the batch ends.
-    fn destroy(&mut self, cx: &mut TaskCx<'_>, batch: &mut Batch) -> Result<AfterBatch> {
+    fn destroy(&mut self, cx: &mut TaskCx<'_>, batch: &mut DestroyBatch) -> Result<AfterBatch> {
         while !self.is_empty() {
             let before = self.heads.len() + self.snapshots.len();
             let mut stuck = None;
@@ -260,7 +260,7 @@ impl Writer {
                 None => cx.doomed(&name, recursive),
             };
             let act = move |cx: &mut TaskCx<'_>, mut doomed: Doomed| {
-                let mut batch = Batch::begin(cx, heads);
+                let mut batch = DestroyBatch::begin(cx, heads);
                 let after = doomed.destroy(cx, &mut batch)?;
                 if matches!(after, AfterBatch::Done) {
                     log(cx, command.as_ref())?;
@@ -315,7 +315,7 @@ impl Writer {
             let check = move |cx: &mut TaskCx<'_>| cx.doomed_snapshots(&part, defer, begun);
             let act = move |cx: &mut TaskCx<'_>, snaps: Vec<(u64, String)>| {
                 cx.settle()?;
-                let (mut batch, mut rest) = (Batch::begin(cx, false), Vec::new());
+                let (mut batch, mut rest) = (DestroyBatch::begin(cx, false), Vec::new());
                 for (snap, name) in snaps {
                     if rest.is_empty() && batch.take() {
                         cx.destroy_one_snapshot(snap, &name, defer)?;
