@@ -120,9 +120,6 @@ pub(crate) fn plant(setup: &Setup, driver: &mut Driver) {
         Some(PlantedBug::FreedOrigin) => lineage.freed_origin.store(true, Relaxed),
         Some(PlantedBug::DroppedHolds) => lineage.dropped_holds.store(true, Relaxed),
         Some(PlantedBug::ForgottenDeferral) => lineage.forgotten_deferral.store(true, Relaxed),
-        Some(PlantedBug::LostEntry) => lineage.lost_entry.store(true, Relaxed),
-        Some(PlantedBug::IgnoredFrees) => lineage.ignored_frees.store(true, Relaxed),
-        Some(PlantedBug::KeptLivelist) => lineage.kept_livelist.store(true, Relaxed),
         Some(PlantedBug::UberblockBeforeFlush) => {
             plants.commit.uberblock_before_flush.store(true, Relaxed)
         }

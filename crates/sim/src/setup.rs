@@ -188,17 +188,11 @@ pub enum PlantedBug {
     DroppedHolds,
     /// The last clone of a snapshot whose destruction is deferred does not destroy it.
     ForgottenDeferral,
-    /// A block that dies in a clone is not noted in its livelist.
-    LostEntry,
-    /// A destroyed clone frees all blocks of its livelist, also those that it freed before.
-    IgnoredFrees,
-    /// A clone that is rolled back keeps its livelist.
-    KeptLivelist,
 }
 
 impl PlantedBug {
     /// All of them.
-    pub const ALL: [PlantedBug; 20] = [
+    pub const ALL: [PlantedBug; 17] = [
         PlantedBug::UberblockBeforeFlush,
         PlantedBug::LabelOrder,
         PlantedBug::ReuseSameTxg,
@@ -216,9 +210,6 @@ impl PlantedBug {
         PlantedBug::FreedOrigin,
         PlantedBug::DroppedHolds,
         PlantedBug::ForgottenDeferral,
-        PlantedBug::LostEntry,
-        PlantedBug::IgnoredFrees,
-        PlantedBug::KeptLivelist,
     ];
 
     /// Its name.
@@ -241,9 +232,6 @@ impl PlantedBug {
             PlantedBug::FreedOrigin => "freed-origin",
             PlantedBug::DroppedHolds => "dropped-holds",
             PlantedBug::ForgottenDeferral => "forgotten-deferral",
-            PlantedBug::LostEntry => "lost-entry",
-            PlantedBug::IgnoredFrees => "ignored-frees",
-            PlantedBug::KeptLivelist => "kept-livelist",
         }
     }
 
@@ -258,10 +246,7 @@ impl PlantedBug {
             | PlantedBug::KeptBlocks
             | PlantedBug::FreedOrigin
             | PlantedBug::DroppedHolds
-            | PlantedBug::ForgottenDeferral
-            | PlantedBug::LostEntry
-            | PlantedBug::IgnoredFrees
-            | PlantedBug::KeptLivelist => Workload::Lineage,
+            | PlantedBug::ForgottenDeferral => Workload::Lineage,
             _ => Workload::Churn,
         }
     }

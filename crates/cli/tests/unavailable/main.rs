@@ -9,7 +9,6 @@ mod common;
 
 mod care;
 mod cells;
-mod datasets;
 mod forged;
 
 use std::fs::File;
