@@ -54,7 +54,7 @@ pub(crate) struct PoolCore {
     /// The same for volumes.
     pub(crate) volumes: Mutex<BTreeMap<u64, WeakVolume>>,
     /// Counters of open datasets, by object id.
-    pub(crate) counters: Mutex<BTreeMap<u64, Weak<kstat::IoCounters>>>,
+    pub(crate) counters: Mutex<BTreeMap<u64, crate::kstats::DatasetCounters>>,
     /// Where events of this pool are posted.
     pub(crate) events: OnceLock<zevent::PoolSource>,
     /// The properties that are set on vdevs, once they were read.

@@ -278,12 +278,29 @@ const ALWAYS: &[&[&str]] = &[
     &["zpool", "wait", "-t", "scrub", "tank"],
 ];
 
+/// Options, kind and disks of pools.
+const SHAPES: [(&[&str], &[&str], usize); 3] = [
+    (&["-o", "ashift=12"], &[], 1),
+    (&["-o", "ashift=9"], &["raidz1"], 3),
+    (&["-o", "ashift=12"], &["draid1:2d:5c:1s"], 5),
+];
+
 /// A pool with a snapshot, a clone and a child, and nothing mounted.
 fn prepared(name: &str) -> SharedDaemon {
     let u = SharedDaemon::new(name);
-    let disk = u.s.dir("disks").join("disk");
-    std::fs::File::create(&disk).unwrap().set_len(256 << 20).unwrap();
-    u.s.ok(&["zpool", "create", "-O", "mountpoint=none", "tank", disk.to_str().unwrap()]);
+    // A pool of another kind for each test.
+    let shape = name.len() % SHAPES.len();
+    let (options, kind, count) = SHAPES[shape];
+    let disks: Vec<String> = (0..count)
+        .map(|i| {
+            let disk = u.s.dir("disks").join(format!("disk{i}"));
+            std::fs::File::create(&disk).unwrap().set_len(192 << 20).unwrap();
+            disk.to_str().unwrap().to_owned()
+        })
+        .collect();
+    let disks: Vec<&str> = disks.iter().map(String::as_str).collect();
+    let create = ["zpool", "create", "-O", "mountpoint=none"];
+    u.s.ok(&[&create[..], options, &["tank"], kind, &disks].concat());
     u.s.ok(&["zfs", "create", "-p", "tank/a/b"]);
     u.s.ok(&["zfs", "snapshot", "tank/a@s"]);
     u.s.ok(&["zfs", "clone", "tank/a@s", "tank/clone"]);

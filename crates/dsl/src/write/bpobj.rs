@@ -112,11 +112,11 @@ pub(crate) fn create_empties(cx: &SyncCx<'_>, count: usize) -> Result<Vec<u64>> 
             object
         }
     };
-    features::add(cx, EMPTY_BPOBJ, count as i64)?;
+    features::add(cx, EMPTY_BPOBJ, i64::try_from(count).unwrap_or(i64::MAX))?;
     Ok(vec![shared; count])
 }
 
-/// The shared empty list, if the pool has it.
+/// The shared empty list, if the pool has one.
 ///
 /// # Errors
 /// Those of reading.
@@ -124,10 +124,24 @@ pub(crate) fn shared_empty(mos: &dyn MosRead) -> Result<Option<u64>> {
     mos.directory(EMPTY)
 }
 
+/// Whether `object` is the shared empty list.
+///
+/// # Errors
+/// Those of reading.
+pub(crate) fn is_shared_empty(mos: &dyn MosRead, object: u64) -> Result<bool> {
+    Ok(shared_empty(mos)? == Some(object))
+}
+
 /// Drops references to the shared empty list.
-pub(crate) fn drop_shared(cx: &SyncCx<'_>, count: usize) -> Result<()> {
-    if count > 0
-        && features::add(cx, EMPTY_BPOBJ, -(count as i64))? == 0
+///
+/// # Errors
+/// Those of the store.
+pub(crate) fn drop_shared(cx: &SyncCx<'_>, references: u64) -> Result<()> {
+    if references == 0 {
+        return Ok(());
+    }
+    let by = i64::try_from(references).unwrap_or(i64::MAX);
+    if features::add(cx, EMPTY_BPOBJ, -by)? == 0
         && let Some(object) = cx.read().directory(EMPTY)?
     {
         cx.mos.zap_remove(DIRECTORY, EMPTY.as_bytes())?;
@@ -136,16 +150,13 @@ pub(crate) fn drop_shared(cx: &SyncCx<'_>, count: usize) -> Result<()> {
     Ok(())
 }
 
-/// Releases lists: drops the reference to the shared one, frees others with their sublists.
-/// The blocks in them are not freed.
+/// Releases a list: drops the reference if it is the shared one, else frees it with its
+/// sublists. The blocks in it are not freed.
 ///
 /// # Errors
 /// Those of the store; `Corrupt`, `Limit`.
-pub fn release(cx: &SyncCx<'_>, lists: &[u64]) -> Result<()> {
-    let shared = shared_empty(cx.read())?;
-    let (empty, own): (Vec<u64>, Vec<u64>) = lists.iter().partition(|list| Some(**list) == shared);
-    own.into_iter().try_for_each(|list| free_at(cx, list, 0))?;
-    drop_shared(cx, empty.len())
+pub fn release(cx: &SyncCx<'_>, object: u64) -> Result<()> {
+    if is_shared_empty(cx.read(), object)? { drop_shared(cx, 1) } else { free_at(cx, object, 0) }
 }
 
 fn free_at(cx: &SyncCx<'_>, object: u64, depth: usize) -> Result<()> {
@@ -351,12 +362,12 @@ fn append_sublists(cx: &SyncCx<'_>, phys: &mut BpobjPhys, subs: &[u64]) -> Resul
 /// # Errors
 /// Those of the store; `Unsupported` when `object` has the form without sublists.
 pub(crate) fn add_sublist(cx: &SyncCx<'_>, object: u64, sub: u64) -> Result<()> {
-    if shared_empty(cx.read())? == Some(sub) {
+    if is_shared_empty(cx.read(), sub)? {
         return drop_shared(cx, 1);
     }
     let mut inner = header(cx.read(), sub)?;
     if inner.is_empty() {
-        return release(cx, &[sub]);
+        return release(cx, sub);
     }
     let mut outer = header(cx.read(), object)?;
     if outer.size < BPOBJ_SIZE_V2 || object == sub {

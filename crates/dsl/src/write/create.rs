@@ -16,6 +16,7 @@ use ondisk::dslphys::{
 use ondisk::normalize::TOUPPER;
 
 use super::links::{DIR_CLONES, NEXT_CLONES};
+use super::livelist;
 use super::store::DIRECTORY;
 use super::{
     NewObject, SMALL_BLOCK, SyncCx, counts, crypt, deadlist, encode_dataset, features, links,
@@ -226,6 +227,9 @@ pub fn received(cx: &SyncCx<'_>, parent: u64, new: &NewDataset<'_>) -> Result<Cr
     }
     counts::filesystems(cx, parent, 1)?;
     let head = head(cx, dir, Some(origin), new.case_insensitive)?;
+    if new.origin.is_some() {
+        livelist::create(cx, dir)?;
+    }
     counts::begin(cx, dir)?;
     Ok(Created { dir, head })
 }

@@ -37,6 +37,7 @@ pub mod create;
 mod datasets;
 mod declare;
 mod delegation;
+mod destroy;
 mod effective;
 mod errlog;
 mod exclusion;
@@ -146,6 +147,11 @@ pub struct Plants {
     /// Bytes reserved instead of the slop, so that a small pool gets as full as a large
     /// one; 0: the slop. Not a bug.
     pub slop: Arc<TestValue>,
+    /// Most datasets that one txg destroys; 0: the engine's own number. Not a bug.
+    pub destroyed_at_once: TestValue,
+    /// One more than the blocks that a txg frees in the background; 0: the engine's own
+    /// number. Not a bug.
+    pub freed_at_once: TestValue,
     /// Bugs of the scan.
     pub scan: ScanPlants,
     /// Bugs of sequential rebuilds.
