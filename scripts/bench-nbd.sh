@@ -38,6 +38,8 @@ figure() {
 	fio --name=n --ioengine=nbd "--uri=$(uri "$1")" "--rw=$2" "--bs=$3" "--iodepth=$4" --size="${SIZE}M" \
 		--time_based=1 --runtime="$SECONDS_EACH" --randrepeat=0 --norandommap=1 --refill_buffers=0 \
 		--output-format=json 2>/dev/null |
+		# The engine has its say first.
+		sed -n '/^{/,$p' |
 		python3 -c 'import json, sys
 job = json.load(sys.stdin)["jobs"][0]
 side = max((job["read"], job["write"]), key=lambda s: s["total_ios"])

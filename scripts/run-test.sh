@@ -2,8 +2,8 @@
 # run-test.sh BINARY ARGUMENTS...: runs one test binary for cargo, in the directory of its
 # crate, and prints its wall time.
 #
-# Tests that end with zdb wait for it, and those that flush wait for the disk. In crates with
-# many of these, more tests run at a time than there are cores.
+# Tests that end with zdb wait for it, those that flush wait for the disk, and those of commands
+# for a daemon. In crates with many of these, more tests run at a time than there are cores.
 #
 # Where CENOTE_TEST_LOG names the file that this output goes to, tests that failed run a second
 # time, each alone. Those that pass then are listed as UNSTABLE, and the binary passes. A test
@@ -16,7 +16,8 @@ binary=${binary%-*}
 # Those that measure the memory or the patience of a whole process run as usual.
 case $crate/$binary in
 cenote/hostile | cenote/mutants | cenote/memory) ;;
-cenote/* | spa/*) : "${RUST_TEST_THREADS:=$(($(nproc) * 4))}" && export RUST_TEST_THREADS ;;
+cli/unavailable | cli/descriptors | cli/bench) ;;
+cenote/* | cli/* | spa/*) : "${RUST_TEST_THREADS:=$(($(nproc) * 4))}" && export RUST_TEST_THREADS ;;
 esac
 # Pools in memory (test.sh): crates that judge what is written. Tests of devices, mounts and
 # commands use the disk.

@@ -56,7 +56,7 @@ _cenote_flags() {
 	'zfs mount') echo '-a -R -o -O -j --json' ;;
 	'zfs unmount' | 'zfs umount') echo '-a -f' ;;
 	'zfs rewrite') echo '-r -x -v -P -S -C -o -l' ;;
-	'zfs send') echo '-i -I -L --large-block -e --embed -c --compressed -w --raw -n --dryrun -v --verbose -P --parsable -R --replicate -p --props -b --backup -h --holds -s --skip-missing -X --exclude -t --resume' ;;
+	'zfs send') echo '-i -I -L --large-block -e --embed -c --compressed -w --raw -n --dryrun -v --verbose -P --parsable -R --replicate -p --props -b --backup -h --holds -s --skip-missing -X --exclude -t --resume -S --saved' ;;
 	'zfs allow') echo '-l -d -u -g -e -c -s' ;;
 	'zfs unallow') echo '-r -l -d -u -g -e -c -s' ;;
 	'zfs userspace') echo '-H -n -p -o -s -S -t' ;;
@@ -65,7 +65,7 @@ _cenote_flags() {
 	'zfs project') echo '-d -r -C -k -c -0 -p -s' ;;
 	'zfs upgrade') echo '-v -a -r -V' ;;
 	'zfs diff') echo '-F -H -t -h' ;;
-	'zfs receive' | 'zfs recv') echo '-F -d -e -n -v -u -o -x -s -A -M' ;;
+	'zfs receive' | 'zfs recv') echo '-F -d -e -n -v -u -o -x -s -A -M -h -c --corrective' ;;
 	'zfs version') echo '-j --json' ;;
 	'cenote daemon') echo '--foreground --metrics -f --force' ;;
 	'cenote zdb') echo '-b -c -d -h -i -l -m -u -y -C -O -e -p -L -P -t -F -X -v -q' ;;

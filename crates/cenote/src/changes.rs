@@ -358,8 +358,9 @@ impl Dataset {
     /// Those of reading the MOS.
     pub fn reclaimable(&self, snapshots: &[Dataset]) -> Result<u64> {
         let all = self.snapshots()?;
-        let place = |s: &Dataset| all.iter().position(|a| a.object() == s.object());
-        let doomed: BTreeSet<usize> = snapshots.iter().filter_map(place).collect();
+        let doomed: BTreeSet<u64> = snapshots.iter().map(Dataset::object).collect();
+        let doomed: BTreeSet<usize> =
+            (0..all.len()).filter(|i| doomed.contains(&all[*i].object())).collect();
         let mut sum = 0u64;
         let mut first = None;
         for i in 0..all.len() {

@@ -84,6 +84,7 @@ impl Pool {
     /// `ReadOnly`; that of a suspension.
     pub fn rename_dataset(&self, from: &str, to: &str, command_line: Option<&str>) -> Result<()> {
         self.writer()?.rename_dataset(from, to, self.command(command_line))?;
+        crate::kstats::renamed(&self.core, from, to);
         self.core.refresh_hosts()
     }
 

@@ -4,6 +4,7 @@ mod open;
 pub(crate) mod packages;
 mod raw_keys;
 mod redacting;
+pub(crate) mod saved;
 mod sending;
 mod written;
 
@@ -272,8 +273,16 @@ impl Dataset {
             return Ok(Vec::new());
         }
         let _names = self.core.names();
-        let snaps = self.ds().snapshots()?;
-        snaps.into_iter().map(|s| Dataset::of_snapshot(&self.core, s)).collect()
+        // A snapshot has its head's type and key.
+        let (owner, locked) = (self.owner, self.locked);
+        let of = |snap| Dataset {
+            core: Arc::clone(&self.core),
+            what: DatasetOrBookmark::Dataset(Box::new(snap)),
+            kind: DatasetKind::Snapshot,
+            owner,
+            locked,
+        };
+        Ok(self.ds().snapshots()?.into_iter().map(of).collect())
     }
 
     /// One snapshot by the part of its name behind the `@`.
@@ -542,17 +551,6 @@ impl Dataset {
         }
     }
 
-    fn name_of_snapshot(&self, object: u64) -> Result<Option<String>> {
-        let mos = self.dir().mos();
-        let phys = DslDataset::read_phys(mos, object)?;
-        let Some(fs) = DslDir::name_of(mos, phys.dir_obj, self.core.spa.name())? else {
-            return Ok(None);
-        };
-        let Some(head) = self.core.spa.root_dir()?.find(&fs)?.head()? else { return Ok(None) };
-        let snaps = head.snapshots()?;
-        Ok(snaps.iter().find(|s| s.object() == object).map(|s| s.name().to_owned()))
-    }
-
     fn origin(&self) -> Result<Option<PropValue>> {
         let object = self.dir().phys().origin_obj;
         // Formally every ordinary dataset is a clone of the pool's empty snapshot.
@@ -723,10 +721,10 @@ impl Dataset {
             "keystatus" => number(1),
             _ => {
                 let root = get("DSL_CRYPTO_ROOT_DDOBJ")?.unwrap_or(0);
-                let mut chain = std::iter::once(dir).chain(dir.ancestors());
-                match chain.find(|d| d.object() == root) {
-                    Some(d) => text(d.name()),
-                    None => absent(),
+                // That of a clone may be anywhere.
+                match DslDir::name_of(dir.mos(), root, self.core.spa.name()) {
+                    Ok(Some(name)) => text(name),
+                    _ => absent(),
                 }
             }
         }

@@ -86,6 +86,13 @@ impl Pool {
         Ok(out)
     }
 
+    /// The entries of all error logs, in memory and stored.
+    pub(crate) fn known_errors(&self) -> Result<Vec<ErrorEntry>> {
+        let mut all = self.spa().zio().errors().entries();
+        all.extend(self.stored_errors()?);
+        Ok(all)
+    }
+
     /// The number of objects with known permanent errors.
     pub(crate) fn error_count(&self) -> Result<u64> {
         let mut seen = BTreeSet::new();

@@ -82,6 +82,7 @@ pub use zpl::{File, FileSystem};
 pub use zvol::Volume;
 
 pub use dataset::packages::{PackageOptions, ResumedSend, SendPlan};
+pub use dataset::saved::SavedSend;
 pub use dataset::{Dataset, DatasetKind};
 pub use diff::{DiffChange, DiffEntry};
 pub use engine::{DeviceWrapper, Discovery, Engine, EngineConfig, FoundPool};
@@ -93,7 +94,8 @@ pub use opening::Opening;
 pub use owners::{OwnerSpace, owner_of_prop};
 pub use pool::{ErrorScrubStatus, Pool, PoolStatus, ScanState, ScanStatus};
 pub use receive::{
-    IncomingSnapshot, IncomingStream, ReceiveNames, ReceiveObserver, ReceiveOptions, ReceivedStream,
+    CorrectedBlocks, IncomingSnapshot, IncomingStream, ReceiveNames, ReceiveObserver,
+    ReceiveOptions, ReceivedStream,
 };
 pub use spa::engine::{AttachMode, Offline, OfflineMode, ScanRequest};
 pub use spa::engine::{NewBookmark, PermissionChange, SnapshotHold};

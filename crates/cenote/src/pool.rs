@@ -54,7 +54,7 @@ pub(crate) struct PoolCore {
     /// The same for volumes.
     pub(crate) volumes: Mutex<BTreeMap<u64, WeakVolume>>,
     /// Counters of open datasets, by object id.
-    pub(crate) counters: Mutex<BTreeMap<u64, Weak<kstat::IoCounters>>>,
+    pub(crate) counters: Mutex<BTreeMap<u64, crate::kstats::DatasetCounters>>,
     /// Where events of this pool are posted.
     pub(crate) events: OnceLock<zevent::PoolSource>,
     /// The properties that are set on vdevs, once they were read.
@@ -276,6 +276,8 @@ pub struct PoolStatus {
     pub aux: Vec<VdevStatus>,
     /// Last scrub or resilver, if there ever was one.
     pub scan: Option<ScanStatus>,
+    /// A resilver begins by itself, in one of the next txgs or after the one that runs.
+    pub resilver_pending: bool,
     /// The last or current sequential rebuild of each top-level vdev, with the vdev's name.
     pub rebuilds: Vec<(String, RebuildProgress)>,
     /// Last error scrub, if there was one since the last scrub began.
@@ -439,6 +441,9 @@ impl Pool {
         if let Some(writer) = &self.core.writer {
             add_remarks(&mut root, writer);
         }
+        // Before the scan that it may become.
+        let writer = self.core.writer.as_ref();
+        let resilver_pending = writer.is_some_and(|w| w.resilver_is_pending());
         Ok(PoolStatus {
             name: self.name().to_owned(),
             guid: self.guid(),
@@ -446,6 +451,7 @@ impl Pool {
             health: root.state(),
             reason,
             aux: self.core.aux_devices(),
+            resilver_pending,
             scan: self.scan_status().or_else(|e| known(e).map(|()| None))?,
             rebuilds: self.rebuild_status(&root).or_else(|e| known(e).map(|()| Vec::new()))?,
             error_scrub: self.error_scrub_status().or_else(|e| known(e).map(|()| None))?,
@@ -470,6 +476,7 @@ impl Pool {
             health: root.state(),
             reason: reason_of_status(&root),
             aux: Vec::new(),
+            resilver_pending: false,
             scan: None,
             rebuilds: Vec::new(),
             error_scrub: None,

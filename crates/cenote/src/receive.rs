@@ -12,8 +12,10 @@
 //! * Readers of the dataset get the state before or after a substream, never a mixture. Its open
 //!   handles get `NotFound` after the switch, as after a rollback.
 
+mod correct;
 mod names;
 mod package;
+mod raw;
 mod resume;
 
 use std::io::Read;
@@ -24,7 +26,7 @@ use dmu::{OutagePolicy, Tx};
 use dsl::DslDir;
 use dsl::props::PropData;
 use dsl::write::MosRead;
-use dsl::write::receive::{ReceivePosition, ReceivedSnapshot, ResumeState};
+use dsl::write::receive::{RawSnapshot, ReceivePosition, ReceivedSnapshot, ResumeState};
 use nvlist::NvList;
 use ondisk::objset::ObjsetType;
 use spa::engine::{EndReceive, NewReceive, ReceiveTarget, SpaceAccount, Writer};
@@ -33,9 +35,10 @@ use stream::{
     StreamRecord, begin_flags, receive_substream,
 };
 
-use crate::changes::{command, stored};
+use crate::changes::stored;
 use crate::pool::Pool;
 
+pub use correct::CorrectedBlocks;
 pub use names::ReceiveNames;
 
 /// How a stream is received.
@@ -46,12 +49,17 @@ pub struct ReceiveOptions {
     pub force: bool,
     /// Full name of the snapshot that the new dataset becomes a clone of (`-o origin=`).
     pub origin: Option<String>,
+    /// Holds in a package are ignored (`-h`).
+    pub ignore_holds: bool,
     /// If the stream is cut off, what came is kept, and the rest can be sent later (`-s`).
     pub resumable: bool,
     /// Properties set on the dataset, in stored form (`-o`).
     pub props: Vec<(String, PropData)>,
     /// Properties that the dataset inherits (`-x`).
     pub inherits: Vec<String>,
+    /// Damaged blocks of the snapshot, which exists, are repaired from the stream (`-c`); nothing
+    /// else changes, and the other options have no meaning.
+    pub correct: bool,
     /// Only check (`-n`): the stream is read to its end, and nothing is changed.
     pub dry_run: bool,
     /// The command, for the pool's history.
@@ -71,6 +79,8 @@ pub struct IncomingSnapshot {
     pub resumes: bool,
     /// It is one of a volume, not of a file system.
     pub is_volume: bool,
+    /// It has the blocks of an encrypted dataset as they are stored.
+    pub is_raw: bool,
 }
 
 /// What was received.
@@ -86,6 +96,8 @@ pub struct ReceivedStream {
     pub is_new: bool,
     /// The snapshot was there already.
     pub skipped: bool,
+    /// What was repaired, if that is what the stream was for.
+    pub corrected: Option<CorrectedBlocks>,
 }
 
 /// Watches a receive, and takes part in it: the owner of mounts, a command that shows progress.
@@ -100,6 +112,25 @@ pub trait ReceiveObserver {
     /// # Errors
     /// Any; the receive then ends with it.
     fn begins(&mut self, _sent: &IncomingSnapshot, _target: &str) -> Result<()> {
+        Ok(())
+    }
+
+    /// Performs the first change: `act` makes what the stream is received into. `dataset` is its
+    /// full name, of a dataset that exists or will. The observer calls `act` once, or returns an
+    /// error instead.
+    ///
+    /// # Errors
+    /// Those of `act`, and any other; nothing has changed then.
+    fn begin(&mut self, _dataset: &str, act: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        act()
+    }
+
+    /// Asked before a package changes anything else of a dataset or snapshot: whether the user who
+    /// receives it has these permissions (`zfs allow`).
+    ///
+    /// # Errors
+    /// `Permission`.
+    fn allows(&mut self, _name: &str, _permissions: &[&str]) -> Result<()> {
         Ok(())
     }
 
@@ -206,6 +237,7 @@ impl<R: Read> IncomingStream<R> {
             from_guid: begin.from_guid,
             resumes: begin.features().has(Features::RESUMING),
             is_volume: begin.objset_type == 3,
+            is_raw: begin.features().has(Features::RAW),
         }))
     }
 
@@ -284,6 +316,7 @@ fn features_of(features: Features) -> (Vec<&'static str>, Vec<&'static str>) {
         (Features::LONGNAME, "org.zfsonlinux:longname", true),
         (Features::LARGE_MICROZAP, "com.klarasystems:large_microzap", true),
         (Features::REDACTED, known::REDACTED_DATASETS, false),
+        (Features::RAW, known::ENCRYPTION, false),
     ];
     let set = || table.iter().filter(|(feature, ..)| features.has(*feature));
     let needs = set().map(|(_, guid, _)| *guid).collect();
@@ -298,10 +331,6 @@ fn check_features(features: Features) -> Result<()> {
             "stream has unsupported feature, feature flags = {:x} (unknown flags = {unknown:x})",
             features.0
         );
-        return Err(Error::unsupported(text));
-    }
-    if features.has(Features::RAW) {
-        let text = "raw encrypted streams cannot be received by this version";
         return Err(Error::unsupported(text));
     }
     Ok(())
@@ -359,7 +388,7 @@ impl Pool {
     ) -> Result<Vec<ReceivedStream>> {
         let mut out = Vec::new();
         let list = stream.package().and_then(|(name, list)| Some((name.to_owned(), list?.clone())));
-        if let Some((name, list)) = &list {
+        if let Some((name, list)) = list.as_ref().filter(|_| !options.correct) {
             self.reconcile(list, name, target, names, options, observer)?;
         }
         while let Some(sent) = stream.next_snapshot()? {
@@ -367,23 +396,53 @@ impl Pool {
             let full = names.target(target, top.as_deref(), &sent.name)?;
             let there = top.is_some() && self.has_snapshot(&full, sent.guid)?;
             let received = match there {
+                _ if options.correct => {
+                    self.correct_one(stream, &sent, &full, options, observer)?
+                }
                 true => {
                     stream.skip()?;
                     let (snapshot, bytes) = (full, stream.bytes() - stream.began_at);
-                    ReceivedStream { snapshot, sent, bytes, is_new: false, skipped: true }
+                    ReceivedStream {
+                        snapshot,
+                        sent,
+                        bytes,
+                        is_new: false,
+                        skipped: true,
+                        corrected: None,
+                    }
                 }
-                false => self.receive_one(stream, &sent, &full, options, observer)?,
+                false => {
+                    let of = list.as_ref().and_then(|(_, list)| list.dataset_of(&sent.name));
+                    let has_props = of.is_some_and(|of| of.props.is_some());
+                    self.receive_one(stream, (&sent, has_props), &full, options, observer)?
+                }
             };
             let of = list.as_ref().and_then(|(_, list)| list.dataset_of(&received.sent.name));
             if let Some(props) = of.and_then(|of| of.props.as_ref())
                 && !options.dry_run
+                && !options.correct
             {
                 let dataset = received.snapshot.split('@').next().unwrap_or_default();
                 self.receive_props(dataset, props, observer)?;
+                if received.is_new
+                    && received.sent.is_raw
+                    && of.is_some_and(|of| of.is_encryption_root)
+                {
+                    self.receive_key_location(dataset, props)?;
+                }
                 self.after_receive(dataset, received.is_new, options)?;
+            }
+            if let Some(of) = of.filter(|_| !received.skipped)
+                && !options.dry_run
+                && !options.correct
+            {
+                self.receive_snapshot_extras(of, &received, options, observer)?;
             }
             observer.ended(&received);
             out.push(received);
+        }
+        if let Some((_, list)) = list.as_ref().filter(|_| !options.dry_run && !options.correct) {
+            self.settle_roots(list, &out)?;
         }
         Ok(out)
     }
@@ -401,7 +460,7 @@ impl Pool {
     fn receive_one<R: Read>(
         &self,
         stream: &mut IncomingStream<R>,
-        sent: &IncomingSnapshot,
+        (sent, has_props): (&IncomingSnapshot, bool),
         target: &str,
         options: &ReceiveOptions,
         observer: &mut dyn ReceiveObserver,
@@ -410,7 +469,18 @@ impl Pool {
         let (begin, payload) = stream.next.as_ref().ok_or_else(none)?;
         let begin = *begin;
         check_features(begin.features())?;
-        let new = self.new_receive(&begin, payload, target, options)?;
+        let list = match payload.is_empty() {
+            true => NvList::new(),
+            false => NvList::unpack(payload)?,
+        };
+        let mut new = self.new_receive(&begin, &list, target, options)?;
+        new.is_plain = raw::is_plain(options, has_props);
+        let mut of_snapshot = None;
+        if sent.is_raw {
+            let (of_dataset, ivset) = raw::raw_receive(&list)?;
+            of_snapshot = Some(RawSnapshot { keys: of_dataset.keys.clone(), ivset });
+            new.raw = Some(of_dataset);
+        }
         observer.begins(sent, target)?;
         let received = |bytes: u64, is_new: bool| ReceivedStream {
             snapshot: target.to_owned(),
@@ -418,6 +488,7 @@ impl Pool {
             bytes,
             is_new,
             skipped: false,
+            corrected: None,
         };
         let writer = Arc::clone(self.writer()?);
         if options.dry_run {
@@ -427,7 +498,13 @@ impl Pool {
         }
         let (dataset, snapshot) = (new.dataset.clone(), new.snapshot.clone());
         let resumes = new.resumes_at.is_some();
-        let begun = writer.begin_receive(new, command(options.command.as_deref()))?;
+        let mut begun = None;
+        let line = options.command.as_deref();
+        observer.begin(&dataset, &mut || {
+            begun = Some(writer.begin_receive(new.clone(), self.command(line))?);
+            Ok(())
+        })?;
+        let begun = begun.ok_or_else(|| base::bug!("a receive did not begin"))?;
         let mut guard = ReceiveGuard { writer: &writer, target: begun, ended: false };
         let is_new = guard.target.into.is_none();
         stream.next = None;
@@ -451,6 +528,7 @@ impl Pool {
                 name: snapshot,
                 guid: begin.to_guid,
                 creation_time: begin.creation_time,
+                raw: of_snapshot,
             },
             force: options.force,
         };
@@ -466,11 +544,12 @@ impl Pool {
     fn new_receive(
         &self,
         begin: &Begin,
-        payload: &[u8],
+        list: &NvList,
         target: &str,
         options: &ReceiveOptions,
     ) -> Result<NewReceive> {
         let features = begin.features();
+        raw::check_props(options, features.has(Features::RAW), begin.from_guid != 0)?;
         let kind = match begin.objset_type {
             2 => ObjsetType::Zfs,
             3 => ObjsetType::Zvol,
@@ -478,10 +557,6 @@ impl Pool {
         };
         let missing = || Error::invalid("missing '@' delimiter in snapshot name");
         let (dataset, snapshot) = target.split_once('@').ok_or_else(missing)?;
-        let list = match payload.is_empty() {
-            true => NvList::new(),
-            false => NvList::unpack(payload)?,
-        };
         let mut resumes_at = None;
         if features.has(Features::RESUMING) {
             resumes_at = Some((list.need_u64("resume_object")?, list.need_u64("resume_offset")?));
@@ -501,6 +576,8 @@ impl Pool {
         {
             return Err(Error::invalid("the stream cannot be received as a clone"));
         }
+        let mut of_new = options.props.clone();
+        of_new.retain(|(name, _)| name != "encryption");
         let (mut needs, uses) = features_of(features);
         let resume = options.resumable.then(|| ResumeState {
             from_guid: Some(begin.from_guid).filter(|guid| *guid != 0),
@@ -510,7 +587,7 @@ impl Pool {
             large_blocks: features.has(Features::LARGE_BLOCKS),
             embedded: features.has(Features::EMBED_DATA),
             compressed: features.has(Features::COMPRESSED),
-            raw: false,
+            raw: features.has(Features::RAW),
             from_redacted: from_redacted.clone(),
         });
         if resume.is_some() {
@@ -527,11 +604,13 @@ impl Pool {
             force: options.force,
             needs,
             uses,
-            props: stored(&options.props),
+            props: stored(&of_new),
             resume,
             resumes_at,
             redacted,
             from_redacted,
+            is_plain: false,
+            raw: None,
         })
     }
 
@@ -566,11 +645,16 @@ impl Pool {
 
     /// Sets the properties that the options name. A new dataset has them already.
     fn after_receive(&self, name: &str, made: bool, options: &ReceiveOptions) -> Result<()> {
-        if !made && !options.props.is_empty() {
-            self.set_props(name, &options.props, None)?;
+        // Encryption is no property that is stored as one.
+        let stays = |prop: &str| prop != "encryption";
+        let mut props = options.props.clone();
+        props.retain(|(prop, _)| stays(prop));
+        if !made && !props.is_empty() {
+            self.set_props(name, &props, None)?;
         }
-        if !options.inherits.is_empty() {
-            let list: Vec<&str> = options.inherits.iter().map(String::as_str).collect();
+        let list = options.inherits.iter().map(String::as_str);
+        let list: Vec<&str> = list.filter(|prop| stays(prop)).collect();
+        if !list.is_empty() {
             self.inherit(name, &list, None)?;
         }
         self.core.refresh_hosts()

@@ -366,6 +366,8 @@ fn snapshots_are_cloned_bookmarked_and_held() {
         s.fail(2, &["zfs", "hold", ".x", "tank/a@s"]).starts_with("tag may not start with '.'")
     );
     assert_eq!(no(&["holds", "tank/a"]), "'tank/a' is not a snapshot\n");
+    let said = s.say(&["zfs", "holds", "tank/a@none"]);
+    assert!(said.code == 1 && said.out.is_empty() && !said.err.is_empty(), "{said:?}");
     assert_eq!(
         no(&["destroy", "tank/a@s"]),
         "cannot destroy snapshot tank/a@s: it's being held. Run 'zfs holds -r tank/a@s' to see \

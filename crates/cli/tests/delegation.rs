@@ -6,10 +6,11 @@
 mod common;
 
 use std::collections::BTreeSet;
+use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use common::{Said, Sandbox, can_mount, is_root, judge, new_pool, said};
 use testkit::golden;
@@ -38,6 +39,21 @@ impl SharedDaemon {
         command.args(args).env("CENOTE_RUNTIME_DIR", self.s.path("run")).env("TZ", "UTC");
         command.uid(uid).gid(uid).current_dir("/");
         said(&command.output().unwrap())
+    }
+
+    /// The same, with this standard input; its standard output as it is.
+    fn fed_as(&self, uid: u32, args: &[&str], input: &[u8]) -> (Said, Vec<u8>) {
+        let mut command = Command::new(&self.program);
+        command.args(args).env("CENOTE_RUNTIME_DIR", self.s.path("run")).env("TZ", "UTC");
+        command.uid(uid).gid(uid).current_dir("/");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut pipe = child.stdin.take().unwrap();
+        // A command that refuses need not read.
+        let _refused = pipe.write_all(input);
+        drop(pipe);
+        let output = child.wait_with_output().unwrap();
+        (said(&output), output.stdout)
     }
 
     /// It must succeed without a word.
@@ -262,12 +278,29 @@ const ALWAYS: &[&[&str]] = &[
     &["zpool", "wait", "-t", "scrub", "tank"],
 ];
 
+/// Options, kind and disks of pools.
+const SHAPES: [(&[&str], &[&str], usize); 3] = [
+    (&["-o", "ashift=12"], &[], 1),
+    (&["-o", "ashift=9"], &["raidz1"], 3),
+    (&["-o", "ashift=12"], &["draid1:2d:5c:1s"], 5),
+];
+
 /// A pool with a snapshot, a clone and a child, and nothing mounted.
 fn prepared(name: &str) -> SharedDaemon {
     let u = SharedDaemon::new(name);
-    let disk = u.s.dir("disks").join("disk");
-    std::fs::File::create(&disk).unwrap().set_len(256 << 20).unwrap();
-    u.s.ok(&["zpool", "create", "-O", "mountpoint=none", "tank", disk.to_str().unwrap()]);
+    // A pool of another kind for each test.
+    let shape = name.len() % SHAPES.len();
+    let (options, kind, count) = SHAPES[shape];
+    let disks: Vec<String> = (0..count)
+        .map(|i| {
+            let disk = u.s.dir("disks").join(format!("disk{i}"));
+            std::fs::File::create(&disk).unwrap().set_len(192 << 20).unwrap();
+            disk.to_str().unwrap().to_owned()
+        })
+        .collect();
+    let disks: Vec<&str> = disks.iter().map(String::as_str).collect();
+    let create = ["zpool", "create", "-O", "mountpoint=none"];
+    u.s.ok(&[&create[..], options, &["tank"], kind, &disks].concat());
     u.s.ok(&["zfs", "create", "-p", "tank/a/b"]);
     u.s.ok(&["zfs", "snapshot", "tank/a@s"]);
     u.s.ok(&["zfs", "clone", "tank/a@s", "tank/clone"]);
@@ -677,4 +710,106 @@ fn the_shared_socket() {
     let told = u.user_fails(&["zpool", "list"]);
     assert!(told.contains("cannot reach the daemon"), "{told}");
     u.s.stop();
+}
+
+/// Streams that users send and receive.
+#[test]
+fn streams_of_users() {
+    if !is_root("streams of users") {
+        return;
+    }
+    let u = prepared("delegation-streams");
+    u.s.ok(&["zfs", "snapshot", "tank/a@t"]);
+    let send = |args: &[&str]| u.fed_as(USER, &[&["zfs", "send"], args].concat(), b"");
+    let refused = |said: &Said, start: &str| {
+        let whole = said.code == 1 && said.err.ends_with(": permission denied\n");
+        assert!(whole && said.err.starts_with(start), "{said:?}");
+    };
+    refused(&send(&["tank/a@s"]).0, "cannot send 'tank/a@s'");
+    // Streams of encrypted datasets alone, which this one is not.
+    u.allow("send:encrypted");
+    refused(&send(&["-w", "tank/a@s"]).0, "cannot send 'tank/a@s'");
+    u.unallow();
+    u.allow("send:raw");
+    refused(&send(&["tank/a@s"]).0, "cannot send 'tank/a@s'");
+    assert_eq!(send(&["-w", "tank/a@s"]).0.code, 0);
+    u.unallow();
+    u.allow("send");
+    let (said, full) = send(&["tank/a@s"]);
+    assert_eq!((said.code, said.err.as_str()), (0, ""));
+    let (_, incremental) = send(&["-i", "@s", "tank/a@t"]);
+    u.unallow();
+    let before = u.state();
+    let receive = |args: &[&str], input: &[u8]| {
+        u.fed_as(USER, &[&["zfs", "receive"], args].concat(), input).0
+    };
+    let new = "cannot receive new filesystem stream";
+    // A command, the stream, and what it needs. Each alone is too little.
+    let cases: [(&[&str], &[u8], &str); 6] = [
+        (&["tank/n"], &full, "receive,create,mount"),
+        (&["-o", "compression=off", "tank/n"], &full, "receive,create,mount,compression"),
+        (&["-x", "quota", "tank/n"], &full, "receive,create,mount,quota"),
+        (&["-o", "com.example:x=1", "tank/n"], &full, "receive,create,mount,userprop"),
+        (&["tank/n"], &full, "receive:append,create,mount"),
+        (&["-d", "tank/clone"], &full, "receive,create,mount"),
+    ];
+    for (args, stream, needs) in cases {
+        let all: Vec<&str> = needs.split(',').collect();
+        for lacking in 0..all.len() {
+            let mut some = all.clone();
+            some.remove(lacking);
+            u.allow(&some.join(","));
+            let said = receive(args, stream);
+            assert!(said.code == 1 && said.err.contains("permission denied"), "{args:?}: {said:?}");
+            u.unallow();
+            assert_eq!(u.state(), before, "{args:?}");
+        }
+        u.allow(needs);
+        let said = receive(args, stream);
+        assert_eq!((said.code, said.err.as_str()), (0, ""), "{args:?}");
+        u.unallow();
+        u.s.ok(&["zfs", "destroy", "-r", if args[0] == "-d" { "tank/clone/a" } else { "tank/n" }]);
+        assert_eq!(u.state(), before, "{args:?}");
+    }
+    refused(&receive(&["tank/n"], &full), new);
+    // Into what is there: what was changed is given up only with `rollback`.
+    u.allow("receive,create,mount");
+    assert_eq!(receive(&["tank/n"], &full).code, 0);
+    u.unallow();
+    let into = "cannot receive incremental stream";
+    refused(&receive(&["tank/n"], &incremental), into);
+    u.allow("receive:append,create,mount,rollback");
+    refused(&receive(&["-F", "tank/n"], &incremental), into);
+    u.unallow();
+    u.allow("receive,create,mount");
+    refused(&receive(&["-F", "tank/n"], &incremental), into);
+    u.unallow();
+    u.allow("receive,create,mount,rollback");
+    let said = receive(&["-F", "tank/n"], &incremental);
+    assert_eq!((said.code, said.err.as_str()), (0, ""));
+    // A snapshot is repaired, and what an interrupted receive left is discarded.
+    assert_eq!(receive(&["-c", "tank/n"], &incremental).code, 0);
+    u.unallow();
+    let said = receive(&["-c", "tank/n"], &incremental);
+    assert!(said.code == 1 && said.err.contains("permission denied"), "{said:?}");
+    u.allow("receive,create,mount");
+    let said = receive(&["-s", "tank/cut"], &full[..full.len() / 2]);
+    assert_eq!(said.code, 1, "{said:?}");
+    u.unallow();
+    refused(&receive(&["-A", "tank/cut"], b""), "cannot abort receive into 'tank/cut'");
+    u.allow("destroy,mount");
+    assert_eq!(receive(&["-A", "tank/cut"], b"").code, 0);
+    u.unallow();
+    u.s.fail(1, &["zfs", "list", "tank/cut"]);
+    // The creator gets the create-time permissions, and is in the history.
+    u.s.ok(&["zfs", "allow", "-c", "snapshot", "tank"]);
+    u.allow("receive,create,mount");
+    assert_eq!(receive(&["tank/mine"], &full).code, 0);
+    u.user_ok(&["zfs", "snapshot", "tank/mine@now"]);
+    let history = u.s.ok(&["zpool", "history", "-l", "tank"]);
+    let theirs = history
+        .lines()
+        .any(|line| line.contains("zfs receive tank/mine") && line.contains("[user 1000 "));
+    assert!(theirs, "{history}");
+    judge(&u.s);
 }

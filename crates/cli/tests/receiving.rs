@@ -143,8 +143,8 @@ fn refusals_in_the_words_of_openzfs() {
         let err = s.fail(2, &[&["zfs", "receive"], args].concat());
         assert!(err.contains("usage:"), "{args:?}: {err}");
     }
-    let err = s.fail(1, &["zfs", "receive", "-c", "tank/y"]);
-    assert!(err.contains("is not supported by this version of Cenote"), "{err}");
+    let absent = format!("{new}: destination 'tank/y@a' does not exist\n");
+    refused(&s, &["-c", "tank/y"], &a, &absent);
     judge(&s);
 }
 
@@ -260,5 +260,43 @@ fn redacted_streams() {
     received(&s, &["-o", "origin=tank/copy@a", "tank/copy2"], &clone);
     assert!(!s.path("mnt/copy2/secret").exists());
     assert_eq!(std::fs::read(s.path("mnt/copy2/open")).unwrap(), vec![b'o'; 8192]);
+    judge(&s);
+}
+
+/// An encrypted dataset is received without its key, and repaired from the same stream.
+#[test]
+fn raw_and_corrective_streams() {
+    let streams = golden_streams();
+    let Some((_, raw)) = streams.iter().find(|(name, _)| name == "raw-full") else { return };
+    let s = Sandbox::new("receive-raw");
+    pool(&s);
+    let place = "keylocation=file:///nowhere";
+    received(&s, &["-o", place, "tank/x"], raw);
+    let get = |props: &str| s.ok(&["zfs", "get", "-Ho", "value", props, "tank/x"]);
+    assert_eq!(
+        get("encryption,keylocation,keyformat,keystatus,encryptionroot,mounted"),
+        "aes-256-gcm\nfile:///nowhere\npassphrase\nunavailable\ntank/x\nno\n"
+    );
+    let new = "cannot receive new filesystem stream";
+    let words = "cannot be set or excluded for raw streams.";
+    for args in [&["-o", "encryption=on", "tank/y"][..], &["-x", "encryption", "tank/y"]] {
+        refused(&s, args, raw, &format!("{new}: encryption property 'encryption' {words}\n"));
+    }
+    let a = sent(&s, &["tank/src@a"]);
+    refused(&s, &["tank/x/y"], &a, &format!("{new}: inherited key must be loaded\n"));
+    received(&s, &["-u", "-o", "encryption=off", "tank/x/y"], &a);
+    let out = received(&s, &["-c", "-v", "tank/x"], raw);
+    let begins = "receiving corrective full stream of crypt2/aes-256-gcm@one into tank/x@one\n";
+    assert!(out.starts_with(begins) && out.ends_with("\ncorrected 0 blocks, 0B\n"), "{out}");
+    refused(
+        &s,
+        &["-c", "tank/src@a"],
+        raw,
+        &format!("{new}: the stream is not one of snapshot 'tank/src@a'\n"),
+    );
+    for args in [&["-c", "-F", "tank/x"][..], &["-c", "-o", "quota=1G", "tank/x"]] {
+        let said = fed(&s, &[&["zfs", "receive"], args].concat(), raw);
+        assert!(said.code == 2 && said.err.contains("usage:"), "{said:?}");
+    }
     judge(&s);
 }

@@ -61,6 +61,19 @@ fn json_says_what_the_text_says() {
     let tank = &ints[&guid];
     assert_eq!(tank["vdevs"]["tank"]["total_space"].to_string(), size);
     assert_eq!(tank["pool_guid"].to_string(), guid);
+    // A list's vdevs have the table's columns.
+    let list = s.ok(&["zpool", "list", "-v", "-j", "--json-int", "-o", "name,size,health"]);
+    let list: Value = serde_json::from_str(&list).unwrap();
+    let tank = &list["pools"]["tank"];
+    let mirror = &tank["vdevs"]["mirror-0"];
+    assert_eq!(tank["properties"]["size"]["value"].to_string(), size, "{tank}");
+    assert_eq!((&mirror["vdev_type"], &mirror["class"]), (&"mirror".into(), &"normal".into()));
+    assert_eq!(mirror["properties"]["size"]["value"].to_string(), size, "{tank}");
+    let leaf = &mirror["vdevs"][&d[0]];
+    assert_eq!((&leaf["path"], &leaf["state"]), (&d[0].as_str().into(), &"ONLINE".into()));
+    assert_eq!(leaf["properties"].as_object().unwrap().len(), 2);
+    assert_eq!(tank["spares"][&d[4]]["properties"]["health"]["value"], "AVAIL");
+    assert!(tank["logs"][&d[2]].is_object() && tank["l2cache"][&d[3]].is_object(), "{tank}");
     let flat = json(&s, &["-j", "--json-flat-vdevs", "-sit"])["tank"].clone();
     let all = flat["vdevs"].as_object().unwrap();
     assert_eq!(all.len(), 7, "{flat}");

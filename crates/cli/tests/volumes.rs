@@ -251,6 +251,15 @@ fn real_clients_of_network_block_devices() {
     let e = s.fail(1, &["zpool", "export", "tank"]);
     assert_eq!(e, "cannot export 'tank': pool is busy\n");
     assert!(s.ok(&["daemon", "status"]).contains("nbd: "));
+    // Nor can the volume be destroyed, alone or with others, or while its file is open.
+    for args in [&["zfs", "destroy", "-r", "tank/v"][..], &["zfs", "destroy", "-rf", "tank"]] {
+        assert_eq!(s.fail(1, args), "cannot destroy 'tank/v': dataset is busy\n");
+    }
+    if let Ok(open) = std::fs::File::open(s.path("run/volumes/tank/v@s")) {
+        let e = s.fail(1, &["zfs", "destroy", "tank/v@s"]);
+        assert_eq!(e, "cannot destroy snapshot 'tank/v@s': dataset is busy\n");
+        drop(open);
+    }
     drop(busy);
     eventually("the client is not gone", || s.ok(&["daemon", "status"]).contains("nbd, 0 clients"));
     judge(&s);

@@ -290,7 +290,8 @@ pub(super) const COMMANDS: &[Command] = &[
         synopsis: "send [-DLPVbcehnpvw] [-i snapshot|bookmark] <filesystem|volume|snapshot>\n\t\
                    send [-DLPVbcehnpsvw] [-R [-X dataset[,dataset]...]] [-[i|I] snapshot] \
                    <snapshot>\n\tsend [-DLPVcehnpvw] [-i snapshot|bookmark] --redact <bookmark> \
-                   <snapshot>\n\tsend [-PVenv] -t <token>",
+                   <snapshot>\n\tsend [-PVenv] -t <token>\n\tsend [-DLPVcenv] -S \
+                   <filesystem|volume>",
         flags: &[
             arg('i', "snapshot|bookmark", Word::DatasetOrSnapshot, "only what changed since then"),
             arg('I', "snapshot", Word::DatasetOrSnapshot, "also all snapshots since then"),
@@ -313,7 +314,7 @@ pub(super) const COMMANDS: &[Command] = &[
             arg('X', "dataset", Word::Dataset, "datasets to leave out, separated by commas")
                 .or("exclude"),
             arg('t', "token", Word::Any, "go on where a receiver stopped").or("resume"),
-            flag('S', "sending a partial receive").or("saved").refused(),
+            flag('S', "what an interrupted, resumable receive has left").or("saved"),
             arg('d', "bookmark", Word::Any, "without the blocks that a redaction bookmark lists")
                 .or("redact"),
             flag('U', "sending an encrypted dataset's properties")
@@ -461,7 +462,7 @@ pub(super) const COMMANDS: &[Command] = &[
         synopsis: "receive [-FMhnsuv] [-o <property>=<value> | -x <property>] ... \
                    <filesystem|volume|snapshot>\n\treceive [-FMhnsuv] [-d|-e] [-o \
                    <property>=<value> | -x <property>] ...\n\t    <filesystem>\n\treceive -A \
-                   <filesystem|volume>",
+                   <filesystem|volume>\n\treceive -c [-nv] <filesystem|snapshot>",
         flags: &[
             flag('F', "give up changes and snapshots since the one that the stream begins with"),
             flag('d', "the sender's name without its pool, below the file system"),
@@ -479,8 +480,9 @@ pub(super) const COMMANDS: &[Command] = &[
             flag('s', "keep what came if the stream is cut off, to be resumed"),
             flag('A', "discard what an interrupted receive kept"),
             flag('M', "unmount even what is busy"),
-            ignored('h'),
-            flag('c', "healing a damaged snapshot").or("corrective").refused(),
+            flag('h', "leave out the holds in the stream"),
+            flag('c', "only repair damaged blocks of the snapshot from its stream")
+                .or("corrective"),
         ],
         words: &[Word::DatasetOrSnapshot],
         ..ZFS

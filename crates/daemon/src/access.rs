@@ -27,8 +27,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use base::{Error, ErrorKind, Result};
-use cenote::Pool;
 use cenote::delegation::{Actor, GrantPlace, Subject, permission_to_set};
+use cenote::{Dataset, Pool};
 use proto::{Change, MountArgs, Request};
 use rustix::process::geteuid;
 
@@ -202,6 +202,62 @@ impl Caller {
         self.require_at(pool, parent, GrantPlace::New, &wanted)
     }
 
+    /// Whether the user may send a snapshot. `send` is for all streams; `send:raw` only for raw
+    /// ones, `send:encrypted` for those of encrypted datasets among them.
+    ///
+    /// # Errors
+    /// As [`Caller::require`].
+    pub(crate) fn require_send(&self, pool: &Pool, of: &Dataset, raw: bool) -> Result<()> {
+        let mut enough = vec!["send"];
+        if raw {
+            enough.push("send:raw");
+            enough.extend(of.is_locked().then_some("send:encrypted"));
+        }
+        let tried = |permission: &&str| self.require(pool, of.name(), &[permission]);
+        let mut last = Err(denied());
+        for permission in &enough {
+            last = tried(permission);
+            if last.is_ok() {
+                break;
+            }
+        }
+        last
+    }
+
+    /// Whether the user may receive a stream into a dataset, which need not exist yet. The
+    /// properties are set or excluded by the command. `receive:append` does for a stream that
+    /// discards nothing; `force` also needs `rollback`, if there is something to discard.
+    ///
+    /// # Errors
+    /// As [`Caller::require`].
+    pub(crate) fn require_receive(
+        &self,
+        pool: &Pool,
+        name: &str,
+        is_there: bool,
+        props: &[&str],
+        force: bool,
+    ) -> Result<()> {
+        if self.owner {
+            return Ok(());
+        }
+        let parent = name.rsplit_once('/').map_or(name, |(parent, _)| parent);
+        let (at, place) = match is_there {
+            true => (name, GrantPlace::Dataset),
+            false => (parent, GrantPlace::New),
+        };
+        let of = if is_there { name } else { parent };
+        let have = self.permissions(pool, of, GrantPlace::Dataset)?;
+        let receives = have.contains("receive") || (have.contains("receive:append") && !force);
+        let discards = !(force && is_there) || have.contains("rollback");
+        let all = ["mount", "create"].iter().all(|p| have.contains(*p));
+        if !receives || !discards || !all {
+            return Err(denied());
+        }
+        let wanted: Vec<&str> = props.iter().map(|prop| permission_to_set(prop)).collect();
+        self.require_at(pool, at, place, &wanted)
+    }
+
     /// Refuses if one of these datasets is mounted at a place that another user could move.
     ///
     /// # Errors
@@ -266,7 +322,6 @@ fn refusal(request: &Request) -> String {
         Request::Add(args) => ("add to", args.name.as_str()),
         Request::History { name, .. } => ("get history for", name.as_str()),
         Request::Change { pool, change, .. } => return refused_change(pool, change),
-        Request::Receive(_) => ("receive", ""),
         Request::Mount(args) => ("mount", args.target.as_deref().unwrap_or_default()),
         Request::Unmount(args) => ("unmount", args.target.as_deref().unwrap_or_default()),
         _ => return "permission denied".to_owned(),
@@ -323,6 +378,7 @@ pub(super) fn check(by: &Caller, request: &Request) -> Result<()> {
         | Request::KstatNames
         | Request::Kstats { .. }
         | Request::Send(_)
+        | Request::Receive(_)
         | Request::Diff(_)
         | Request::ChangeDatasets(_) => true,
         Request::Unmount(args) => args.target.is_some(),

@@ -167,6 +167,7 @@ pub(crate) fn pool(s: &PoolStatus) -> Pool {
             pass_examined: s.pass_examined,
             pass_issued: s.pass_issued,
         }),
+        resilver_pending: s.resilver_pending,
         rebuilds: s.rebuilds.iter().map(rebuild).collect(),
         error_scrub: s.error_scrub.as_ref().map(|s| ErrorScrub {
             state: scan_state(s.state),
@@ -203,6 +204,7 @@ pub(crate) fn pool_without_tree(name: &str, guid: u64, doing: Option<String>) ->
         error_count: 0,
         errors: Vec::new(),
         scan: None,
+        resilver_pending: false,
         rebuilds: Vec::new(),
         error_scrub: None,
         removal: None,

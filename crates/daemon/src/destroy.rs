@@ -3,11 +3,10 @@
 //! # Invariants
 //! * The whole set of datasets is determined before any of them is destroyed. Mounted ones are
 //!   unmounted first, and a mount in use aborts the command.
-//! * Snapshots of one command are destroyed in one txg.
+//! * A volume, or a snapshot of one, that a program has open is not destroyed.
 //!
 //! # Departures from OpenZFS
-//! * Clones are destroyed before the datasets that they depend on, each subtree in a txg of its
-//!   own.
+//! * Clones are destroyed before the datasets that they depend on, each subtree by itself.
 
 use std::collections::BTreeSet;
 
@@ -81,6 +80,11 @@ pub(super) fn destroy(
     if !args.dry_run {
         let fail = |e: Error| cannot("cannot destroy", target, &e);
         pool.writer().map_err(fail)?;
+        if let Some(open) = state.open_volume_of(&plan.names) {
+            let action =
+                if open.contains('@') { "cannot destroy snapshot" } else { "cannot destroy" };
+            return Err(cannot(action, open, &Error::busy("dataset is busy")));
+        }
         by.require_fixed_mounts(state, |name| plan.includes(name))?;
         unmount(state, &plan, args.force, to)?;
         let deferred = deferred_origins(&plan, &pool);
@@ -273,7 +277,7 @@ fn named(dataset: &Dataset, list: &str) -> Result<Vec<Dataset>> {
     Ok(wanted.into_iter().filter_map(|i| all.get(i).cloned()).collect())
 }
 
-/// The plan for snapshots, with the bytes that they free.
+/// The plan for snapshots, with the bytes that they free if these are wanted.
 fn of_snapshots(
     pool: &Pool,
     dataset: &Dataset,
@@ -296,7 +300,10 @@ fn of_snapshots(
             plan.names.push(snap.name().to_owned());
             plan.snapshots.push(snap.name().to_owned());
         }
-        reclaim = reclaim.saturating_add(d.reclaimable(&snaps).map_err(fail)?);
+        // It takes time that grows with the square of the number of snapshots.
+        if args.sizes {
+            reclaim = reclaim.saturating_add(d.reclaimable(&snaps).map_err(fail)?);
+        }
     }
     if plan.snapshots.is_empty() {
         let text = "could not find any snapshots to destroy; check snapshot names.";

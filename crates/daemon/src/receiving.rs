@@ -36,12 +36,14 @@ use super::datasets::{
 use super::handle::RowListener;
 use super::mounts;
 use super::remount;
-use super::rollback::unmount;
+use super::rollback::{mounted_inside, unmount};
 use super::state::{DaemonState, Listener};
 use super::watched::Relay;
 
 /// How often a waiting receive looks whether it is to end.
 const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 250_000_000 };
+/// The property `encryption` of a dataset that is not encrypted.
+const ENCRYPTION_OFF: u64 = 2;
 /// How long a frame that has begun may take.
 const FRAME_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -125,6 +127,7 @@ impl MountObserver<'_> {
     /// The whole message of an error.
     fn message(&self, target: &str, e: &Error) -> String {
         let mut why = match e.kind() {
+            ErrorKind::Checksum if self.args.correct => error_text(e),
             ErrorKind::Checksum | ErrorKind::Interrupted if !self.to.is_gone() => {
                 "checksum mismatch or incomplete stream".to_owned()
             }
@@ -145,6 +148,17 @@ impl MountObserver<'_> {
         format!("{}: {why}", self.action())
     }
 
+    /// Whether the user may receive into a dataset.
+    fn check_allowed(&self, dataset: &str) -> Result<()> {
+        if self.by.is_owner() {
+            return Ok(());
+        }
+        let set = self.args.props.iter().map(|(name, _)| name);
+        let props: Vec<&str> = set.chain(&self.args.inherits).map(String::as_str).collect();
+        let is_there = exists(self.pool, dataset)?;
+        self.by.require_receive(self.pool, dataset, is_there, &props, self.args.force)
+    }
+
     /// Mounts what is new, and shows volumes and snapshots.
     fn show(&mut self, dataset: &Dataset, is_new: bool, snapshot: &str) {
         let name = dataset.name();
@@ -153,6 +167,11 @@ impl MountObserver<'_> {
             _ if is_new && !self.args.no_mount => {
                 let planned = mounts::plan(dataset, false);
                 let done = match planned {
+                    Ok(Ok(_)) if !self.by.is_owner() => {
+                        let text = "filesystem successfully received, but it may only be mounted \
+                                    by root";
+                        Err(Error::permission(text))
+                    }
                     Ok(Ok(plan)) => self.state.mount_one(&plan, &[], true),
                     Ok(Err(_)) => Ok(()),
                     Err(e) => Err(cannot("cannot mount", name, &e)),
@@ -179,13 +198,17 @@ impl ReceiveObserver for MountObserver<'_> {
         if self.args.verbose {
             let kind = if sent.from_guid == 0 { "full" } else { "incremental" };
             let verb = if self.args.dry_run { "would receive" } else { "receiving" };
-            self.to.line(format!("{verb} {kind} stream of {} into {target}\n", sent.name));
+            let how = if self.args.correct { "corrective " } else { "" };
+            self.to.line(format!("{verb} {how}{kind} stream of {} into {target}\n", sent.name));
         }
-        if self.args.naming == ReceiveNaming::Whole || self.args.dry_run {
+        let dataset = target.split('@').next().unwrap_or(target);
+        if self.args.dry_run && !self.args.correct {
+            self.check_allowed(dataset)?;
+        }
+        if self.args.naming == ReceiveNaming::Whole || self.args.dry_run || self.args.correct {
             return Ok(());
         }
         // The datasets between the one that is named and the sender's.
-        let dataset = target.split('@').next().unwrap_or(target);
         let base = self.args.target.as_str();
         if !exists(self.pool, base)? {
             return Err(Error::not_found(format!("destination '{base}' does not exist")));
@@ -194,9 +217,25 @@ impl ReceiveObserver for MountObserver<'_> {
         create_parents(self.state, self.pool, &above, self.by, self.to)
     }
 
+    fn begin(&mut self, dataset: &str, act: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        if self.by.is_owner() {
+            return act();
+        }
+        let what = "a stream is received";
+        let _turns = self.state.changing(std::iter::once(dataset), what, self.to)?;
+        self.check_allowed(dataset)?;
+        act()
+    }
+
+    fn allows(&mut self, name: &str, permissions: &[&str]) -> Result<()> {
+        self.by.require(self.pool, name, permissions)
+    }
+
     fn switch(&mut self, dataset: &str, act: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         let what = "a stream is received";
         let _turns = self.state.changing(std::iter::once(dataset), what, self.to)?;
+        let affected = mounted_inside(self.state, dataset);
+        self.by.require_fixed_mounts(self.state, |n| affected.iter().any(|name| name == n))?;
         let unmounted = unmount(self.state, dataset, self.args.force_unmount, self.to);
         let done = match &unmounted {
             Ok(_) => act(),
@@ -228,6 +267,16 @@ impl ReceiveObserver for MountObserver<'_> {
                 nicebytes(rate)
             ));
         }
+        if let Some(corrected) = received.corrected.filter(|_| !self.args.dry_run) {
+            if self.args.verbose {
+                self.to.line(format!(
+                    "corrected {} blocks, {}\n",
+                    corrected.blocks,
+                    nicebytes(corrected.bytes)
+                ));
+            }
+            return;
+        }
         let dataset = received.snapshot.split('@').next().unwrap_or_default();
         if let Ok(dataset) = self.pool.dataset(dataset)
             && !self.args.dry_run
@@ -255,6 +304,9 @@ pub(super) fn receive(
     if args.abort {
         let missing = || Error::not_found("dataset does not exist");
         let pool = pool.ok_or_else(|| cannot("cannot open", fs, &missing()))?;
+        let may = by.require(&pool, fs, &["destroy", "mount"]);
+        may.map_err(|e| cannot("cannot abort receive into", fs, &e))?;
+        let pool = by.acting(&pool);
         pool.discard_partial(fs, command(&args.command)).map_err(|e| match e.kind() {
             ErrorKind::Invalid => whole(e.message().to_owned()),
             _ => cannot("cannot open", fs, &e),
@@ -273,7 +325,17 @@ pub(super) fn receive(
         true => Of::Volume,
         false => Of::Filesystem,
     };
-    let setting = |(name, value): &(String, String)| dataset_setting(name, value, of);
+    let raw = first.as_ref().is_some_and(|sent| sent.is_raw);
+    let setting = |(name, value): &(String, String)| match name.as_str() {
+        // Where the key is asked for can be said of an encrypted dataset alone.
+        "keylocation" if raw => key_location(value),
+        "encryption" if value == "off" && !raw => Ok((name.clone(), PropData::Num(ENCRYPTION_OFF))),
+        // The library says what is wrong with them.
+        "encryption" | "keyformat" | "pbkdf2iters" if raw => {
+            Ok((name.clone(), PropData::Str(value.clone())))
+        }
+        _ => dataset_setting(name, value, of),
+    };
     let props: Vec<(String, PropData)> = args
         .props
         .iter()
@@ -287,6 +349,8 @@ pub(super) fn receive(
         props,
         inherits: args.inherits.clone(),
         dry_run: args.dry_run,
+        correct: args.correct,
+        ignore_holds: args.ignore_holds,
         command: command(&args.command).map(str::to_owned),
     };
     let names = match args.naming {
@@ -296,9 +360,20 @@ pub(super) fn receive(
     };
     let mut observer =
         MountObserver { state, pool: &pool, args, by, to, current: first, began: rt::now() };
-    let done = pool.receive_stream(&mut stream, target, names, &options, &mut observer);
+    let acting = by.acting(&pool);
+    let done = acting.receive_stream(&mut stream, target, names, &options, &mut observer);
     done.map_err(|e| Error::new(e.kind(), observer.message(target, &e)))?;
     Ok(Reply::Done)
+}
+
+/// The property `keylocation` of an encrypted dataset.
+fn key_location(value: &str) -> std::result::Result<(String, PropData), String> {
+    let places = ["file:///", "https://", "http://"];
+    let known = value == "prompt" || places.iter().any(|place| value.starts_with(place));
+    match known {
+        true => Ok(("keylocation".to_owned(), PropData::Str(value.to_owned()))),
+        false => Err(format!("invalid keylocation '{value}'")),
+    }
 }
 
 /// The text for a stream whose beginning is no stream's.

@@ -153,7 +153,7 @@ pub(super) fn rollback(
 pub(super) type Unmounted = Vec<(String, PathBuf)>;
 
 /// A dataset that is mounted, and those that are mounted inside of it.
-fn mounted_inside(state: &DaemonState, fs: &str) -> Vec<String> {
+pub(super) fn mounted_inside(state: &DaemonState, fs: &str) -> Vec<String> {
     let Some((_, at, _)) = state.mounted_below(|n| n == fs).pop() else { return Vec::new() };
     let mut all = state.mounted_below(|_| true);
     all.retain(|(_, below, _)| below.starts_with(&at));

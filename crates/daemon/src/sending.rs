@@ -68,6 +68,9 @@ pub(super) fn send(
     }
     let name = args.snapshot.as_str();
     let (pool, snapshot) = state.open(name)?;
+    if args.saved {
+        return saved(args, &pool, &snapshot, by, to);
+    }
     let from = args.from.as_deref().map(|from| source(&pool, name, from)).transpose()?;
     let options = SendOptions {
         large_blocks: args.large_blocks,
@@ -85,14 +88,14 @@ pub(super) fn send(
         skip_missing: args.package.skip_missing,
         exclude: args.package.exclude.clone(),
     };
-    by.require(&pool, name, &["send"]).map_err(|e| failed(name, &e))?;
+    by.require_send(&pool, &snapshot, options.raw).map_err(|e| failed(name, &e))?;
     if let Some(mark) = &args.redact {
         let mark = source(&pool, name, mark)?;
         return redacted((&snapshot, from.as_ref(), &mark), options, args.dry_run, to);
     }
     let plan = snapshot.plan_send(from.as_ref(), &package).map_err(|e| failed(name, &e))?;
     for (_, step) in &plan.steps {
-        let may = by.require(&pool, step.name(), &["send"]);
+        let may = by.require_send(&pool, step, options.raw);
         may.map_err(|e| failed(step.name(), &e))?;
     }
     if args.dry_run {
@@ -145,6 +148,34 @@ fn failed(name: &str, e: &Error) -> Error {
     }
 }
 
+/// Serves `zfs send -S`.
+fn saved(
+    args: &SendArgs,
+    pool: &Pool,
+    dataset: &Dataset,
+    by: &Caller,
+    to: &mut dyn RowListener,
+) -> Result<Reply> {
+    let name = dataset.name();
+    by.require_send(pool, dataset, false).map_err(|e| failed(name, &e))?;
+    let options = SendOptions {
+        large_blocks: args.large_blocks,
+        embedded: args.embedded,
+        compressed: args.compressed,
+        raw: false,
+    };
+    let part = dataset.plan_saved(options).map_err(|e| failed(name, &e))?;
+    if args.dry_run {
+        let bytes = part.size().map_err(|e| failed(name, &e))?;
+        let sizes = vec![SendSize { snapshot: part.name().to_owned(), from: None, bytes }];
+        return Ok(Reply::SendSizes { sizes, skipped: Vec::new() });
+    }
+    let mut output = Chunks::new(to);
+    part.send(&mut output, &mut |_| true).map_err(|e| failed(name, &e))?;
+    output.flush().map_err(|e| failed(name, &Error::io("the client has disconnected", e)))?;
+    Ok(Reply::Done)
+}
+
 /// Serves `zfs send -t`.
 fn resume(
     state: &DaemonState,
@@ -162,9 +193,10 @@ fn resume(
         refused(Error::not_found(text))
     };
     let pool = state.pool(pool_name).ok_or_else(gone)?;
-    let may = by.require(&pool, name, &["send"]);
-    may.map_err(|e| failed(name, &e))?;
+    // Whether the snapshot exists is no secret.
     let resumed = pool.resume_send(&token).map_err(refused)?;
+    let may = by.require_send(&pool, &resumed.snapshot, token.raw);
+    may.map_err(|e| failed(name, &e))?;
     if dry_run {
         let bytes = resumed.size().map_err(|e| failed(name, &e))?;
         let from = resumed.from.as_ref().map(|from| from.name().to_owned());

@@ -198,9 +198,20 @@ impl DaemonState {
 
     /// Whether a program has a volume of the pool open, as a file or through NBD.
     pub(super) fn volumes_are_open(&self, pool: &str) -> bool {
+        self.volumes.are_open(pool) || self.exported().iter().any(|e| pool_name(e) == pool)
+    }
+
+    /// The first of these volumes and snapshots that a program has open.
+    pub(super) fn open_volume_of<'a>(&self, names: &'a [String]) -> Option<&'a str> {
+        let exported = self.exported();
+        let mut all = names.iter().map(String::as_str);
+        all.find(|name| exported.iter().any(|e| e == name) || self.volumes.are_open(name))
+    }
+
+    /// The exports in use by clients of the server of network block devices.
+    fn exported(&self) -> Vec<String> {
         let clients = self.nbd.get().map(|server| server.clients()).unwrap_or_default();
-        let used = |c: &nbd::NbdClient| c.export.as_deref().is_some_and(|e| pool_name(e) == pool);
-        self.volumes.are_open(pool) || clients.iter().any(used)
+        clients.into_iter().filter_map(|client| client.export).collect()
     }
 
     /// The server of network block devices.

@@ -27,7 +27,7 @@ pub mod zfetch;
 
 pub use live::{
     Early, Events, ObjectShape, ObjectSpec, ObjsetProps, Pending, Reclaimed, RedundantMetadata,
-    SyncCtx,
+    SealedRoot, StoredForm, SyncCtx,
 };
 pub use object::{Extent, Object};
 pub use objset::Objset;

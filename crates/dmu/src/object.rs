@@ -100,6 +100,7 @@ impl Object {
     fn rooted(&self, io: Io) -> Result<(Arc<Dnode>, Io)> {
         // Taken before the tree is fetched (`zio::Origin`).
         let (origin, io) = (self.os.origin(), io.in_tiers(self.os.tiers()));
+        let io = if self.id.0 == 0 { self.os.dnode_io(io) } else { io };
         if self.os.live_part().is_none() {
             return Ok((Arc::clone(&self.dnode), io.by(origin)));
         }

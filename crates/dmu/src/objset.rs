@@ -5,6 +5,7 @@ use std::sync::Arc;
 use base::ids::{ID_RUN, IdMap};
 use base::rt::{Mutex, RwLock};
 use base::{Buf, Error, ErrorKind, ObjectId, Result, Txg};
+use ondisk::blkptr::Protection;
 use ondisk::dnode::{DNODE_SIZE, DNODES_PER_BLOCK, Dnode, OBJECT_SHIFT_MAX, dnodes_in_block};
 use ondisk::objset::ObjsetType;
 use ondisk::{BlkPtr, ObjsetPhys};
@@ -36,6 +37,8 @@ pub struct Objset {
     live: Option<LiveObjset>,
     /// Which tiers of the cache may keep its blocks.
     tiers: RwLock<CacheTiers>,
+    /// Blocks of encrypted dnodes are read as they are stored.
+    stored: bool,
 }
 
 impl std::fmt::Debug for Objset {
@@ -61,7 +64,26 @@ impl Objset {
         Ok(Arc::new(Self::build(zio, id, bp, phys, None)))
     }
 
-    /// As [`Objset::open`], for writing. An object set must not be open for writing twice.
+    /// As [`Objset::open`]. If it is that of an encrypted dataset, dnodes are read without a key:
+    /// what is encrypted of their bonus buffers stays so.
+    ///
+    /// # Errors
+    /// As [`Objset::open`].
+    pub fn open_stored(zio: Arc<Zio>, id: u64, bp: BlkPtr, io: Io) -> Result<Arc<Objset>> {
+        let os = Self::open(zio, id, bp, io)?;
+        Ok(match Arc::try_unwrap(os) {
+            Ok(os) => Arc::new(Objset { stored: true, ..os }),
+            Err(shared) => shared,
+        })
+    }
+
+    /// How its own reads of blocks of dnodes are made.
+    pub(crate) fn dnode_io(&self, io: Io) -> Io {
+        if self.stored { io.as_stored() } else { io }
+    }
+
+    /// As [`Objset::open`], for writing. An object set must not be open for writing twice. That
+    /// of an encrypted dataset is sealed: it can be changed only by raw streams.
     ///
     /// # Errors
     /// As [`Objset::open`].
@@ -74,12 +96,26 @@ impl Objset {
     ) -> Result<Arc<Objset>> {
         let read_only = Self::open(Arc::clone(&zio), id, bp, io)?;
         let phys = read_only.phys();
-        Ok(Arc::new(Self::build(zio, id, bp, (*phys).clone(), Some(LiveObjset::new(props)))))
+        let sealed = matches!(&bp, BlkPtr::Block(root) if root.protection != Protection::None);
+        let live = LiveObjset::new(ObjsetProps { sealed, ..props });
+        Ok(Arc::new(Self::build(zio, id, bp, (*phys).clone(), Some(live))))
     }
 
     /// A new, empty object set; it is on disk after its first sync.
     pub fn create(zio: Arc<Zio>, id: u64, kind: ObjsetType, props: ObjsetProps) -> Arc<Objset> {
-        let phys = crate::live::sync::empty_objset(kind, &props);
+        Self::create_with(zio, id, kind, props, &|_| {})
+    }
+
+    /// The same, with changes of the empty object set.
+    pub(crate) fn create_with(
+        zio: Arc<Zio>,
+        id: u64,
+        kind: ObjsetType,
+        props: ObjsetProps,
+        edit: &dyn Fn(&mut ObjsetPhys),
+    ) -> Arc<Objset> {
+        let mut phys = crate::live::sync::empty_objset(kind, &props);
+        edit(&mut phys);
         Arc::new(Self::build(zio, id, BlkPtr::default(), phys, Some(LiveObjset::new(props))))
     }
 
@@ -95,7 +131,8 @@ impl Objset {
         let instance = zio.next_objset();
         let disk = RwLock::new(Arc::new(OnDisk { bp, phys: Arc::new(phys), meta }));
         let tiers = live.as_ref().map_or(CacheTiers::ALL, |live| live.props().tiers);
-        Objset { zio, id, instance, disk, dnodes, live, tiers: RwLock::new(tiers) }
+        let stored = live.as_ref().is_some_and(LiveObjset::is_sealed);
+        Objset { zio, id, instance, disk, dnodes, live, tiers: RwLock::new(tiers), stored }
     }
 
     /// Sets which tiers of the cache may keep the blocks that are read from now on.

@@ -189,13 +189,15 @@ impl VolumeTree {
         }
     }
 
-    /// Whether a file below a name in the root is open.
-    fn is_open(&self, pool: &str) -> bool {
-        let mut todo: Vec<u64> = self
-            .children(ROOT_ID)
-            .and_then(|c| c.get(pool.as_bytes()).copied())
-            .into_iter()
-            .collect();
+    /// The node with that path.
+    fn find(&self, path: &str) -> Option<u64> {
+        let below = |at: u64, part: &str| self.children(at)?.get(part.as_bytes()).copied();
+        path.split('/').try_fold(ROOT_ID, below)
+    }
+
+    /// Whether the file of that path, or one below it, is open.
+    fn is_open(&self, path: &str) -> bool {
+        let mut todo: Vec<u64> = self.find(path).into_iter().collect();
         while let Some(id) = todo.pop() {
             match self.nodes.get(&id).map(|n| &n.kind) {
                 Some(VolumeNodeKind::Dir(children)) => todo.extend(children.values()),
@@ -489,14 +491,12 @@ impl Volumes {
     /// Whether there is a file for a dataset of this name.
     pub fn has(&self, name: &str) -> bool {
         let tree = self.tree.read();
-        let below = |at: u64, part: &str| tree.children(at)?.get(part.as_bytes()).copied();
-        let found = name.split('/').try_fold(ROOT_ID, below);
-        found.is_some_and(|id| tree.children(id).is_none())
+        tree.find(name).is_some_and(|id| tree.children(id).is_none())
     }
 
-    /// Whether a file of a pool is open.
-    pub fn are_open(&self, pool: &str) -> bool {
-        self.tree.read().is_open(pool)
+    /// Whether a file of a pool, or of a volume or snapshot with its full name, is open.
+    pub fn are_open(&self, of: &str) -> bool {
+        self.tree.read().is_open(of)
     }
 
     fn mount(&self) -> Result<()> {

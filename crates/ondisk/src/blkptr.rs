@@ -104,6 +104,24 @@ pub enum Protection {
     IndirectMac,
 }
 
+/// What a block of an encrypted dataset has besides its content (chapter 08 §A.5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seal {
+    /// Of the block's key; unused unless the content is encrypted.
+    pub salt: [u8; 8],
+    /// Likewise.
+    pub iv: [u8; 12],
+    /// The message authentication code; unused in object sets, which have theirs inside.
+    pub mac: [u8; 16],
+    /// Byte order of the content.
+    pub endian: Endian,
+}
+
+impl Seal {
+    /// That of a block that has no MAC, or whose MAC is set later.
+    pub const NONE: Seal = Seal { salt: [0; 8], iv: [0; 12], mac: [0; 16], endian: Endian::Little };
+}
+
 /// A block on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
@@ -202,6 +220,50 @@ impl Block {
     pub fn crypt_params(&self) -> Option<([u64; 2], u32, [u64; 2])> {
         (self.protection == Protection::Encrypted)
             .then(|| ([self.raw[2].0, self.raw[2].1], self.iv_tail, [self.words[2], self.words[3]]))
+    }
+
+    /// Salt, IV and MAC as byte strings; salt and IV are zero for blocks that are only
+    /// authenticated.
+    pub fn seal(&self) -> Seal {
+        let bytes = |word: u64| match self.endian {
+            Endian::Little => word.to_le_bytes(),
+            Endian::Big => word.to_be_bytes(),
+        };
+        let mut of = Seal { endian: self.endian, ..Seal::NONE };
+        of.mac[..8].copy_from_slice(&bytes(self.words[2]));
+        of.mac[8..].copy_from_slice(&bytes(self.words[3]));
+        if self.protection == Protection::Encrypted {
+            of.salt = bytes(self.raw[2].0);
+            of.iv[..8].copy_from_slice(&bytes(self.raw[2].1));
+            of.iv[8..].copy_from_slice(&match self.endian {
+                Endian::Little => self.iv_tail.to_le_bytes(),
+                Endian::Big => self.iv_tail.to_be_bytes(),
+            });
+        }
+        of
+    }
+
+    /// Makes it a block of an encrypted dataset, of the class that its type and level have
+    /// (§2.3). The checksum words are computed before: those of an object set stay whole, of all
+    /// others the last two become the MAC.
+    #[must_use]
+    pub fn sealed(mut self, seal: &Seal) -> Block {
+        let word = |at: &[u8]| seal.endian.u64(at, 0).unwrap_or_default();
+        self.protection = match self.head.level {
+            0 if self.head.object_type.is_encrypted() => Protection::Encrypted,
+            0 => Protection::Authenticated,
+            _ => Protection::IndirectMac,
+        };
+        self.endian = seal.endian;
+        if self.protection == Protection::Encrypted {
+            self.raw[2] = (word(&seal.salt), word(&seal.iv[..8]));
+            self.iv_tail = seal.endian.u32(&seal.iv, 8).unwrap_or_default();
+            self.copies = self.copies.min(2);
+        }
+        if self.head.object_type != ObjType::OBJSET {
+            (self.words[2], self.words[3]) = (word(&seal.mac[..8]), word(&seal.mac[8..]));
+        }
+        self
     }
 }
 
@@ -467,14 +529,16 @@ impl Block {
         .with_dvas(dvas)
     }
 
-    /// A block at `dvas` (one to three); everything else as in `self`.
+    /// A block at `dvas` (one to three, of encrypted content one or two); everything else as in
+    /// `self`.
     #[must_use]
     pub fn with_dvas(mut self, dvas: &[Dva]) -> Block {
-        self.raw = [(0, 0); 3];
-        for (raw, dva) in self.raw.iter_mut().zip(dvas) {
+        let most = if self.protection == Protection::Encrypted { 2 } else { 3 };
+        self.raw[..most].fill((0, 0));
+        for (raw, dva) in self.raw[..most].iter_mut().zip(dvas) {
             *raw = words_of(*dva);
         }
-        self.copies = dvas.len().min(3) as u8;
+        self.copies = dvas.len().min(most) as u8;
         self
     }
 }
@@ -575,6 +639,44 @@ mod tests {
             assert_eq!(BlkPtr::parse(&bp.encode().unwrap(), Endian::Little).unwrap(), bp);
             assert_eq!(block.dvas().collect::<Vec<_>>(), dvas);
         }
+    }
+
+    #[test]
+    fn salt_iv_and_mac_of_the_specification() {
+        // Chapter 08 §A.7.
+        let raw: [u8; 128] = hex("
+            08000000000000005801000000000000 00000000000000000000000000000000
+            5551e19437f72a8a b6d663c6095196c6 0f0007000f0717a0
+            00000000000000000000000000000000
+            0000000000000000 0600000000000000 010000004b478907
+            95a2f8d0c2635705 6ddd567b9810135b 4a75fff048628a74 cb7d469f4a5df544")
+        .try_into()
+        .unwrap();
+        let bp = BlkPtr::parse(&raw, Endian::Little).unwrap();
+        let block = *bp.as_block().unwrap();
+        let seal = block.seal();
+        assert_eq!(seal.salt[..], hex("5551e19437f72a8a"));
+        assert_eq!(seal.iv[..], hex("b6d663c6095196c64b478907"));
+        assert_eq!(seal.mac[..], hex("4a75fff048628a74cb7d469f4a5df544"));
+        let dvas: Vec<Dva> = block.dvas().collect();
+        let mut made = Block::new(block.head, block.psize, block.compression, &[]);
+        (made.checksum, made.words) = (block.checksum, [block.words[0], block.words[1], 1, 2]);
+        for endian in [Endian::Little, Endian::Big] {
+            let seal = Seal { endian, ..seal };
+            let bp = BlkPtr::Block(made.sealed(&seal).with_dvas(&dvas));
+            let again = BlkPtr::parse(&bp.encode().unwrap(), Endian::Little).unwrap();
+            assert_eq!(again, bp);
+            assert_eq!(again.as_block().unwrap().seal(), seal);
+            assert_eq!(bp.encode().unwrap() == raw, endian == Endian::Little);
+        }
+        // Object sets keep their checksum; indirect blocks have three addresses.
+        let root = Head { object_type: ObjType::OBJSET, ..block.head };
+        let made = Block { head: root, words: [1, 2, 3, 4], ..made }.sealed(&seal);
+        assert_eq!((made.words, made.protection), ([1, 2, 3, 4], Protection::Authenticated));
+        let head = Head { level: 1, ..block.head };
+        let three = [dvas[0]; 3];
+        let made = Block { head, ..made }.sealed(&seal).with_dvas(&three);
+        assert_eq!((made.protection, made.dvas().len()), (Protection::IndirectMac, 3));
     }
 
     proptest! {

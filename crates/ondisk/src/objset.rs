@@ -23,6 +23,10 @@ pub const FLAG_PROJECT_ACCOUNTED: u64 = 4;
 const ZIL_HEADER_AT: usize = 512;
 const TYPE_AT: usize = 704;
 const FLAGS_AT: usize = 712;
+const PORTABLE_MAC_AT: usize = 720;
+const LOCAL_MAC_AT: usize = 752;
+/// Bytes of each of the two MACs of an encrypted dataset.
+pub const OBJSET_MAC_SIZE: usize = 32;
 const USER_USED_AT: usize = 1024;
 const GROUP_USED_AT: usize = 1536;
 const PROJECT_USED_AT: usize = 2048;
@@ -66,6 +70,10 @@ pub struct ObjsetPhys {
     pub kind: ObjsetType,
     /// `os_flags` (chapter 03 §5).
     pub flags: u64,
+    /// MAC of the tree of dnodes; zero unless the dataset is encrypted (chapter 08 §A.11).
+    pub portable_mac: [u8; OBJSET_MAC_SIZE],
+    /// MAC of the accounting; zero without complete accounting.
+    pub local_mac: [u8; OBJSET_MAC_SIZE],
     /// Byte order of the block.
     pub endian: Endian,
     /// Space by user, if accounted.
@@ -104,6 +112,9 @@ impl ObjsetPhys {
         out[ZIL_HEADER_AT..ZIL_HEADER_AT + ZIL_HEADER_SIZE].copy_from_slice(&self.zil_header);
         out[TYPE_AT..TYPE_AT + 8].copy_from_slice(&kind.to_le_bytes());
         out[FLAGS_AT..FLAGS_AT + 8].copy_from_slice(&self.flags.to_le_bytes());
+        for (mac, at) in [(&self.portable_mac, PORTABLE_MAC_AT), (&self.local_mac, LOCAL_MAC_AT)] {
+            out[at..at + OBJSET_MAC_SIZE].copy_from_slice(mac);
+        }
         Ok(out)
     }
 
@@ -129,6 +140,7 @@ impl ObjsetPhys {
             4 => ObjsetType::Other,
             t => return Err(Error::corrupt(format!("object set of unknown type {t}"))),
         };
+        let mac = |at: usize| bytes.get(at..).and_then(|b| b.first_chunk()).copied();
         // Blocks of older pools end before these fields, which do not exist then.
         let used = |at: usize| match slot(at) {
             Some(raw) => Dnode::parse(raw, endian),
@@ -145,6 +157,8 @@ impl ObjsetPhys {
             zil_header,
             kind,
             flags: endian.u64(bytes, FLAGS_AT).ok_or_else(cut)?,
+            portable_mac: mac(PORTABLE_MAC_AT).ok_or_else(cut)?,
+            local_mac: mac(LOCAL_MAC_AT).ok_or_else(cut)?,
             endian,
             user_used: used(USER_USED_AT)?,
             group_used: used(GROUP_USED_AT)?,
@@ -163,6 +177,7 @@ mod tests {
         raw[..10].copy_from_slice(&[10, 17, 6, 3, 0, 0, 0, 1, 0x20, 0]);
         raw[704] = 2;
         raw[2048..2058].copy_from_slice(&[39, 17, 1, 3, 0, 0, 0, 1, 1, 0]);
+        raw[720..784].fill(7);
         let v3 = ObjsetPhys::parse(&raw, Endian::Little).unwrap();
         assert_eq!(v3.kind, ObjsetType::Zfs);
         assert!(v3.project_used.is_some() && v3.user_used.is_none());

@@ -52,6 +52,8 @@ pub struct DestroyArgs {
     pub force: bool,
     /// Only report what would be destroyed.
     pub dry_run: bool,
+    /// Report the bytes that the snapshots free, too.
+    pub sizes: bool,
     /// The command, for the pool's history.
     pub command: String,
 }

@@ -395,6 +395,9 @@ pub struct Pool {
     pub errors: Vec<String>,
     /// Last scrub or resilver.
     pub scan: Option<Scan>,
+    /// A resilver begins by itself, in one of the next txgs or after the one that runs.
+    #[serde(default)]
+    pub resilver_pending: bool,
     /// Last sequential rebuild of each top-level vdev.
     pub rebuilds: Vec<RebuildScan>,
     /// Last error scrub since the last scrub began.

@@ -58,6 +58,10 @@ pub struct ReceiveArgs {
     pub inherits: Vec<String>,
     /// No stream: discard the partial state of the target.
     pub abort: bool,
+    /// Repair damaged blocks of a snapshot that exists.
+    pub correct: bool,
+    /// Leave out the holds of a package.
+    pub ignore_holds: bool,
     /// The command, for the pool's history.
     pub command: String,
 }

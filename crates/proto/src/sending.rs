@@ -23,6 +23,8 @@ pub struct SendArgs {
     pub package: PackageArgs,
     /// A token: the stream goes on where its receiver stopped. Nothing else counts then.
     pub resume: Option<String>,
+    /// What a partially received dataset has.
+    pub saved: bool,
     /// Blocks above 128 KiB.
     pub large_blocks: bool,
     /// Embedded blocks.

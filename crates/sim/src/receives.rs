@@ -316,6 +316,8 @@ fn receive(
         resumes_at: at,
         redacted: None,
         from_redacted: None,
+        is_plain: false,
+        raw: None,
     };
     let target = writer.begin_receive(new, None)?;
     let apply = || {
@@ -325,7 +327,7 @@ fn receive(
         let into = ReceiveInto { objset, host: &host, has_content, resumes, batch: BATCH };
         receive_substream(&mut reader, &begin, into)?;
         let (guid, creation_time) = (begin.to_guid, begin.creation_time);
-        let snapshot = ReceivedSnapshot { name: snapshot, guid, creation_time };
+        let snapshot = ReceivedSnapshot { name: snapshot, guid, creation_time, raw: None };
         writer.end_receive(&target, &EndReceive { snapshot, force: true })
     };
     apply().or_else(|e| {

@@ -103,6 +103,14 @@ pub(crate) fn plant(setup: &Setup, driver: &mut Driver) {
     let plants = &driver.writer.plants;
     let space = &driver.writer.space().plant;
     let lineage = &plants.lineage;
+    // The datasets are small: sublists of few blocks, and lists that are kept while anything
+    // is shared.
+    lineage.sublist_max.store(1 + 8 * (1 + setup.seed % 3), Relaxed);
+    lineage.shared_min.store(1 + setup.seed % 2 * 30, Relaxed);
+    // Freeing takes several txgs, sometimes.
+    if setup.workload == Workload::Lineage && setup.seed.is_multiple_of(3) {
+        plants.freed_at_once.store(1 + 20, Relaxed);
+    }
     match setup.plant {
         None => {}
         Some(PlantedBug::ForgottenDeadlist) => lineage.forgotten_deadlist.store(true, Relaxed),

@@ -194,7 +194,7 @@ fn on_each_layout(workload: Workload) -> Totals {
     for (layout, round) in (0..rounds).flat_map(|round| layouts.map(|layout| (layout, round))) {
         let mut campaign = Campaign::new(1000 + round, 1);
         (campaign.layout, campaign.workload) = (Some(layout), Some(workload));
-        (campaign.ops, campaign.stride) = (Some(16), if nightly() { 1 } else { 2 });
+        (campaign.ops, campaign.stride) = (Some(16), if nightly() { 1 } else { 4 });
         if !totals.add(campaign.go(&mut |_, _| ())) {
             break;
         }

@@ -19,11 +19,12 @@ fn setup(seed: u64) -> Setup {
 
 #[test]
 fn trees_change_under_load() {
-    let runs = if std::env::var_os("CENOTE_NIGHTLY").is_some() { 200 } else { RUNS };
+    let nightly = std::env::var_os("CENOTE_NIGHTLY").is_some();
+    let (runs, step) = if nightly { (200, 15) } else { (RUNS, 30) };
     let (mut points, mut images, mut done) = (0, 0, BTreeSet::new());
     for seed in 1..=runs {
         let run = record(&setup(seed), None);
-        let tally = run.crash_everywhere(15, base::rt::parallelism()).unwrap();
+        let tally = run.crash_everywhere(step, base::rt::parallelism()).unwrap();
         points += tally.points;
         images += tally.images;
         done.extend(run.done);

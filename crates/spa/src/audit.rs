@@ -9,7 +9,7 @@
 //! twice is allocated twice. A marked sector that is free in the maps will be overwritten.
 //! An allocated sector without a mark is leaked. Blocks counted by dedup tables or block
 //! reference tables are marked once, and the number of visits is compared with the table
-//! ([`refs`]).
+//! ([`refs`]). Livelists are compared with the trees of their clones.
 //!
 //! # Departures from OpenZFS
 //! zdb claims blocks in range trees one after the other and aborts at the first bad claim.
@@ -25,6 +25,7 @@
 //! the list of problems are leaves; none is held with another.
 
 pub mod bits;
+mod livelists;
 pub mod log;
 pub mod maps;
 pub mod refs;
@@ -142,6 +143,9 @@ pub enum Problem {
     MapSum(VdevId, u64, u64, u64),
     /// Space without a reference: vdev, offset, bytes.
     Leak(VdevId, u64, u64),
+    /// A clone's livelist has not what its head has: directory; blocks, bytes on disk and
+    /// compressed bytes of the list and of the head.
+    Livelist(u64, [u64; 3], [u64; 3]),
 }
 
 /// Space of one allocation class.
@@ -194,7 +198,10 @@ impl Report {
                 && !self.problems.iter().any(|p| {
                     matches!(
                         p,
-                        Problem::References(_) | Problem::Contradiction(..) | Problem::MapSum(..)
+                        Problem::References(_)
+                            | Problem::Contradiction(..)
+                            | Problem::MapSum(..)
+                            | Problem::Livelist(..)
                     )
                 }))
     }
@@ -254,7 +261,11 @@ impl Spa {
         self.walk_all(&walker, options)?;
         self.walk_lists(&walker, options)?;
         let kept = self.claim_kept(&walker, space, &mut report)?;
-        self.finish_audit(walker, space, kept, report)
+        let mut report = self.finish_audit(walker, space, kept, report)?;
+        if report.unreadable == 0 {
+            livelists::check(self, options, &mut report)?;
+        }
+        Ok(report)
     }
 
     /// Marks in `bits` all space that is in use, independently of the space maps. The pool

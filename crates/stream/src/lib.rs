@@ -18,6 +18,7 @@
 //! * After the END of a substream the reader has consumed nothing behind it.
 //! * A record that was read and is written again has the same bytes, its sum apart.
 
+mod correct;
 mod dump;
 pub mod fuzzing;
 mod package;
@@ -29,6 +30,7 @@ mod send;
 mod token;
 mod writer;
 
+pub use correct::{Corrected, correct_substream};
 pub use dump::{Dump, DumpOptions, list_text};
 pub use package::{PackageDataset, PackageHeader};
 pub use reader::{ReadRecord, StreamReader};

@@ -30,6 +30,8 @@
 //! * An error leaves the object set as some prefix of the stream describes it.
 //! * The position that the host is told belongs to the transaction's own txg.
 
+mod raw;
+
 use std::io::Read;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -38,6 +40,7 @@ use base::{Buf, BufMut, Error, ErrorKind, ObjectId, Result, Txg};
 use codec::compress::{Compression, decompress};
 use dmu::live::to_little;
 use dmu::{Io, ObjectShape, ObjectSpec, Objset, PackedForm, Reclaimed, Tx};
+use ondisk::blkptr::Seal;
 use ondisk::dnode::DNODES_PER_BLOCK;
 use ondisk::{Endian, ObjType};
 
@@ -147,6 +150,8 @@ struct Receiver<'a> {
     node: (u64, u64),
     node_bytes: u64,
     objects: u64,
+    /// The first object of the last OBJECT_RANGE, and its parameters.
+    range: Option<(u64, Seal)>,
 }
 
 fn bad(record: &str, what: &str, object: u64) -> Error {
@@ -169,7 +174,8 @@ fn unknown(record: &str, object: u64) -> impl Fn(Error) -> Error {
 ///
 /// # Errors
 /// Those of reading the stream (`Checksum`, `Corrupt`, `Interrupted` if it is cut off); those of
-/// the host; `Unsupported` for raw streams.
+/// the host; `Invalid` for raw streams that cannot be received, `Unsupported` for those of
+/// dnodes in the other byte order.
 pub fn receive_substream<R: Read>(
     reader: &mut StreamReader<R>,
     begin: &Begin,
@@ -177,7 +183,7 @@ pub fn receive_substream<R: Read>(
 ) -> Result<u64> {
     let features = begin.features();
     if features.has(Features::RAW) {
-        return Err(Error::unsupported("raw streams cannot be received yet"));
+        raw::check_begin(features, begin.flags)?;
     }
     let mut receiver = Receiver {
         into,
@@ -193,6 +199,7 @@ pub fn receive_substream<R: Read>(
         node: (0, 0),
         node_bytes: 0,
         objects: 0,
+        range: None,
     };
     let mut batch: Vec<WaitingRecord> = Vec::new();
     let mut bytes = 0;
@@ -297,14 +304,23 @@ impl Receiver<'_> {
             self.settle()?;
         }
         let payload = &waiting.payload;
+        let raw = self.features.has(Features::RAW);
         let at = match &waiting.record {
             StreamRecord::Object(r) => {
-                self.object(r, payload)?;
+                if raw {
+                    self.raw_object(r, payload)?
+                } else {
+                    self.object(r, payload)?
+                }
                 Some((r.object, 0))
             }
             StreamRecord::FreeObjects(r) => self.free_objects(r).map(|()| None)?,
             StreamRecord::Write(r) => {
-                self.write(r, payload)?;
+                if raw {
+                    self.raw_write(r, payload)?
+                } else {
+                    self.write(r, payload)?
+                }
                 Some((r.object, r.offset))
             }
             StreamRecord::WriteEmbedded(r) if r.is_spill() => {
@@ -314,13 +330,28 @@ impl Receiver<'_> {
                 self.embedded(r, payload)?;
                 Some((r.object, r.offset))
             }
-            StreamRecord::Free(r) => self.free(r).map(|()| None)?,
+            StreamRecord::Free(r) => {
+                if raw {
+                    self.raw_free(r)?
+                } else {
+                    self.free(r)?
+                }
+                None
+            }
             StreamRecord::Redact(r) => self.redact(r).map(|()| None)?,
-            StreamRecord::Spill(r) => self.spill(r, payload).map(|()| None)?,
-            StreamRecord::Begin(_)
-            | StreamRecord::End(_)
-            | StreamRecord::WriteByRef(_)
-            | StreamRecord::ObjectRange(_) => {
+            StreamRecord::Spill(r) => {
+                if raw {
+                    self.raw_spill(r, payload)?
+                } else {
+                    self.spill(r, payload)?
+                }
+                None
+            }
+            StreamRecord::ObjectRange(r) => {
+                self.object_range(r);
+                None
+            }
+            StreamRecord::Begin(_) | StreamRecord::End(_) | StreamRecord::WriteByRef(_) => {
                 return Err(bad(waiting.record.name(), "it must not be here", 0));
             }
         };
@@ -483,6 +514,7 @@ impl Receiver<'_> {
                 other => other?,
             }
             drop(tx);
+            self.seal_freed(id.0)?;
             self.count_object(id.0);
             if self.objects.is_multiple_of(64) {
                 self.tx = None;
@@ -521,6 +553,7 @@ impl Receiver<'_> {
             lsize: r.logical_size as u32,
             embedded: false,
             redacted: false,
+            seal: None,
         };
         self.put_packed(id, &shape, r.offset, payload, form)
     }
@@ -568,6 +601,7 @@ impl Receiver<'_> {
             lsize: r.logical_size,
             embedded: true,
             redacted: false,
+            seal: None,
         };
         self.put_packed(ObjectId(r.object), &shape, r.offset, &bytes, form)
     }

@@ -744,7 +744,7 @@ impl Write {
         want(self.checksum_type < CHECKSUMS, "checksum function")?;
         want(self.offset.checked_add(self.logical_size).is_some(), "range")?;
         if features.has(Features::RAW) {
-            want(Compression::from_id(self.compression).is_some(), "compression")?;
+            want(features.allows(self.compression), "compression")?;
             let bytes = 1..=self.logical_size;
             return want(self.compression != 0 && bytes.contains(&self.compressed_size), "length");
         }

@@ -16,7 +16,9 @@ use std::collections::{BTreeMap, HashMap};
 use base::{BufMut, Error, Result, Txg};
 use ondisk::blkptr::BlkPtr;
 use ondisk::dnode::{DNODE_BLOCK_SIZE, DNODE_SIZE, DNODES_PER_BLOCK, Dnode};
-use ondisk::objset::{FLAG_USER_ACCOUNTED, ObjsetPhys, ObjsetType, ZIL_HEADER_SIZE};
+use ondisk::objset::{
+    FLAG_USER_ACCOUNTED, OBJSET_MAC_SIZE, ObjsetPhys, ObjsetType, ZIL_HEADER_SIZE,
+};
 use ondisk::sa::{SaTables, ZplAttr};
 use ondisk::zap::ZapValue;
 use ondisk::zap::bulk::{BulkEntry, BulkZap};
@@ -441,6 +443,8 @@ impl Fs {
             zil_header: [0; ZIL_HEADER_SIZE],
             kind: ObjsetType::Zfs,
             flags: FLAG_USER_ACCOUNTED,
+            portable_mac: [0; OBJSET_MAC_SIZE],
+            local_mac: [0; OBJSET_MAC_SIZE],
             endian: Endian::Little,
             user_used: self.special.remove(&USER_USED),
             group_used: self.special.remove(&GROUP_USED),

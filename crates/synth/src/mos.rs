@@ -22,7 +22,7 @@ use ondisk::dslphys::{
 use ondisk::features::{ACTIVATE_ON_ENABLE, FEATURES, Feature};
 use ondisk::history::HistoryHeader;
 use ondisk::normalize::TOUPPER;
-use ondisk::objset::{ObjsetPhys, ObjsetType, ZIL_HEADER_SIZE};
+use ondisk::objset::{OBJSET_MAC_SIZE, ObjsetPhys, ObjsetType, ZIL_HEADER_SIZE};
 use ondisk::spacemap::{Encoder, HISTOGRAM_SIZE, Header, Kind, Params, Range, histogram_add};
 use ondisk::zap::ZapValue;
 use ondisk::zap::bulk::{BulkEntry, BulkZap};
@@ -603,6 +603,8 @@ impl Mos<'_> {
             zil_header: [0; ZIL_HEADER_SIZE],
             kind: ObjsetType::Meta,
             flags: 0,
+            portable_mac: [0; OBJSET_MAC_SIZE],
+            local_mac: [0; OBJSET_MAC_SIZE],
             endian: Endian::Little,
             user_used: None,
             group_used: None,

@@ -99,14 +99,17 @@ pub fn golden_streams() -> Vec<(String, Vec<u8>)> {
 /// seconds a pool, whatever its size, and is idle for most of them.
 pub fn side_by_side<T: Sync>(items: &[T], f: impl Fn(&T) + Sync) {
     let next = std::sync::atomic::AtomicUsize::new(0);
+    // What a thread says when it fails is said in the test's name.
+    let name = std::thread::current().name().unwrap_or_default().to_owned();
     std::thread::scope(|scope| {
         for _ in 0..items.len().min(8) {
-            scope.spawn(|| {
+            let work = || {
                 let take = || next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                 while let Some(item) = items.get(take()) {
                     f(item);
                 }
-            });
+            };
+            std::thread::Builder::new().name(name.clone()).spawn_scoped(scope, work).unwrap();
         }
     });
 }

@@ -330,10 +330,11 @@ impl Tree {
         wanted.sort_unstable();
         wanted.dedup();
         let limit = self.tuning.get().read_gap_limit;
-        // The leaf's queue merges the pieces of a scrub's reads as far as others permit.
-        let most = match why {
-            Priority::Scrub => BESIDE_OTHERS,
-            _ => BLOCK_SIZE_MAX,
+        // The leaf's queue merges the pieces of a scrub's reads as far as others permit, over gaps
+        // that the device reads faster than it begins an operation.
+        let (most, limit) = match why {
+            Priority::Scrub => (BESIDE_OTHERS, 0),
+            _ => (BLOCK_SIZE_MAX, limit),
         };
         let mut groups: Vec<(LeafRange, Vec<LeafRange>)> = Vec::new();
         for cell in wanted {

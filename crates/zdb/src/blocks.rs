@@ -178,6 +178,12 @@ fn space_errors(report: &Report, out: &mut String) {
                  the headers claim {claimed}",
                 vdev.0
             ),
+            Problem::Livelist(dir, listed, found) => writeln!(
+                out,
+                "livelist mismatch: directory {dir}: the list has {} blocks of {} bytes, the \
+                 clone {} of {}",
+                listed[0], listed[1], found[0], found[1]
+            ),
             _ => Ok(()),
         };
     }

@@ -61,6 +61,7 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+use base::limits::GANG_DEPTH_MAX;
 use base::rt::{Condvar, Mutex, RwLock, spawn};
 use base::{Buf, Dva, ErrorKind, Psize, Result, Txg};
 use codec::checksum::Checksum;
@@ -178,6 +179,8 @@ struct HealQueue {
     /// Addresses that wait or are being healed.
     addresses: HashSet<(u32, u64)>,
     threads: usize,
+    /// Callers of [`Zio::correct`] that write now.
+    correcting: usize,
     stopped: bool,
 }
 
@@ -258,7 +261,7 @@ impl Zio {
         state.stopped = true;
         state.waiting.clear();
         state.bytes = 0;
-        while state.threads > 0 {
+        while state.threads > 0 || state.correcting > 0 {
             self.healing.changed.wait(&mut state);
         }
         state.addresses.clear();
@@ -349,6 +352,62 @@ impl Zio {
         state.threads -= 1;
         drop(state);
         healing.changed.notify_all();
+    }
+
+    /// Writes the right bytes of a block, `good`, over whatever is at its addresses where that is
+    /// wrong, and waits. Returns whether the block can be read afterwards. Members of a gang are
+    /// written if their headers can be read.
+    pub fn correct(&self, block: &Block, good: &Buf, origin: Origin) -> bool {
+        for dva in block.dvas() {
+            self.correct_at(block, dva, good, origin, 0);
+        }
+        self.read_physical(block).is_ok()
+    }
+
+    fn correct_at(&self, block: &Block, dva: Dva, good: &Buf, origin: Origin, depth: usize) {
+        if good.len() as u64 != block.psize.0 || depth > GANG_DEPTH_MAX {
+            return;
+        }
+        if dva.gang {
+            let mut at = 0;
+            for member in self.gang_members(block, dva).unwrap_or_default() {
+                let end = at + member.psize.0 as usize;
+                if end > good.len() {
+                    return;
+                }
+                let part = good.slice(at..end);
+                for place in member.dvas() {
+                    self.correct_at(&member, place, &part, origin, depth + 1);
+                }
+                at = end;
+            }
+            return;
+        }
+        let mut list = DamageList::default();
+        list.note(block, dva, good);
+        let Some(damaged) = list.list.pop() else { return };
+        let address = (dva.vdev.0, dva.offset);
+        let mut state = self.healing.state.lock();
+        while !state.stopped && !state.addresses.insert(address) {
+            // Another thread heals it; it says so when it ends.
+            self.healing.changed.wait(&mut state);
+        }
+        if state.stopped {
+            return;
+        }
+        state.correcting += 1;
+        drop(state);
+        let healed = self.heal_one(&damaged, origin);
+        if let Some(done) = healed {
+            self.healing.healed.fetch_add(done.pieces, Ordering::Relaxed);
+            self.healing.bytes.fetch_add(done.bytes, Ordering::Relaxed);
+            self.healing.failed.fetch_add(done.failed, Ordering::Relaxed);
+        }
+        let mut state = self.healing.state.lock();
+        state.addresses.remove(&address);
+        state.correcting -= 1;
+        drop(state);
+        self.healing.changed.notify_all();
     }
 
     /// Returns `None` if the address is not healed.

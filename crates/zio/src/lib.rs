@@ -124,6 +124,9 @@ pub struct Io {
     pub outage: OutagePolicy,
     /// Which blocks the tiers of the cache may keep.
     pub tiers: CacheTiers,
+    /// Encrypted blocks are returned in their stored form, past the cache; otherwise they cannot
+    /// be read.
+    pub stored: bool,
 }
 
 impl Io {
@@ -136,6 +139,7 @@ impl Io {
         origin: Origin::Unknown,
         outage: OutagePolicy::Fail,
         tiers: CacheTiers::ALL,
+        stored: false,
     };
     /// A blocking read of the sync thread: it waits for absent devices.
     pub const SYNC: Io = Io { outage: OutagePolicy::WaitAlways, ..Io::WAIT };
@@ -164,6 +168,12 @@ impl Io {
     #[must_use]
     pub const fn with_outage(self, outage: OutagePolicy) -> Io {
         Io { outage, ..self }
+    }
+
+    /// The same read, of encrypted blocks in their stored form.
+    #[must_use]
+    pub const fn as_stored(self) -> Io {
+        Io { stored: true, ..self }
     }
 
     /// The same read, from memory only.

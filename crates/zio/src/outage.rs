@@ -239,6 +239,7 @@ mod tests {
             gangs: None,
             hint: 0,
             packed: None,
+            seal: None,
             in_run: false,
             cache: true,
             outage: OutagePolicy::WaitAlways,

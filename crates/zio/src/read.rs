@@ -125,10 +125,16 @@ impl Zio {
         io: Io,
     ) -> Result<(Buf, Option<SlotRef>)> {
         if block.protection == Protection::Encrypted {
-            return Err(Error::new(
-                ErrorKind::Locked,
-                "the dataset is encrypted and its key is not loaded",
-            ));
+            return match io.mode {
+                Mode::MemoryOnly if io.stored => Err(not_in_memory()),
+                Mode::MayWait if io.stored => {
+                    Ok((self.read_and_expand(block, io)?.1.slice(range), None))
+                }
+                _ => Err(Error::new(
+                    ErrorKind::Locked,
+                    "the dataset is encrypted and its key is not loaded",
+                )),
+            };
         }
         let (key, lsize) = (self.key(block), block.head.lsize.0);
         let (kind, access, copies) = (kind_of(block), io.access, io.copies);

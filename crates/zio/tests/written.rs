@@ -116,6 +116,7 @@ impl TreeFixture {
                 gangs: None,
                 hint: 1,
                 packed: None,
+                seal: None,
                 in_run: false,
                 cache: i.is_multiple_of(2),
                 outage: OutagePolicy::Fail,

@@ -21,8 +21,7 @@ const KNOWN_TO_2_3: usize = 44;
 
 /// Features whose data Cenote does not write. A new pool has them only on request, and they
 /// never become active.
-const NOT_WRITTEN: [&str; 7] = [
-    "com.datto:encryption",
+const NOT_WRITTEN: [&str; 6] = [
     "com.delphix:device_removal",
     "com.delphix:obsolete_counts",
     "com.delphix:redaction_list_spill",
@@ -286,7 +285,7 @@ mod tests {
         let names_ = names(&default);
         assert!(warnings.is_empty());
         assert!(names_.contains(&"log_spacemap") && names_.contains(&"zstd_compress"));
-        for newer in ["physical_rewrite", "dynamic_gang_header", "encryption"] {
+        for newer in ["physical_rewrite", "dynamic_gang_header", "device_removal"] {
             assert!(!names_.contains(&newer), "{newer}");
         }
         for (i, feature) in default.iter().enumerate() {

@@ -18,7 +18,7 @@ use stream::{
     SendOptions, StreamRecord, StreamWriter,
 };
 
-use super::sending::StreamParts;
+use super::sending::{StreamParts, keep_snapshots};
 use super::{Dataset, DatasetKind};
 use crate::pool::Pool;
 use crate::props::{self, Attr, PropData, Source};
@@ -375,6 +375,8 @@ impl SendPlan {
         output: &mut dyn std::io::Write,
         progress: &mut dyn FnMut(usize, u64) -> bool,
     ) -> Result<()> {
+        let steps = self.steps.iter().flat_map(|(from, to)| from.iter().chain([to]));
+        let _kept = keep_snapshots(&steps.collect::<Vec<_>>())?;
         if let Some((name, header)) = &self.package {
             let features = Features::default().with_if(Features::HOLDS, self.holds);
             let begin = Begin::new(HeaderKind::Package, features, name)?;
@@ -485,6 +487,6 @@ impl ResumedSend {
         output: &mut dyn std::io::Write,
         progress: &mut dyn FnMut(u64) -> bool,
     ) -> Result<()> {
-        self.snapshot.send_parts(&self.parts(), output, progress)
+        self.snapshot.write_parts(&self.parts(), output, progress)
     }
 }

@@ -17,11 +17,23 @@ impl Dataset {
     /// The object set as it is stored: nothing of it can be decrypted. Only what is in the
     /// clear may be read.
     pub(super) fn stored_objset(&self) -> Result<std::sync::Arc<dmu::Objset>> {
-        if self.ds().phys().is_inconsistent() {
-            return self.objset();
-        }
         let none = || Error::corrupt("the dataset has no content").in_dataset(self.name());
         self.ds().open_objset()?.ok_or_else(none)
+    }
+
+    /// The same, of a snapshot or a head; dnodes can be read.
+    pub(crate) fn objset_as_stored(&self) -> Result<std::sync::Arc<dmu::Objset>> {
+        if !self.is_locked() {
+            return self.objset();
+        }
+        let (mos, phys) = (self.dir().mos(), self.ds().phys());
+        let zio = std::sync::Arc::clone(mos.objset().zio());
+        dmu::Objset::open_stored(zio, self.object(), phys.bp, mos.io())
+    }
+
+    /// Whether a block of the dataset can be read.
+    pub(crate) fn can_read(&self, block: &ondisk::blkptr::Block) -> bool {
+        self.dir().mos().objset().zio().read_physical(block).is_ok()
     }
 
     /// The list `crypt_keydata`; `None` for a stream that is not raw.

@@ -17,7 +17,7 @@ use crate::props::PropValue;
 use crate::values::{number, text};
 
 /// Key of the guids by which a dataset is redacted.
-const REDACTED: &str = "com.delphix:redacted_datasets";
+pub(super) const REDACTED: &str = "com.delphix:redacted_datasets";
 
 impl Dataset {
     /// The redaction list of this bookmark; `None` for one without.

@@ -1,12 +1,30 @@
 //! Sending snapshots as streams (chapter 07).
 
 use base::{Error, ErrorKind, Result, Txg};
+use dsl::{DslDataset, DslDir};
 use ondisk::dslphys::DS_FLAG_CI_DATASET;
 use ondisk::objset::ObjsetType;
+use spa::engine::SnapshotUse;
 use stream::{ResumePoint, SendFeatures, SendOptions, SendRequest, SendSnapshot, SendSource};
 
 use super::{Dataset, DatasetKind, DatasetOrBookmark};
 use crate::props::PropData;
+
+/// Keeps snapshots from being destroyed as long as the result lives; what is no snapshot, and
+/// pools that are imported read-only, need nothing.
+pub(super) fn keep_snapshots(all: &[&Dataset]) -> Result<Option<SnapshotUse>> {
+    let mut list = Vec::new();
+    for dataset in all.iter().filter(|dataset| dataset.kind == DatasetKind::Snapshot) {
+        list.push((dataset.object(), dataset.ds().phys().guid));
+    }
+    list.sort_unstable();
+    list.dedup();
+    let writer = all.first().and_then(|dataset| dataset.core.writer.as_ref());
+    match writer.filter(|_| !list.is_empty()) {
+        Some(writer) => writer.use_snapshots(&list).map(Some),
+        None => Ok(None),
+    }
+}
 
 /// First version of file systems whose spill blocks hold system attributes.
 const SA_VERSION: u64 = 5;
@@ -41,7 +59,13 @@ impl Dataset {
         output: &mut dyn std::io::Write,
         progress: &mut dyn FnMut(u64) -> bool,
     ) -> Result<()> {
-        self.send_parts(&StreamParts { from, options, ..StreamParts::default() }, output, progress)
+        self.write_parts(&StreamParts { from, options, ..StreamParts::default() }, output, progress)
+    }
+
+    /// Keeps this snapshot, and that which a stream of it is incremental to, from being destroyed.
+    fn kept_with(&self, from: Option<&Dataset>) -> Result<Option<SnapshotUse>> {
+        let all: Vec<&Dataset> = std::iter::once(self).chain(from).collect();
+        keep_snapshots(&all)
     }
 
     /// As [`Dataset::send`], without the blocks that the redaction bookmark `mark` of this
@@ -58,7 +82,7 @@ impl Dataset {
         progress: &mut dyn FnMut(u64) -> bool,
     ) -> Result<()> {
         let parts = StreamParts { from, options, mark: Some(mark), resume: None };
-        self.send_parts(&parts, output, progress)
+        self.write_parts(&parts, output, progress)
     }
 
     /// Bytes of the stream that [`Dataset::send_redacted`] writes. No data is read.
@@ -74,12 +98,13 @@ impl Dataset {
         self.parts_size(&StreamParts { from, options, mark: Some(mark), resume: None })
     }
 
-    pub(super) fn send_parts(
+    pub(super) fn write_parts(
         &self,
         parts: &StreamParts<'_>,
         output: &mut dyn std::io::Write,
         progress: &mut dyn FnMut(u64) -> bool,
     ) -> Result<()> {
+        let _kept = self.kept_with(parts.from).map_err(|e| e.in_dataset(self.name()))?;
         let (snapshot, request) = self.send_request(parts)?;
         snapshot.send(&request, output, progress).map_err(|e| e.in_dataset(self.name()))
     }
@@ -101,7 +126,8 @@ impl Dataset {
         let lacking = from.map(Dataset::redaction_list).transpose()?.flatten();
         let snapshot = self.send_snapshot(options.raw)?;
         let keys = self.raw_keys(from, options, &snapshot).map_err(fail)?;
-        let request = SendRequest { source, options, resume, keys, redaction, lacking };
+        let request =
+            SendRequest { source, options, resume, until: None, keys, redaction, lacking };
         Ok((snapshot, request))
     }
 
@@ -111,6 +137,18 @@ impl Dataset {
     /// As [`Dataset::send`].
     pub fn send_size(&self, from: Option<&Dataset>, options: SendOptions) -> Result<u64> {
         self.parts_size(&StreamParts { from, options, ..StreamParts::default() })
+    }
+
+    /// Full name of the snapshot `object` of this pool; `None` if it is gone.
+    pub(super) fn name_of_snapshot(&self, object: u64) -> Result<Option<String>> {
+        let mos = self.dir().mos();
+        let phys = DslDataset::read_phys(mos, object)?;
+        let Some(fs) = DslDir::name_of(mos, phys.dir_obj, self.core.spa.name())? else {
+            return Ok(None);
+        };
+        let Some(head) = self.core.spa.root_dir()?.find(&fs)?.head()? else { return Ok(None) };
+        let snaps = head.snapshots()?;
+        Ok(snaps.iter().find(|s| s.object() == object).map(|s| s.name().to_owned()))
     }
 
     /// The snapshot or bookmark with this guid in the history of this snapshot.
@@ -171,15 +209,29 @@ impl Dataset {
                 return Err(Error::invalid(text).in_dataset(self.name()));
             }
         };
+        if self.ds().phys().is_inconsistent() {
+            // Which it says itself.
+            self.objset()?;
+        }
+        self.send_parts(name, raw)
+    }
+
+    /// What a stream of the snapshot, or of a dataset that does not change meanwhile, is made
+    /// from. `name` is the name in it.
+    pub(super) fn send_parts(&self, name: String, raw: bool) -> Result<SendSnapshot> {
         let encrypted = self.dir().crypto_key_object()?.is_some();
-        let objset = match raw && encrypted {
+        let is_partial = self.ds().phys().is_inconsistent();
+        let objset = match (raw && encrypted) || is_partial {
             true => self.stored_objset()?,
             false => self.objset()?,
         };
         let (ds, mos) = (self.ds(), self.dir().mos());
         let pool = dsl::features::FeatureState::load(mos)?;
         let has = |guid: &str| ds.attribute(guid).map(|found| found.is_some());
-        let version = self.prop("version")?.map(|found| found.value);
+        let version = match is_partial {
+            true => None,
+            false => self.prop("version")?.map(|found| found.value),
+        };
         let features = SendFeatures {
             embedded_data: pool.is_active("com.delphix:embedded_data"),
             lz4: pool.is_active("org.illumos:lz4_compress"),
@@ -188,10 +240,11 @@ impl Dataset {
             zstd: has("org.freebsd:zstd_compress")?,
             longname: has("org.zfsonlinux:longname")?,
             large_microzap: has("com.klarasystems:large_microzap")?,
-            // The version of a locked file system cannot be read, and encryption is younger.
+            // The version of a locked file system cannot be read, and encryption is younger; that
+            // of a partial one may not have come yet.
             sa_spill: match version {
                 Some(PropData::Num(n)) => n >= SA_VERSION,
-                _ => encrypted && objset.kind() == ObjsetType::Zfs,
+                _ => (encrypted || is_partial) && objset.kind() == ObjsetType::Zfs,
             },
             encrypted,
         };

@@ -13,10 +13,10 @@ mod tables;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
 
-use base::rt;
+use base::rt::{self, Mutex};
 use kstat::{IoCounters, Kstat, KstatBody, Value};
 use spa::status::VdevState;
 
@@ -224,6 +224,12 @@ fn objset(name: &str, io: &IoCounters, log: Option<&zil::Log>, modified: u64) ->
     Kstat::new("dataset", KstatBody::Named(rows))
 }
 
+/// Counters of an open dataset, shown under its present name.
+pub(crate) struct DatasetCounters {
+    counters: Weak<IoCounters>,
+    name: Arc<Mutex<String>>,
+}
+
 /// The counters of a dataset that is being opened: those of its other users, or new ones,
 /// which are then shown as `<pool>/objset-0x…` as long as the dataset is open.
 pub(crate) fn dataset_counters(
@@ -233,22 +239,36 @@ pub(crate) fn dataset_counters(
 ) -> Option<Arc<IoCounters>> {
     let registry = core.kstats.as_ref()?;
     let mut all = core.counters.lock();
-    all.retain(|_, c| c.strong_count() > 0);
-    if let Some(counters) = all.get(&object).and_then(std::sync::Weak::upgrade) {
+    all.retain(|_, c| c.counters.strong_count() > 0);
+    if let Some(counters) = all.get(&object).and_then(|c| c.counters.upgrade()) {
         return Some(counters);
     }
     let counters = Arc::new(IoCounters::default());
     let path = format!("{}/objset-0x{object:x}", core.spa.name());
-    let shown = name.to_owned();
+    let current = Arc::new(Mutex::new(name.to_owned()));
+    let shown = Arc::clone(&current);
     let writer = core.writer.as_ref().map(Arc::downgrade);
     let show = move |io: &IoCounters| {
         let writer = writer.as_ref().and_then(std::sync::Weak::upgrade);
         let log = writer.as_ref().and_then(|w| w.log_in_use(object));
         let head = writer.and_then(|w| w.head_in_use(object));
-        objset(&shown, io, log.as_deref(), head.map_or(0, |os| os.read_modify_writes()))
+        let name = shown.lock().clone();
+        objset(&name, io, log.as_deref(), head.map_or(0, |os| os.read_modify_writes()))
     };
     // A full registry costs the kstat, not the dataset.
     registry.register(&path, &counters, show).ok()?;
-    all.insert(object, Arc::downgrade(&counters));
+    let name = current;
+    all.insert(object, DatasetCounters { counters: Arc::downgrade(&counters), name });
     Some(counters)
+}
+
+/// The datasets from `from` on were renamed.
+pub(crate) fn renamed(core: &PoolCore, from: &str, to: &str) {
+    for dataset in core.counters.lock().values() {
+        let mut name = dataset.name.lock();
+        let below = name.strip_prefix(from).filter(|b| b.is_empty() || b.starts_with('/'));
+        if let Some(new) = below.map(|below| format!("{to}{below}")) {
+            *name = new;
+        }
+    }
 }

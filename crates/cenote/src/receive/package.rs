@@ -21,11 +21,12 @@ use dsl::props::{Attr, PropData, dataset_prop, is_user_prop};
 use dsl::stored::Stored;
 use dsl::write::props::Change;
 use nvlist::{NvList, Value};
-use spa::engine::PropChange;
+use spa::engine::{PropChange, SnapshotHold};
 use stream::{PackageDataset, PackageHeader};
 
-use super::{ReceiveNames, ReceiveObserver, ReceiveOptions};
+use super::{ReceiveNames, ReceiveObserver, ReceiveOptions, ReceivedStream};
 use crate::dataset::{Dataset, DatasetKind};
+use crate::delegation::permission_to_set;
 use crate::pool::Pool;
 
 /// Steps of one reconciliation at most: more than any package that it can be sensible for.
@@ -64,6 +65,21 @@ enum PackageStep {
     RenameSnapshot(String, String, String),
     DestroySnapshot(String),
     DestroyDataset(String),
+}
+
+impl PackageStep {
+    /// The permissions that it needs, and for what.
+    fn needs(&self) -> (&str, &'static [&'static str]) {
+        match self {
+            PackageStep::Promote(name) => (name, &["promote", "mount"]),
+            PackageStep::RenameDataset(name, _) | PackageStep::RenameSnapshot(name, ..) => {
+                (name, &["rename", "create", "mount"])
+            }
+            PackageStep::DestroySnapshot(name) | PackageStep::DestroyDataset(name) => {
+                (name, &["destroy", "mount"])
+            }
+        }
+    }
 }
 
 /// The dataset of a package that has a snapshot in common with a local one.
@@ -155,6 +171,8 @@ impl Pool {
             let Some(step) = next_step(header, &locals, options.force, &name_of) else {
                 return Ok(());
             };
+            let (name, permissions) = step.needs();
+            observer.allows(name, permissions)?;
             self.package_step(&step, observer)?;
         }
         Err(Error::limit("the package renames and destroys too much"))
@@ -230,16 +248,52 @@ impl Pool {
                 changes.push(PropChange { name: prop.to_owned(), change: Change::Receive(value) });
             }
         }
-        for prop in dataset.received_prop_names()? {
+        let is_snapshot = dataset.kind() == DatasetKind::Snapshot;
+        let old = if is_snapshot { Vec::new() } else { dataset.received_prop_names()? };
+        for prop in old {
             if !changes.iter().any(|change| change.name == prop) {
                 changes.push(PropChange { name: prop, change: Change::ClearReceived });
             }
         }
         for change in changes {
             let prop = change.name.clone();
-            if let Err(e) = self.writer()?.set_props(name, vec![change], None) {
+            let allowed = observer.allows(name, &[permission_to_set(&prop)]);
+            let set = || self.writer()?.set_props(name, vec![change], None).map(drop);
+            if let Err(e) = allowed.and_then(|()| set()) {
                 let why = e.message();
                 observer.remark(&format!("cannot receive {prop} property on {name}: {why}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Pool {
+    /// Properties and holds that a package has for the snapshot that was received.
+    ///
+    /// # Errors
+    /// Those of reading. What cannot be set is remarked.
+    pub(super) fn receive_snapshot_extras(
+        &self,
+        of: &PackageDataset,
+        received: &ReceivedStream,
+        options: &ReceiveOptions,
+        observer: &mut dyn ReceiveObserver,
+    ) -> Result<()> {
+        let sent = received.sent.name.split_once('@').map_or("", |(_, snap)| snap);
+        let Some(at) = of.snaps.iter().position(|(name, _)| name == sent) else { return Ok(()) };
+        let snapshot = received.snapshot.as_str();
+        if let Some(props) = of.snap_props.get(at) {
+            self.receive_props(snapshot, props, observer)?;
+        }
+        let holds = of.snap_holds.as_ref().and_then(|all| all.get(at));
+        for (tag, _) in holds.filter(|_| !options.ignore_holds).into_iter().flat_map(NvList::iter) {
+            let Some(tag) = tag.to_str() else { continue };
+            let hold = SnapshotHold { snapshot: snapshot.to_owned(), tag: tag.to_owned() };
+            let allowed = observer.allows(snapshot, &["hold"]);
+            if let Err(e) = allowed.and_then(|()| self.hold(&[hold], None)) {
+                let why = e.message();
+                observer.remark(&format!("cannot hold snapshot '{snapshot}': {why}"));
             }
         }
         Ok(())
@@ -253,6 +307,7 @@ fn is_received(prop: &str, kind: DatasetKind) -> bool {
     }
     let applies = |known: &dsl::props::Prop| match kind {
         DatasetKind::Volume => known.types.intersects(dsl::props::Types::V),
+        DatasetKind::Snapshot => known.types.intersects(dsl::props::Types::S),
         _ => known.types.intersects(dsl::props::Types::F),
     };
     dataset_prop(prop).is_some_and(|known| known.attr != Attr::ReadOnly && applies(known))

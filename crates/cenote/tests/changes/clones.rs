@@ -372,6 +372,29 @@ fn promotions() {
     judge(&engine, &disks.path());
 }
 
+/// The counters of an open dataset had its name from before.
+#[test]
+fn counters_have_the_name_after_a_rename() {
+    let disks = DiskFiles::new("changes-counters", 1, 128 * MB);
+    let engine = engine();
+    let pool = make(&engine, vec![disks.leaf(0)]);
+    let open: Vec<_> = ["tank/a", "tank/a/b", "tank/ab"]
+        .map(|name| pool.create_filesystem(name, &[], None).unwrap().open_fs().unwrap())
+        .into();
+    let names = || {
+        let all = engine.kstats().all(|path| path.contains("/objset-"));
+        let name = |k: &kstat::Kstat| k.get("dataset_name").map(|v| format!("{v:?}"));
+        let mut names: Vec<String> = all.iter().filter_map(|(_, k)| name(k)).collect();
+        names.sort();
+        names.into_iter().map(|n| n.replace("Str(", "").replace(')', "")).collect::<Vec<_>>()
+    };
+    assert_eq!(names(), ["\"tank/a\"", "\"tank/a/b\"", "\"tank/ab\""]);
+    pool.rename_dataset("tank/a", "tank/z", None).unwrap();
+    assert_eq!(names(), ["\"tank/ab\"", "\"tank/z\"", "\"tank/z/b\""]);
+    drop(open);
+    pool.export().unwrap();
+}
+
 /// Pools that OpenZFS wrote, with snapshots, clones, bookmarks and delegations, are changed in
 /// every way.
 #[test]

@@ -9,6 +9,7 @@ mod caches;
 mod care;
 mod clones;
 mod datasets;
+mod destroying;
 mod devices;
 mod diagnosis;
 mod growing;

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use base::rt::sim::Rng;
 use base::{ErrorKind, ObjectId};
+use cenote::create::NewKind;
 use cenote::{Dataset, DiffChange, DiffEntry};
 use dmu::Io;
 use sim::posix::ops::{Scale, both, draw, is_possible};
@@ -124,12 +125,15 @@ fn check(told: &[DiffEntry], old: &BTreeMap<u64, Known>, new: &BTreeMap<u64, Kno
 /// Random changes between snapshots, and each pair of snapshots compared.
 #[test]
 fn differences_are_those_of_all_files() {
+    let draid = NewKind::Draid { nparity: 1, ndata: Some(2), nspares: 1 };
     let runs = [
-        (1u64, &[("recordsize", 16 << 10), ("xattr", 2)][..]),
-        (2, &[("recordsize", 128 << 10), ("xattr", 1), ("dnodesize", 1024)]),
+        (1u64, &[("recordsize", 16 << 10), ("xattr", 2)][..], NewKind::Raidz { nparity: 1 }, 3, 12),
+        (2, &[("recordsize", 128 << 10), ("xattr", 1), ("dnodesize", 1024)], draid, 5, 9),
     ];
-    testkit::side_by_side(&runs, |&(seed, props)| {
-        let rig = PosixFixture::with("diff", 512 * MB, 5000, props);
+    testkit::side_by_side(&runs, |(seed, props, kind, disks, ashift)| {
+        let seed = *seed;
+        let rig = PosixFixture::on("diff", 256 * MB, (kind.clone(), *disks, *ashift));
+        rig.set(props);
         let mut rng = Rng::new(seed);
         let scale = Scale { write: 20 << 10, file: 60 << 10, xattr: 2000, names: 60, split: true };
         let mut tree = Tree::new(rig.root());

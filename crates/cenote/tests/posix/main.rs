@@ -86,6 +86,25 @@ impl PosixFixture {
         PosixFixture { scratch, engine, pool, fs }
     }
 
+    /// On a group of `count` disks of `size` bytes.
+    fn on(name: &str, size: u64, (kind, count, ashift): (NewKind, usize, u64)) -> PosixFixture {
+        let scratch = Scratch::new(&format!("posix-{name}-{count}"));
+        let disk = |i: usize| {
+            let path = scratch.path().join(format!("d{i}"));
+            std::fs::File::create(&path).unwrap().set_len(size).unwrap();
+            NewVdev::new(NewKind::File(path))
+        };
+        let group = NewVdev::new(kind).with_children((0..count).map(disk).collect());
+        let mut wanted = request(scratch.path().to_path_buf(), 5000);
+        wanted.vdevs = vec![group];
+        wanted.settings.push(PoolSetting::Stored("ashift", ashift));
+        let engine = testkit::engine();
+        let pool = engine.create_pool(&wanted).unwrap().unwrap();
+        pool.create_filesystem(DATASET, &[], None).unwrap();
+        let fs = open(&pool);
+        PosixFixture { scratch, engine, pool, fs }
+    }
+
     fn set(&self, props: &[(&str, u64)]) {
         self.pool.set_props(DATASET, &numbers(props), None).unwrap();
     }

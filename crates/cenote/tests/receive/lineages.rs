@@ -241,8 +241,11 @@ fn origin(fs: &Dataset) -> Option<String> {
     }
 }
 
+/// A name, an origin, and snapshots with their guids.
+type Lineage = (String, Option<String>, Vec<(String, u64)>);
+
 /// Names below `top`, with origins and with the guids of snapshots.
-fn lineage(pool: &Pool, top: &str) -> BTreeSet<(String, Option<String>, Vec<(String, u64)>)> {
+fn lineages(pool: &Pool, top: &str) -> BTreeSet<Lineage> {
     let below = |name: &str| name.strip_prefix(top).unwrap().to_owned();
     let one = |fs: Dataset| {
         let snaps = fs.snapshots().unwrap().into_iter();
@@ -277,7 +280,8 @@ fn trees_with_clones_and_promotions() {
             to.pool
                 .receive("tank/copy", ReceiveNames::Whole, &force, bytes.as_slice())
                 .unwrap_or_else(|e| panic!("{context}: {e}"));
-            let (ours, theirs) = (lineage(&to.pool, "tank/copy"), lineage(&forest.pool.pool, TOP));
+            let (ours, theirs) =
+                (lineages(&to.pool, "tank/copy"), lineages(&forest.pool.pool, TOP));
             assert_eq!(ours, theirs, "{context}");
             for fs in forest.members() {
                 let theirs = format!("{}@r{round}", fs.name());

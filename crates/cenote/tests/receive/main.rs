@@ -4,10 +4,13 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 #![allow(clippy::disallowed_methods, reason = "zdb runs as a process")]
 
+mod correct;
+mod extras;
 mod golden;
 mod history;
 mod hostile;
 mod lineages;
+mod raw;
 mod records;
 mod redaction;
 mod refusals;

@@ -120,12 +120,14 @@ fn features_that_a_pool_lacks() {
     for (features, why) in [
         (1 << 40, "stream has unsupported feature"),
         (Features::DEDUP.0, "stream has unsupported feature"),
-        (Features::RAW.0, "raw encrypted streams"),
     ] {
         let e = to.receive("tank/x", &with(features)).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Unsupported);
         assert!(text(&e).starts_with(why), "{e}");
     }
+    // A raw stream without keys.
+    let e = to.receive("tank/x", &with(Features::RAW.0)).unwrap_err();
+    assert!(matches!(e.kind(), ErrorKind::Corrupt | ErrorKind::NotFound), "{e}");
     to.judged();
 }
 

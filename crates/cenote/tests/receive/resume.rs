@@ -4,7 +4,7 @@ use std::io::Read;
 
 use cenote::inspect::nvlist::NvList;
 use cenote::stream::{ResumeToken, StreamRecord};
-use cenote::{ErrorKind, NewObject, ReceiveOptions};
+use cenote::{ErrorKind, NewObject, ReceiveOptions, SendOptions};
 use testkit::{Rng, Scratch};
 
 use super::hostile::{StreamPiece, assembled, pieces};
@@ -180,4 +180,52 @@ fn a_crash_undoes_a_receive() {
     to.receive("tank/dst", &b).unwrap();
     assert_same((&of.pool, "tank/src@b"), (&to.pool, "tank/dst@b"));
     to.judged();
+}
+
+/// What an interrupted receive has left is sent on, and continued there with the first sender's
+/// stream.
+#[test]
+fn partial_state_is_sent_on() {
+    let of = source("saved-src");
+    let (first, second) = (TestPool::new("saved-first"), TestPool::new("saved-second"));
+    let options = SendOptions::default();
+    let e = of.pool.dataset("tank/src").unwrap().plan_saved(options).err().unwrap();
+    assert_eq!(e.kind(), ErrorKind::Invalid, "{e}");
+    let cases = [
+        ("tank/src@a", None, ALL),
+        ("tank/src@b", Some("tank/src@a"), SendOptions { compressed: false, ..ALL }),
+    ];
+    for (name, from, how) in cases {
+        let stream = sent(&of.pool, name, from, how);
+        let cut = stream.len() * 2 / 3;
+        let e = first.receive_with("tank/dst", &resumable(), &stream[..cut]).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Interrupted, "{e}");
+        let dataset = first.pool.dataset("tank/dst").unwrap();
+        let token = dataset.resume_token().unwrap().unwrap();
+        let part = dataset.plan_saved(options).unwrap();
+        assert_eq!(part.name(), name);
+        // It stays as it is meanwhile.
+        let e = first.pool.discard_partial("tank/dst", None).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Busy, "{e}");
+        let rest = rest(&stream, &token);
+        let e = first.receive_with("tank/dst", &resumable(), &rest).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Busy, "{e}");
+        let mut saved = Vec::new();
+        part.send(&mut saved, &mut |_| true).unwrap();
+        assert_eq!(part.size().unwrap(), saved.len() as u64);
+        drop(part);
+        let e = second.receive_with("tank/copy", &resumable(), &saved).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Interrupted, "{e}");
+        let theirs = second.pool.dataset("tank/copy").unwrap().resume_token().unwrap().unwrap();
+        let place = |token: &ResumeToken| (token.to_guid, token.object, token.offset);
+        assert_eq!(place(&theirs), place(&token));
+        assert_eq!((theirs.to_name.as_str(), theirs.from_guid), (name, token.from_guid));
+        for (to, target) in [(&first, "tank/dst"), (&second, "tank/copy")] {
+            to.receive_with(target, &resumable(), &rest).unwrap();
+            let copy = name.replace("tank/src", target);
+            assert_same((&of.pool, name), (&to.pool, &copy));
+        }
+    }
+    first.judged();
+    second.judged();
 }

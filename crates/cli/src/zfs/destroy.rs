@@ -31,6 +31,7 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         defer: parsed.has('d'),
         force: parsed.has('f'),
         dry_run: parsed.has('n'),
+        sizes: parsed.has('v') || parsed.has('p'),
         command: command_line("destroy", argv),
     };
     let (reply, failed) = match request_change(DatasetChange::Destroy(args)) {

@@ -71,7 +71,10 @@ pub(super) fn holds(argv: &[OsString]) -> Result<Exit> {
     let Reply::Holds(held) = client.request(&request)? else {
         return Err(crate::zpool::unexpected_reply());
     };
-    ui::out(&render(&held, parsed.has('H'), parsed.has('p')));
+    // Where a snapshot was not found, its message is the answer.
+    if !client.failed || !held.is_empty() {
+        ui::out(&render(&held, parsed.has('H'), parsed.has('p')));
+    }
     Ok(Exit::failed_if(client.failed))
 }
 

@@ -35,6 +35,8 @@ pub(super) fn main(command: &str, argv: &[OsString]) -> Result<Exit> {
         no_mount: has('u'),
         force_unmount: has('M'),
         abort: has('A'),
+        correct: has('c'),
+        ignore_holds: has('h'),
         command: command_line(command, argv),
         ..ReceiveArgs::default()
     };
@@ -45,6 +47,9 @@ pub(super) fn main(command: &str, argv: &[OsString]) -> Result<Exit> {
         _ => return Ok(misuse("receive", Some("too many arguments"))),
     };
     if args.abort && parsed.opts.iter().any(|o| o.letter != 'A') {
+        return Ok(misuse("receive", Some("invalid option")));
+    }
+    if args.correct && parsed.opts.iter().any(|o| !matches!(o.letter, 'c' | 'v' | 'n')) {
         return Ok(misuse("receive", Some("invalid option")));
     }
     for given in &parsed.opts {

@@ -37,6 +37,12 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         let text = format!("-t cannot be used together with -{letter}");
         return Ok(misuse("send", Some(&text)));
     }
+    if parsed.has('S')
+        && let Some(letter) = "iIRpbhsXwt".chars().find(|letter| parsed.has(*letter))
+    {
+        let text = format!("-S cannot be used together with -{letter}");
+        return Ok(misuse("send", Some(&text)));
+    }
     if !parsed.has('R')
         && let Some(letter) = "sX".chars().find(|letter| parsed.has(*letter))
     {
@@ -84,6 +90,7 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
             exclude: excluded(&parsed),
         },
         resume: resume.clone(),
+        saved: parsed.has('S'),
     };
     if let Some(token) = resume.filter(|_| parsed.has('v')) {
         let list = ResumeToken::decode_list(&token);

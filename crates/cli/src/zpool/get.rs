@@ -70,7 +70,7 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
                     .map(|n| (n.clone(), props.iter().find(|p| &p.0 == n).map(|p| p.1.clone())))
                     .collect(),
             };
-            out.push(json::pool(&pools.status(name)?, shown, form));
+            out.push(json::pool(&pools.status(name)?, shown, Vec::new(), form));
         }
         let output = Json::output("zpool get", [("pools", Json::Object(out))]);
         ui::out(&format!("{output}\n"));

@@ -37,20 +37,33 @@ fn members(p: &Pool, numbers: Numbers) -> Vec<(String, Json)> {
     all.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
-/// The key and the object of a pool with some of its properties.
-pub(super) fn pool(p: &Pool, props: Vec<ShownProp>, form: PoolForm) -> (String, Json) {
+/// The key and the object of a pool with some of its properties, and its vdevs by class.
+pub(super) fn pool(
+    p: &Pool,
+    props: Vec<ShownProp>,
+    vdevs: Vec<(String, Json)>,
+    form: PoolForm,
+) -> (String, Json) {
     let mut out = members(p, form.numbers);
     let shown = props.into_iter().filter(|(name, _)| name != "name").map(|(name, value)| {
         let value = property(&name, value.as_ref(), form.numbers);
         (name, value)
     });
     out.push(("properties".to_owned(), Json::object(shown)));
+    out.extend(vdevs);
     let key = if form.key_guid { p.guid.to_string() } else { p.name.clone() };
     (key, Json::Object(out))
 }
 
 fn source(kind: &str, data: &str) -> Json {
     Json::object([("type", Json::str(kind)), ("data", Json::str(data))])
+}
+
+/// A cell of a vdev's row, as a property.
+pub(super) fn cell(text: &str, numbers: Numbers) -> Json {
+    let number = text.parse::<u64>().ok().filter(|_| numbers.ints);
+    let value = number.map_or_else(|| Json::str(text), |n| Json::Int(n.into()));
+    Json::object([("value", value), ("source", source("NONE", "-"))])
 }
 
 fn property(name: &str, value: Option<&PropertyEntry>, numbers: Numbers) -> Json {
@@ -123,7 +136,7 @@ mod tests {
                 ),
             ]
         };
-        let (key, json) = pool(&p, props(), PoolForm::default());
+        let (key, json) = pool(&p, props(), Vec::new(), PoolForm::default());
         assert_eq!(key, "tank");
         assert_eq!(
             json.to_string(),
@@ -134,7 +147,7 @@ mod tests {
              \"data\":\"-\"}}}}"
         );
         let numbers = Numbers { exact: true, ints: true };
-        let (key, json) = pool(&p, props(), PoolForm { numbers, key_guid: true });
+        let (key, json) = pool(&p, props(), Vec::new(), PoolForm { numbers, key_guid: true });
         assert_eq!(key, "7");
         assert!(json.to_string().contains("\"size\":{\"value\":16106127360,"), "{json}");
         assert!(json.to_string().contains("\"pool_guid\":7,\"txg\":9,"), "{json}");

@@ -11,7 +11,7 @@ use ui::json::Json;
 use ui::table::{self, Column};
 
 use super::json::{self, PoolForm};
-use super::status::Numbers;
+use super::status::{JSON_CLASSES, Numbers, identity};
 use super::vdevs::{self, Naming, VdevLine, spare_word};
 use super::{Pools, Repeat, misuse, no_such_pool, options};
 
@@ -59,10 +59,6 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         Ok(json) => json,
         Err(exit) => return Ok(exit),
     };
-    if json.is_some() && parsed.has('v') {
-        ui::err(&format!("cannot run 'zpool list' with -v: {}", ui::not_yet("JSON of vdevs")));
-        return Ok(Exit::FAILURE);
-    }
     let options = ListOptions {
         names,
         columns,
@@ -136,7 +132,9 @@ fn report(options: &ListOptions) -> Result<Exit> {
             let props = pools.props(name, Some(wanted.clone()))?;
             let value = |c: &String| props.iter().find(|p| &p.0 == c).map(|p| p.1.clone());
             let shown = wanted.iter().map(|c| (c.clone(), value(c))).collect();
-            out.push(json::pool(&pools.status(name)?, shown, form));
+            let pool = pools.status(name)?;
+            let vdevs = if options.verbose { vdevs_json(&pool, options, form) } else { Vec::new() };
+            out.push(json::pool(&pool, shown, vdevs, form));
         }
         let output = Json::output("zpool list", [("pools", Json::Object(out))]);
         ui::out(&format!("{output}\n"));
@@ -169,6 +167,39 @@ fn report(options: &ListOptions) -> Result<Exit> {
         ui::out(&verbose(options, columns, &rows, &trees));
     }
     Ok(Exit::failed_if(pools.failed))
+}
+
+/// The vdevs of each class, as trees.
+fn vdevs_json(pool: &Pool, options: &ListOptions, form: PoolForm) -> Vec<(String, Json)> {
+    let classes = [(VdevRole::Normal, "vdevs")].into_iter().chain(JSON_CLASSES);
+    let of_class = |(class, key): (VdevRole, &str)| {
+        let tops = pool.root.children.iter().filter(|v| v.class == class && !vdevs::hidden(v));
+        let all: Vec<(String, Json)> = tops.map(|v| vdev_json(v, 2, options, form)).collect();
+        let shown = class == VdevRole::Normal || !all.is_empty();
+        shown.then(|| (key.to_owned(), Json::Object(all)))
+    };
+    classes.filter_map(of_class).collect()
+}
+
+/// The key and the object of a vdev, with those below it: what the table has, by column.
+fn vdev_json(v: &Vdev, depth: usize, options: &ListOptions, form: PoolForm) -> (String, Json) {
+    let mut out = identity(v, options.naming, form.numbers);
+    let exact = ListOptions {
+        names: Vec::new(),
+        columns: options.columns.clone(),
+        parsable: form.numbers.exact,
+        ..*options
+    };
+    let cells = vdev_row(v, 0, depth, &exact);
+    let columns = options.columns.iter().map(|(name, _)| name.clone());
+    let shown = columns.zip(cells).filter(|(name, _)| name != "name");
+    let shown = shown.map(|(name, cell)| (name, json::cell(&cell, form.numbers)));
+    out.push(("properties".to_owned(), Json::object(shown)));
+    if !v.children.is_empty() && depth < vdevs::DEPTH_MAX {
+        let below = v.children.iter().map(|c| vdev_json(c, depth + 2, options, form)).collect();
+        out.push(("vdevs".to_owned(), Json::Object(below)));
+    }
+    (options.naming.of(v), Json::Object(out))
 }
 
 /// The table with vdevs below each pool.

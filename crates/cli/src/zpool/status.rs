@@ -21,7 +21,7 @@ use super::{Pools, Repeat, misuse, no_such_pool, options};
 pub(super) use advice::Facts;
 use advice::{any, problem_of, status_of};
 use json::JsonReport;
-pub(super) use json::Numbers;
+pub(super) use json::{CLASSES as JSON_CLASSES, Numbers, identity};
 use work::{INITIALIZE_WORDS, TRIM_WORDS};
 use work::{bar_line, checkpoint_line, error_scrub_lines, expand_lines, job_remark, removal_lines};
 

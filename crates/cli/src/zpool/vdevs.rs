@@ -107,7 +107,7 @@ pub(super) fn walk<'a>(root: &'a Vdev, order: &[(VdevRole, &'static str)]) -> Ve
 
 /// Limit of the nesting of trees from the socket; the reader of labels has its own
 /// (`VDEV_DEPTH_MAX`).
-const DEPTH_MAX: usize = 64;
+pub(super) const DEPTH_MAX: usize = 64;
 
 fn subtree<'a>(v: &'a Vdev, depth: usize, out: &mut Vec<VdevLine<'a>>) {
     out.push(VdevLine::Vdev(v, depth));
@@ -180,6 +180,7 @@ pub(super) mod tests {
             error_count: 0,
             errors: vec![],
             scan: None,
+            resilver_pending: false,
             rebuilds: Vec::new(),
             error_scrub: None,
             removal: None,

@@ -79,11 +79,6 @@ fn is_replacing(vdev: &Vdev) -> bool {
     vdev.kind == "replacing" || vdev.children.iter().any(is_replacing)
 }
 
-/// Whether some device waits for a resilver, which begins by itself, some txgs after its cause.
-fn awaits_resilver(vdev: &Vdev) -> bool {
-    vdev.aux.as_deref() == Some("(awaiting resilver)") || vdev.children.iter().any(awaits_resilver)
-}
-
 /// At least 1 while work is in progress, or it would look finished.
 fn rest(to_do: u64, done: u64) -> u64 {
     to_do.saturating_sub(done).max(1)
@@ -129,7 +124,7 @@ fn left(activity: &str, pool: &Pool, freeing: u64) -> u64 {
         "scrub" => scan(false).saturating_add(error_scrub_left(pool)),
         // The device stays until its successor has everything.
         "replace" if is_replacing(&pool.root) => resilvers().max(1),
-        "resilver" => resilvers().max(u64::from(awaits_resilver(&pool.root))),
+        "resilver" => resilvers().max(u64::from(pool.resilver_pending)),
         "remove" => {
             let running = pool.removal.as_ref().filter(|r| r.state == 1);
             running.map_or(0, |r| rest(r.to_copy, r.copied))

@@ -220,6 +220,11 @@ pub fn compute(alg: Checksum, data: &[u8], salt: &SaltTemplate, swapped: bool) -
     if swapped { words.map(u64::swap_bytes) } else { words }
 }
 
+/// The SHA-512 hash of `data`, of which encrypted datasets make the MACs of indirect blocks.
+pub fn sha512(data: &[u8]) -> [u8; 64] {
+    sha2::Sha512::digest(data).into()
+}
+
 /// Whether `data` has the checksum `expected`.
 ///
 /// "off" and "noparity" compare too: their words must be zero.

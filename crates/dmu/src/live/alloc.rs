@@ -88,6 +88,7 @@ impl ObjectSpec {
             levels: 1,
             max_blkid: 0,
             spill: Spill::Keep,
+            area: None,
         })
     }
 }

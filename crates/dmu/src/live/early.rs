@@ -111,6 +111,7 @@ impl Early {
             gangs: None,
             hint: hint(self.os.id(), id.0, 0, blkid),
             packed: None,
+            seal: None,
             in_run: false,
             cache: self.os.props()?.keeps(false),
             outage: self.outage,

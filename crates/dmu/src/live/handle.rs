@@ -26,6 +26,8 @@ pub(crate) enum Spill {
     Keep,
     /// Gets this content.
     Set(Buf),
+    /// Gets this content of an encrypted dataset, in its stored form.
+    Sealed(Buf, PackedForm),
     /// It is freed.
     Remove,
 }
@@ -52,6 +54,9 @@ pub(crate) struct DnodeHead {
     pub(crate) levels: u8,
     pub(crate) max_blkid: u64,
     pub(crate) spill: Spill,
+    /// The whole bonus area of an object of a sealed object set, if the txg changes it
+    /// ([`super::seal`]).
+    pub(crate) area: Option<Arc<[u8]>>,
 }
 
 impl DnodeHead {
@@ -74,11 +79,12 @@ impl DnodeHead {
             levels: dn.levels,
             max_blkid: dn.max_blkid,
             spill: Spill::Keep,
+            area: None,
         })
     }
 
     /// Extends the tree to a block that was written.
-    fn reach(&mut self, blkid: u64) {
+    pub(crate) fn reach(&mut self, blkid: u64) {
         self.max_blkid = self.max_blkid.max(blkid);
         let epb_shift = u32::from(self.indirect_shift) - 7;
         let above = |levels: u8| blkid.checked_shr(epb_shift * u32::from(levels - 1)).unwrap_or(0);
@@ -433,7 +439,7 @@ impl HandleState {
     /// Whether the object has a spill block in `txg`.
     pub(crate) fn has_spill(&self, txg: Txg) -> bool {
         match self.spill(txg) {
-            Some(Spill::Set(_)) => true,
+            Some(Spill::Set(_) | Spill::Sealed(..)) => true,
             Some(Spill::Remove) => false,
             Some(Spill::Keep) | None => self.disk.as_ref().is_some_and(|d| d.spill.is_some()),
         }
@@ -544,6 +550,9 @@ impl HandleState {
         form: PackedForm,
     ) -> Result<Delta> {
         if self.newer(txg).next().is_some() {
+            if form.seal.is_some() {
+                return Err(Error::invalid("a newer txg changed the object"));
+            }
             return self.put(txg, blkid, unpacked(bytes, form));
         }
         let slot = self.slot(txg)?;

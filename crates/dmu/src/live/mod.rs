@@ -42,6 +42,7 @@ pub(crate) mod policy;
 mod publish;
 mod ranges;
 mod receive;
+mod seal;
 pub(crate) mod sync;
 mod waves;
 pub(crate) mod work;
@@ -66,6 +67,7 @@ use handle::{Delta, Dirty, DnodeHead, HandleState, ObjectHandle, Spill, TxgSlot,
 pub use policy::{ObjsetProps, RedundantMetadata};
 pub use publish::Pending;
 pub use receive::{ObjectShape, Reclaimed};
+pub use seal::{SealedRoot, StoredForm};
 pub use sync::{Events, SyncCtx};
 
 use crate::objset::Objset;
@@ -88,6 +90,8 @@ pub(crate) struct LiveObjset {
     unpublished: AtomicU64,
     cursor: Mutex<Cursor>,
     props: RwLock<Arc<ObjsetProps>>,
+    /// Of an encrypted dataset whose key is not known.
+    sealed: Option<seal::SealedState>,
     /// The intent log header that the next written txg stores.
     zil_header: Mutex<Option<[u8; ondisk::objset::ZIL_HEADER_SIZE]>>,
     /// The flags of the object set that the next written txg stores.
@@ -109,6 +113,7 @@ impl LiveObjset {
             published: AtomicU64::new(0),
             unpublished: AtomicU64::new(0),
             cursor: Mutex::default(),
+            sealed: props.sealed.then(seal::SealedState::default),
             props: RwLock::new(Arc::new(props)),
             zil_header: Mutex::default(),
             flags: Mutex::default(),
@@ -150,7 +155,7 @@ impl LiveObjset {
         let inner = handle.state.lock();
         match inner.spill(Txg::MAX)? {
             Spill::Keep => None,
-            Spill::Set(buf) => Some(Some(buf.clone())),
+            Spill::Set(buf) | Spill::Sealed(buf, _) => Some(Some(buf.clone())),
             Spill::Remove => Some(None),
         }
     }
@@ -177,6 +182,18 @@ impl LiveObjset {
     /// Whether the dataset was destroyed.
     pub(crate) fn is_destroyed(&self) -> bool {
         self.destroyed.load(SeqCst)
+    }
+
+    pub(crate) fn is_sealed(&self) -> bool {
+        self.sealed.is_some()
+    }
+
+    /// The state of a sealed object set.
+    ///
+    /// # Errors
+    /// `Bug` for another one.
+    pub(crate) fn sealed_state(&self) -> Result<&seal::SealedState> {
+        self.sealed.as_ref().ok_or_else(|| base::bug!("the object set is not sealed"))
     }
 
     fn check_there(&self) -> Result<()> {
@@ -225,7 +242,8 @@ impl Objset {
     /// `ReadOnly` when the object set is not open for writing.
     pub fn set_props(&self, props: ObjsetProps) -> Result<()> {
         self.set_tiers(props.tiers);
-        *self.live()?.props.write() = Arc::new(props);
+        let live = self.live()?;
+        *live.props.write() = Arc::new(ObjsetProps { sealed: live.is_sealed(), ..props });
         Ok(())
     }
 
@@ -367,6 +385,9 @@ impl Objset {
         loop {
             let published = live.published.load(SeqCst);
             let disk = self.disk_dnode(id, io)?;
+            if live.is_sealed() && disk.as_ref().is_some_and(|d| d.endian == Endian::Big) {
+                return Err(seal::other_order());
+            }
             let mut stripe = live.stripe(id.0).lock();
             live.check_there()?;
             if let Some(handle) = stripe.get(&id.0) {
@@ -508,6 +529,7 @@ impl Objset {
         if content.is_some_and(|c| c.iter().all(|&b| b == 0)) {
             return Err(Error::invalid("a spill block of zeros").in_object(id));
         }
+        self.live()?.check_plain()?;
         let spill = content.map_or(Spill::Remove, |c| Spill::Set(Buf::copy_of(c)));
         self.with(tx, id, |inner| {
             inner.slot(tx.txg())?;

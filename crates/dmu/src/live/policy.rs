@@ -47,6 +47,10 @@ pub struct ObjsetProps {
     pub count_projects: bool,
     /// Which tiers of the cache may keep the blocks.
     pub tiers: CacheTiers,
+    /// The object set is one of an encrypted dataset, and its key is not known: blocks are not
+    /// embedded, and those of dnodes not compressed (chapter 08 §A.4). [`crate::Objset`] sets
+    /// this itself.
+    pub sealed: bool,
 }
 
 impl ObjsetProps {
@@ -81,6 +85,7 @@ impl Default for ObjsetProps {
             count_objects: true,
             count_projects: true,
             tiers: CacheTiers::ALL,
+            sealed: false,
         }
     }
 }
@@ -132,7 +137,9 @@ impl ObjsetProps {
     /// How a block of this kind is written; `compress` is off in late sync passes.
     pub(crate) fn for_block(&self, kind: &BlockKind, compress: bool) -> WriteProps {
         let metadata = kind.is_metadata();
-        let own = Checksum::from_id(kind.checksum).filter(|_| kind.checksum > 1);
+        // A sealed dnode has its sender's function, whose feature this pool may lack.
+        let of_dnode = kind.checksum > 1 && !self.sealed;
+        let own = Checksum::from_id(kind.checksum).filter(|_| of_dnode);
         let checksum = match metadata {
             true if self.checksum.is_metadata_ok() => self.checksum,
             true => Checksum::Fletcher4,
@@ -140,22 +147,29 @@ impl ObjsetProps {
             false => own.unwrap_or(self.checksum),
         };
         let own = Compression::from_id(kind.compression).filter(|_| kind.compression > 1);
+        let uncompressed =
+            kind.level == 0 && matches!(kind.object_type, ObjType::DNODE | ObjType::OBJSET);
         let compression = match metadata {
             _ if !compress => Compression::Off,
+            // Zeros alone still become a hole.
+            _ if self.sealed && uncompressed => Compression::Empty,
             true => self.metadata_compression,
             false if kind.compression == 1 => self.metadata_compression,
             false => own.unwrap_or(self.compression),
         };
-        let copies = (self.copies + u8::from(self.extra_copy(kind))).min(3);
+        // The third address of encrypted content has its salt and IV.
+        let encrypted = self.sealed && kind.level == 0 && kind.object_type.is_encrypted();
+        let most = if encrypted { 2 } else { 3 };
+        let copies = (self.copies + u8::from(self.extra_copy(kind))).min(most);
         // As many copies as the lowest indirect block above would have (chapter 05 §12.6).
         let above = BlockKind { level: 1, spill: false, ..*kind };
-        let header_copies = (self.copies + u8::from(self.extra_copy(&above))).min(3).max(copies);
+        let header_copies = (self.copies + u8::from(self.extra_copy(&above))).min(most).max(copies);
         WriteProps {
             compression,
             checksum,
             copies,
             header_copies,
-            embed: self.embed,
+            embed: self.embed && !self.sealed,
             hole_birth: self.hole_birth,
             class: self.class_of(kind),
             tiers: self.tiers,
@@ -195,6 +209,21 @@ mod tests {
             assert_eq!(got[4], wanted[4], "{redundant_metadata:?}");
         }
         assert_eq!(ObjsetProps::mos().for_block(&kind(ObjType::DSL_DIR, 0), true).copies, 3);
+    }
+
+    #[test]
+    fn sealed_blocks_leave_room_for_their_parameters() {
+        let props = ObjsetProps { copies: 3, sealed: true, ..ObjsetProps::default() };
+        let (file, dnode) = (ObjType::PLAIN_FILE_CONTENTS, ObjType::DNODE);
+        for (of, level, copies) in
+            [(file, 0, 2), (file, 1, 3), (dnode, 0, 2), (dnode, 1, 3), (ObjType::MASTER_NODE, 0, 3)]
+        {
+            let how = props.for_block(&kind(of, level), true);
+            assert_eq!((how.copies, how.embed), (copies, false), "{of:?} {level}");
+            let plain = of == dnode && level == 0;
+            assert_eq!(how.compression == Compression::Empty, plain, "{of:?} {level}");
+            assert!(how.header_copies <= copies);
+        }
     }
 
     #[test]

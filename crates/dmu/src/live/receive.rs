@@ -38,6 +38,10 @@ pub struct ObjectShape {
     pub slots: u8,
     /// Pointers in the dnode.
     pub nblkptr: u8,
+    /// log2 of an indirect block.
+    pub indirect_shift: u8,
+    /// Levels of the tree.
+    pub levels: u8,
     /// The last block.
     pub max_blkid: u64,
 }
@@ -70,6 +74,8 @@ impl Objset {
             block_size: head.block_size,
             slots: head.slots,
             nblkptr: head.nblkptr,
+            indirect_shift: head.indirect_shift,
+            levels: head.levels,
             max_blkid: head.max_blkid,
         })
     }
@@ -159,6 +165,7 @@ impl Objset {
         form: PackedForm,
     ) -> Result<()> {
         let locate = |e: Error| e.at_block(0, blkid).in_object(id);
+        self.live()?.check_plain()?;
         let mut whole = BufMut::alloc(form.lsize as usize);
         codec::compress::decompress(form.compression, bytes, &mut whole).map_err(locate)?;
         drop(whole);
@@ -179,7 +186,7 @@ impl Objset {
         count: u64,
     ) -> Result<()> {
         let lsize = self.head(tx, id, |head| head.block_size)?;
-        let form = PackedForm { compression: 0, lsize, embedded: true, redacted: true };
+        let form = PackedForm { compression: 0, lsize, embedded: true, redacted: true, seal: None };
         for blkid in first..first.saturating_add(count) {
             let put = self.change_blocks(tx, id, |inner| {
                 inner.put_packed(tx.txg(), blkid, &Buf::default(), form)

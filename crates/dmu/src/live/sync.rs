@@ -15,8 +15,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use base::{Buf, BufMut, Error, ObjectId, Result, Txg};
+use ondisk::blkptr::{Block, Protection, Seal};
 use ondisk::dnode::{DNODE_BLOCK_SIZE, DNODE_SIZE, DNODES_PER_BLOCK, Dnode, dnodes_in_block};
-use ondisk::objset::{FLAG_USER_ACCOUNTED, ObjsetType, ZIL_HEADER_SIZE};
+use ondisk::objset::{FLAG_USER_ACCOUNTED, OBJSET_MAC_SIZE, ObjsetType, ZIL_HEADER_SIZE};
 use ondisk::{BlkPtr, Endian, ObjType, ObjsetPhys};
 use zio::{BlockChange, Io, OutagePolicy, Write, Writes, Zio};
 
@@ -25,6 +26,7 @@ use super::handle::{DnodeHead, slot_of};
 use super::policy::{BlockKind, ObjsetProps};
 use super::publish::Pending;
 use super::ranges::BlockRanges;
+use super::seal::bonus_area;
 use super::waves::write_all;
 use super::work::Work;
 use crate::objset::Objset;
@@ -132,6 +134,8 @@ pub(crate) fn empty_objset(kind: ObjsetType, props: &ObjsetProps) -> ObjsetPhys 
         zil_header: [0; ZIL_HEADER_SIZE],
         kind,
         flags,
+        portable_mac: [0; OBJSET_MAC_SIZE],
+        local_mac: [0; OBJSET_MAC_SIZE],
         endian: Endian::Little,
         user_used: None,
         group_used: None,
@@ -170,6 +174,9 @@ impl Objset {
             phys.zil_header = header;
         }
         phys.flags = flags.unwrap_or(phys.flags);
+        if let Some(sealed) = &live.sealed {
+            sealed.complete(&mut phys);
+        }
         let (special, plain): (Vec<u64>, Vec<u64>) =
             ids.iter().copied().partition(|id| SPECIAL.contains(id));
         let mut works = self.freeze(ctx.txg, &plain)?;
@@ -235,6 +242,9 @@ impl Objset {
             let mut work = Work::new(ObjectId(id), disk, &slot.head, freed, data);
             (work.early, work.wasted, work.moved) = (early, wasted, moved);
             work.packed = packed;
+            if live.is_sealed() {
+                work.min_levels = slot.head.levels;
+            }
             works.push(work);
         }
         Ok(works)
@@ -251,12 +261,18 @@ impl Objset {
         let props = self.live()?.props();
         let disk = self.on_disk();
         let mut blocks: BTreeMap<u64, BufMut> = BTreeMap::new();
+        let (sealed, mut seals) = (self.live()?.sealed.as_ref(), BTreeMap::new());
         for work in works {
             let blkid = work.id.0 / DNODES_PER_BLOCK;
             let block = match blocks.entry(blkid) {
                 std::collections::btree_map::Entry::Occupied(e) => e.into_mut(),
                 std::collections::btree_map::Entry::Vacant(e) => {
-                    e.insert(self.dnode_block_to_change(blkid)?)
+                    let (block, had) = self.dnode_block_to_change(blkid)?;
+                    if let Some(sealed) = sealed {
+                        let seal = sealed.take(blkid, ctx.txg).or(had);
+                        seals.insert(blkid, seal.unwrap_or(Seal::NONE));
+                    }
+                    e.insert(block)
                 }
             };
             let at = (work.id.0 % DNODES_PER_BLOCK) as usize * DNODE_SIZE;
@@ -265,6 +281,13 @@ impl Objset {
             let slots = block.get_mut(at..at + size.max(had)).ok_or_else(|| {
                 Error::bug("a dnode crosses the end of its block").in_object(work.id)
             })?;
+            // What is encrypted in it stays as it is, unless the stream has changed it.
+            let area = match (&work.area, &work.old) {
+                _ if sealed.is_none() => Vec::new(),
+                (Some(area), _) => area.to_vec(),
+                (None, Some(old)) => slots.get(bonus_area(old)).unwrap_or_default().to_vec(),
+                (None, None) => Vec::new(),
+            };
             if had > size {
                 // Slots that the object gives up are free.
                 slots.fill(0);
@@ -272,6 +295,9 @@ impl Objset {
             let slots = &mut slots[..if work.allocated { size } else { size.max(had) }];
             if work.allocated {
                 work.dn.encode(slots).map_err(|e| e.in_object(work.id))?;
+                for (to, from) in slots[bonus_area(&work.dn)].iter_mut().zip(&area) {
+                    *to = *from;
+                }
                 if work.dn.slots > 1 {
                     events.large_dnode();
                 }
@@ -281,6 +307,9 @@ impl Objset {
         }
         let mut head = DnodeHead::of(&disk.meta)?;
         head.max_blkid = blocks.keys().copied().max().unwrap_or(0).max(head.max_blkid);
+        if let Some(sealed) = sealed {
+            sealed.shape(&mut head);
+        }
         let mut data = Vec::with_capacity(blocks.len());
         let mut fills = BTreeMap::new();
         for (blkid, block) in blocks {
@@ -291,25 +320,30 @@ impl Objset {
         let mut meta = Work::new(ObjectId(0), old, &head, BlockRanges::default(), data);
         let blkids = fills.keys().copied().collect();
         meta.fills = fills;
+        meta.seals = seals;
+        if sealed.is_some() {
+            meta.min_levels = head.levels;
+        }
         let mut works = [meta];
         write_all(ctx, &props, &mut works, events)?;
         let [meta] = works;
         Ok((meta.dn, blkids))
     }
 
-    /// A block of dnodes as on disk, little endian.
-    fn dnode_block_to_change(self: &Arc<Self>, blkid: u64) -> Result<BufMut> {
+    /// A block of dnodes as on disk, little endian, and its parameters if it is encrypted.
+    fn dnode_block_to_change(self: &Arc<Self>, blkid: u64) -> Result<(BufMut, Option<Seal>)> {
         let meta = self.meta_object();
         if blkid > meta.dnode().max_blkid {
-            return Ok(BufMut::zeroed(DNODE_BLOCK_SIZE));
+            return Ok((BufMut::zeroed(DNODE_BLOCK_SIZE), None));
         }
         let bp = meta.block_pointer(0, blkid, Io::SYNC)?;
-        let old = self.zio().read(&bp, Io::SYNC)?;
+        let old = self.zio().read(&bp, self.dnode_io(Io::SYNC))?;
         if bp.is_hole() {
-            return Ok(BufMut::zeroed(DNODE_BLOCK_SIZE));
+            return Ok((BufMut::zeroed(DNODE_BLOCK_SIZE), None));
         }
         if bp.endian() == Endian::Little {
-            return Ok(BufMut::copy_of(&old));
+            let seal = bp.as_block().filter(|b| b.protection == Protection::Encrypted);
+            return Ok((BufMut::copy_of(&old), seal.map(Block::seal)));
         }
         let mut out = BufMut::zeroed(DNODE_BLOCK_SIZE);
         for (slot, dnode) in dnodes_in_block(&old, Endian::Big) {
@@ -318,7 +352,7 @@ impl Objset {
             let at = slot as usize * DNODE_SIZE;
             Dnode { bonus, ..dnode }.encode(&mut out[at..])?;
         }
-        Ok(out)
+        Ok((out, None))
     }
 
     fn write_root(
@@ -351,6 +385,7 @@ impl Objset {
             gangs: ctx.gangs,
             hint: ctx.objset,
             packed: None,
+            seal: self.is_sealed().then_some(Seal::NONE),
             in_run: false,
             cache: true,
             outage: OutagePolicy::WaitAlways,

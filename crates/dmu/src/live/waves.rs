@@ -8,11 +8,13 @@
 
 use base::rt::{Mutex, fan_out};
 use base::{Buf, Error, Result, Txg};
+use ondisk::blkptr::Seal;
 use ondisk::{BlkPtr, ObjType};
 use zio::{BlockChange, Io, OutagePolicy, Outcome, PackedForm, Write};
 
 use super::handle::Spill;
 use super::policy::{BlockKind, ObjsetProps};
+use super::seal::node_seal;
 use super::sync::{Events, SyncCtx};
 use super::work::{NeededBlock, Work, fill_of, little, spill_type};
 
@@ -40,6 +42,8 @@ struct WaveBlock {
     change: BlockChange,
     /// `data` is compressed already.
     packed: Option<PackedForm>,
+    /// Of a block of an encrypted dataset.
+    seal: Option<Seal>,
     object_type: ObjType,
 }
 
@@ -76,7 +80,7 @@ fn write_some(
     let mut jobs = Vec::new();
     for (i, work) in works.iter_mut().enumerate() {
         early_blocks(ctx, work, events)?;
-        data_jobs(i, work, &mut jobs)?;
+        data_jobs(i, work, props.sealed, &mut jobs)?;
         spill_job(ctx, i, work, &mut jobs, events)?;
     }
     wave(ctx, props, works, jobs, events)?;
@@ -84,7 +88,7 @@ fn write_some(
     for level in 1..top {
         let mut jobs = Vec::new();
         for (i, work) in works.iter_mut().enumerate() {
-            node_jobs(ctx, i, work, level, &mut jobs, events)?;
+            node_jobs(ctx, i, work, (level, props.sealed), &mut jobs, events)?;
         }
         wave(ctx, props, works, jobs, events)?;
     }
@@ -148,13 +152,18 @@ fn early_blocks(ctx: &SyncCtx<'_>, work: &mut Work, events: &mut dyn Events) -> 
     Ok(())
 }
 
-fn data_jobs(index: usize, work: &mut Work, jobs: &mut Vec<WaveBlock>) -> Result<()> {
+fn data_jobs(index: usize, work: &mut Work, sealed: bool, jobs: &mut Vec<WaveBlock>) -> Result<()> {
     for (blkid, data) in std::mem::take(&mut work.data) {
         let old = work.pointer(0, blkid)?;
         let fill = work.fills.get(&blkid).copied().unwrap_or(1);
         let change = work.moved.get(&blkid).copied().unwrap_or_default();
         let packed = work.packed.remove(&blkid);
         let object_type = work.dn.object_type;
+        let of_form = packed.and_then(|form| form.seal);
+        let seal = of_form.or_else(|| work.seals.get(&blkid).copied());
+        if sealed != seal.is_some() {
+            return Err(work.bug("a block of an encrypted dataset without its MAC"));
+        }
         jobs.push(WaveBlock {
             work: index,
             level: 0,
@@ -164,6 +173,7 @@ fn data_jobs(index: usize, work: &mut Work, jobs: &mut Vec<WaveBlock>) -> Result
             old,
             change,
             packed,
+            seal,
             object_type,
         });
     }
@@ -178,6 +188,11 @@ fn spill_job(
     events: &mut dyn Events,
 ) -> Result<()> {
     let old = work.dn.spill.unwrap_or_default();
+    let content = match &work.spill {
+        Spill::Set(data) => Some((data.clone(), None)),
+        Spill::Sealed(data, form) => Some((data.clone(), Some(*form))),
+        Spill::Keep | Spill::Remove => None,
+    };
     if matches!(work.spill, Spill::Remove) || !work.allocated {
         if !old.is_hole() {
             work.replaced(ctx, &old, &BlkPtr::default());
@@ -185,8 +200,8 @@ fn spill_job(
         }
         work.dn.spill = None;
         work.dn.flags &= !ondisk::dnode::flags::SPILL_BLKPTR;
-    } else if let Spill::Set(data) = &work.spill {
-        let (data, object_type) = (data.clone(), spill_type(&work.dn));
+    } else if let Some((data, packed)) = content {
+        let object_type = spill_type(&work.dn);
         jobs.push(WaveBlock {
             work: index,
             level: 0,
@@ -195,7 +210,8 @@ fn spill_job(
             fill: 1,
             old,
             change: BlockChange::Content,
-            packed: None,
+            packed,
+            seal: packed.and_then(|form| form.seal),
             object_type,
         });
     }
@@ -207,7 +223,7 @@ fn node_jobs(
     ctx: &SyncCtx<'_>,
     index: usize,
     work: &mut Work,
-    level: u8,
+    (level, sealed): (u8, bool),
     jobs: &mut Vec<WaveBlock>,
     events: &mut dyn Events,
 ) -> Result<()> {
@@ -220,6 +236,7 @@ fn node_jobs(
                 work: index,
                 level,
                 blkid: key.1,
+                seal: sealed.then(|| node_seal(&node.bytes)),
                 data: node.bytes.freeze(),
                 fill,
                 old: node.old,
@@ -278,6 +295,7 @@ fn wave(
             old: &job.old,
             change: job.change,
             packed: job.packed,
+            seal: job.seal,
             in_place: ctx.in_place,
             gangs: ctx.gangs,
             hint: hint(ctx.objset, works[job.work].id.0, job.level, job.blkid),
@@ -382,6 +400,7 @@ mod tests {
             old: BlkPtr::default(),
             change: BlockChange::Content,
             packed: None,
+            seal: None,
             object_type: ObjType::PLAIN_FILE_CONTENTS,
         };
         let runs = |blocks: &[(usize, u64)]| -> Vec<bool> {

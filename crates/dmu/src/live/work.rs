@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use base::Lsize;
 use base::{Buf, BufMut, Error, ObjectId, Result, Txg};
-use ondisk::blkptr::{BLKPTR_SIZE, BlkPtr, Head as BpHead, Hole};
+use ondisk::blkptr::{BLKPTR_SIZE, BlkPtr, Head as BpHead, Hole, Seal};
 use ondisk::dnode::flags;
 use ondisk::{Dnode, Endian, ObjType};
 use zio::{BlockChange, Io, PackedForm, Zio};
@@ -63,6 +63,12 @@ pub(crate) struct Work {
     /// The shape of the tree once the old one is cut ([`DnodeHead::fresh`]).
     fresh: Option<FreshTree>,
     pub(crate) spill: Spill,
+    /// Levels that the tree gets at least.
+    pub(crate) min_levels: u8,
+    /// The whole bonus area, where the txg changes it.
+    pub(crate) area: Option<Arc<[u8]>>,
+    /// Parameters of blocks of encrypted dnodes.
+    pub(crate) seals: BTreeMap<u64, Seal>,
     /// Fill counts of level-0 blocks, where they are not 1 (blocks of dnodes).
     pub(crate) fills: BTreeMap<u64, u64>,
     /// Changed indirect blocks by level and block id.
@@ -122,6 +128,9 @@ impl Work {
             packed: BTreeMap::new(),
             fresh,
             spill: head.spill.clone(),
+            min_levels: 1,
+            area: head.area.clone(),
+            seals: BTreeMap::new(),
             fills: BTreeMap::new(),
             nodes: BTreeMap::new(),
             used,
@@ -361,10 +370,12 @@ impl Work {
     /// Adds the levels that the highest block needs (§3.3).
     pub(crate) fn add_levels(&mut self) {
         let nblkptr = self.dn.blkptrs.len() as u64;
-        while nblkptr
-            .checked_shl(self.dn.epb_shift() * u32::from(self.dn.levels - 1))
-            .is_some_and(|capacity| capacity <= self.dn.max_blkid && capacity > 0)
-        {
+        let is_full = |dn: &Dnode| {
+            nblkptr
+                .checked_shl(dn.epb_shift() * u32::from(dn.levels - 1))
+                .is_some_and(|capacity| capacity <= dn.max_blkid && capacity > 0)
+        };
+        while is_full(&self.dn) || self.dn.levels < self.min_levels {
             let level = self.dn.levels;
             let mut bytes = BufMut::zeroed(1 << self.dn.indirect_shift);
             for (slot, bp) in bytes.chunks_exact_mut(BLKPTR_SIZE).zip(&self.dn.blkptrs) {

@@ -52,6 +52,7 @@ impl Objset {
     /// `NotFound`; `Invalid` when `block` is not of the object's block size, or the object
     /// cannot have such a block.
     fn put_block(self: &Arc<Self>, tx: &Tx, id: ObjectId, blkid: u64, block: BufMut) -> Result<()> {
+        self.live()?.check_plain()?;
         let planted = self.planted(tx)?;
         let tx = planted.as_ref().unwrap_or(tx);
         self.change_blocks(tx, id, |inner| inner.put(tx.txg(), blkid, block))
@@ -88,6 +89,7 @@ impl Objset {
         holes: Holes,
         edit: &mut dyn FnMut(&mut [u8]) -> Result<()>,
     ) -> Result<()> {
+        self.live()?.check_plain()?;
         let txg = tx.txg();
         self.with_base(tx, id, blkid, |inner, base| inner.edit(txg, blkid, base, holes, edit))
             .map_err(|e| e.at_block(0, blkid).in_object(id))
@@ -287,6 +289,7 @@ impl Objset {
         if same {
             return Ok(());
         }
+        self.live()?.check_plain()?;
         let txg: Txg = tx.txg();
         self.with_base(tx, id, 0, |inner, base| inner.resize(txg, size, shift, base))
             .map_err(|e| e.in_object(id))

@@ -1,7 +1,8 @@
 //! Freeing of destroyed datasets, a portion in each txg (chapter 04 §9.2 to §9.4).
 //!
 //! # Theory
-//! The blocks in `free_bpobj` are freed first, then the trees of destroyed datasets. The
+//! The blocks in `free_bpobj` are freed first, then the trees of destroyed datasets, then the
+//! livelists of destroyed clones ([`super::livelist`]). The
 //! remainder is charged to `$FREE`. The position where freeing of a tree stopped is stored
 //! with it in the same txg, so that no block is freed twice.
 //!
@@ -20,7 +21,7 @@ use super::features::{self, ASYNC_DESTROY};
 use super::store::DIRECTORY;
 use super::trees::{Trees, Walked};
 use super::usage::add;
-use super::{FREE_LIST, MosRead, NewObject, SyncCx, Usage, links};
+use super::{FREE_LIST, MosRead, NewObject, SyncCx, Usage, links, livelist};
 
 /// Name of the list of trees in the object directory.
 const BPTREE: &str = "bptree_obj";
@@ -135,8 +136,8 @@ pub(crate) fn bptree_entry(mos: &dyn MosRead, object: u64, index: u64) -> Result
     BptreeEntry::parse(&raw, Endian::Little).map_err(|e| e.in_object(ObjectId(object)))
 }
 
-/// Frees at most `budget` waiting blocks through `free`, and subtracts them from the
-/// budget.
+/// Frees about `budget` waiting blocks through `free`, and subtracts them from the budget.
+/// Only the last sublist of a livelist may exceed it.
 ///
 /// # Errors
 /// Those of the store and of `free`; `Corrupt`.
@@ -162,8 +163,9 @@ pub fn step(
         out.more = true;
     }
     out.blocks = before - *budget;
+    livelist::step(cx, budget, &mut out, free)?;
     free_changed(cx, -out.usage)?;
-    if !out.more && cx.read().directory("com.delphix:deleted_clones")?.is_none() {
+    if !out.more {
         let rest: DslDirPhys = cx.dir(special_dir(cx.read(), "$FREE")?)?;
         out.residue = Usage::of(rest.used_bytes, rest.compressed_bytes, rest.uncompressed_bytes);
     }

@@ -92,13 +92,17 @@ fn create_sized(cx: &SyncCx<'_>, block_size: u32, compression: u8, size: usize) 
     cx.mos.allocate(&object.with_bonus(ObjType::BPOBJ_HDR, bonus))
 }
 
-/// An empty list: a reference to the shared one if the pool has it.
+/// Empty lists: references to the shared one if the pool has it. As many as a dataset has
+/// snapshots are made at once, so the count of references changes once for all.
 ///
 /// # Errors
 /// Those of the store.
-pub(crate) fn create_empty(cx: &SyncCx<'_>) -> Result<u64> {
+pub(crate) fn create_empties(cx: &SyncCx<'_>, count: usize) -> Result<Vec<u64>> {
+    if count == 0 {
+        return Ok(Vec::new());
+    }
     if !features::is_enabled(cx.read(), EMPTY_BPOBJ)? {
-        return create(cx, BLOCK, 0);
+        return (0..count).map(|_| create(cx, BLOCK, 0)).collect();
     }
     let shared = match cx.read().directory(EMPTY)? {
         Some(object) => object,
@@ -108,8 +112,16 @@ pub(crate) fn create_empty(cx: &SyncCx<'_>) -> Result<u64> {
             object
         }
     };
-    features::add(cx, EMPTY_BPOBJ, 1)?;
-    Ok(shared)
+    features::add(cx, EMPTY_BPOBJ, i64::try_from(count).unwrap_or(i64::MAX))?;
+    Ok(vec![shared; count])
+}
+
+/// The shared empty list, if the pool has one.
+///
+/// # Errors
+/// Those of reading.
+pub(crate) fn shared_empty(mos: &dyn MosRead) -> Result<Option<u64>> {
+    mos.directory(EMPTY)
 }
 
 /// Whether `object` is the shared empty list.
@@ -117,12 +129,19 @@ pub(crate) fn create_empty(cx: &SyncCx<'_>) -> Result<u64> {
 /// # Errors
 /// Those of reading.
 pub(crate) fn is_shared_empty(mos: &dyn MosRead, object: u64) -> Result<bool> {
-    Ok(mos.directory(EMPTY)? == Some(object))
+    Ok(shared_empty(mos)? == Some(object))
 }
 
-/// Drops one reference to the shared empty list.
-fn drop_shared(cx: &SyncCx<'_>) -> Result<()> {
-    if features::add(cx, EMPTY_BPOBJ, -1)? == 0
+/// Drops references to the shared empty list.
+///
+/// # Errors
+/// Those of the store.
+pub(crate) fn drop_shared(cx: &SyncCx<'_>, references: u64) -> Result<()> {
+    if references == 0 {
+        return Ok(());
+    }
+    let by = i64::try_from(references).unwrap_or(i64::MAX);
+    if features::add(cx, EMPTY_BPOBJ, -by)? == 0
         && let Some(object) = cx.read().directory(EMPTY)?
     {
         cx.mos.zap_remove(DIRECTORY, EMPTY.as_bytes())?;
@@ -137,7 +156,7 @@ fn drop_shared(cx: &SyncCx<'_>) -> Result<()> {
 /// # Errors
 /// Those of the store; `Corrupt`, `Limit`.
 pub fn release(cx: &SyncCx<'_>, object: u64) -> Result<()> {
-    if is_shared_empty(cx.read(), object)? { drop_shared(cx) } else { free_at(cx, object, 0) }
+    if is_shared_empty(cx.read(), object)? { drop_shared(cx, 1) } else { free_at(cx, object, 0) }
 }
 
 fn free_at(cx: &SyncCx<'_>, object: u64, depth: usize) -> Result<()> {
@@ -344,7 +363,7 @@ fn append_sublists(cx: &SyncCx<'_>, phys: &mut BpobjPhys, subs: &[u64]) -> Resul
 /// Those of the store; `Unsupported` when `object` has the form without sublists.
 pub(crate) fn add_sublist(cx: &SyncCx<'_>, object: u64, sub: u64) -> Result<()> {
     if is_shared_empty(cx.read(), sub)? {
-        return drop_shared(cx);
+        return drop_shared(cx, 1);
     }
     let mut inner = header(cx.read(), sub)?;
     if inner.is_empty() {

@@ -94,6 +94,7 @@ pub fn check(mos: &dyn MosRead, ratios: &Ratios) -> Result<Vec<Violation>> {
     c.graph()?;
     c.deadlist_keys()?;
     c.sums()?;
+    c.livelists()?;
     c.free_dir()?;
     c.feature_counts()?;
     Ok(c.out)

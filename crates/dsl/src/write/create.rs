@@ -16,8 +16,11 @@ use ondisk::dslphys::{
 use ondisk::normalize::TOUPPER;
 
 use super::links::{DIR_CLONES, NEXT_CLONES};
+use super::livelist;
 use super::store::DIRECTORY;
-use super::{NewObject, SMALL_BLOCK, SyncCx, counts, deadlist, encode_dataset, features, links};
+use super::{
+    NewObject, SMALL_BLOCK, SyncCx, counts, crypt, deadlist, encode_dataset, features, links,
+};
 
 /// First txg of a pool.
 pub const TXG_INITIAL: Txg = Txg(4);
@@ -63,8 +66,22 @@ pub fn check_component(name: &str) -> Result<()> {
 /// that the parent is a file system, and the limits and the full name.
 ///
 /// # Errors
-/// `Invalid`, `NameTooLong`, `Exists`, `Limit`; those of reading.
+/// `Invalid`, `NameTooLong`, `Exists`, `Limit`; `Unsupported` for clones of encrypted snapshots;
+/// those of reading.
 pub fn check(cx: &SyncCx<'_>, parent: u64, new: &NewDataset<'_>) -> Result<()> {
+    check_received(cx, parent, new)?;
+    let Some(origin) = new.origin else { return Ok(()) };
+    if crypt::key_object(cx.read(), cx.dataset(origin)?.dir_obj)?.is_some() {
+        return Err(Error::unsupported("encrypted datasets cannot be cloned"));
+    }
+    Ok(())
+}
+
+/// As [`check`], for a dataset whose content a raw stream brings.
+///
+/// # Errors
+/// `Invalid`, `NameTooLong`, `Exists`, `Limit`; those of reading.
+pub fn check_received(cx: &SyncCx<'_>, parent: u64, new: &NewDataset<'_>) -> Result<()> {
     check_component(new.name)?;
     let above = cx.dir(parent)?;
     if cx.mos.zap_lookup(above.child_dir_zapobj, new.name.as_bytes())?.is_some() {
@@ -82,9 +99,6 @@ pub fn check(cx: &SyncCx<'_>, parent: u64, new: &NewDataset<'_>) -> Result<()> {
     let snap = cx.dataset(origin)?;
     if !snap.is_snapshot() || snap.is_inconsistent() {
         return Err(Error::invalid("only a complete snapshot can be cloned"));
-    }
-    if cx.read().attribute(snap.dir_obj, "com.datto:crypto_key_obj")?.is_some() {
-        return Err(Error::unsupported("encrypted datasets cannot be cloned"));
     }
     Ok(())
 }
@@ -192,13 +206,30 @@ pub(crate) fn head(
 /// As [`check`]; those of the store.
 pub fn dataset(cx: &SyncCx<'_>, parent: u64, new: &NewDataset<'_>) -> Result<Created> {
     check(cx, parent, new)?;
+    received(cx, parent, new)
+}
+
+/// As [`dataset`], for a dataset whose content a raw stream brings: a clone shares the keys of its
+/// origin.
+///
+/// # Errors
+/// As [`check_received`]; those of the store.
+pub fn received(cx: &SyncCx<'_>, parent: u64, new: &NewDataset<'_>) -> Result<Created> {
+    check_received(cx, parent, new)?;
+    let shared = new.origin;
     let origin = match new.origin {
         Some(origin) => origin,
         None => links::origin_snapshot(cx.read())?,
     };
     let dir = directory(cx, parent, new.name)?;
+    if let Some(origin) = shared {
+        crypt::share(cx, dir, cx.dataset(origin)?.dir_obj)?;
+    }
     counts::filesystems(cx, parent, 1)?;
     let head = head(cx, dir, Some(origin), new.case_insensitive)?;
+    if new.origin.is_some() {
+        livelist::create(cx, dir)?;
+    }
     counts::begin(cx, dir)?;
     Ok(Created { dir, head })
 }

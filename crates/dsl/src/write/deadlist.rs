@@ -11,11 +11,17 @@
 //! of the keys. Datasets of upgraded pools may still have such deadlists. The functions
 //! here accept both forms; a plain list has no keys.
 //!
+//! Destroying many snapshots, one after the other, uses the same few deadlists again and again.
+//! So a txg keeps the keys of those that it used last in memory; every change of a key in
+//! here changes them, too.
+//!
 //! # Invariants
 //! * The header's totals are the sums over all lists.
 //! * An entry without blocks refers to the shared empty list if the pool has one.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 
 use base::{Error, ObjectId, Result};
 use ondisk::ObjType;
@@ -26,6 +32,11 @@ use super::{MosRead, NewObject, SMALL_BLOCK, SyncCx, Usage, birth, bpobj};
 
 /// Blocks added to a list at once.
 const BATCH: usize = 1024;
+/// Deadlists whose keys a txg keeps in memory.
+const CACHED: usize = 4;
+
+/// Keys of deadlists, that of the last use at the end.
+pub(super) type KeyCache = RefCell<Vec<(u64, Rc<BTreeMap<u64, u64>>)>>;
 
 /// Whether a deadlist is a plain list, without keys.
 ///
@@ -47,7 +58,35 @@ pub fn create(cx: &SyncCx<'_>) -> Result<u64> {
     let object = NewObject::plain(ObjType::DEADLIST, SMALL_BLOCK);
     let id = cx.mos.allocate(&object.with_bonus(ObjType::DEADLIST_HDR, bonus))?;
     cx.mos.zap_init(id, 0)?;
+    forget(cx, id);
     Ok(id)
+}
+
+/// As [`keys`], from memory if they are there.
+fn keys_in(cx: &SyncCx<'_>, object: u64) -> Result<Rc<BTreeMap<u64, u64>>> {
+    let mut cache = cx.deadlist_keys.borrow_mut();
+    let found = match cache.iter().position(|(cached, _)| *cached == object) {
+        Some(at) => cache.remove(at).1,
+        None => Rc::new(keys(cx.read(), object)?),
+    };
+    if cache.len() == CACHED {
+        cache.remove(0);
+    }
+    cache.push((object, Rc::clone(&found)));
+    Ok(found)
+}
+
+/// Changes the keys in memory, if they are there.
+fn change_keys(cx: &SyncCx<'_>, object: u64, change: impl FnOnce(&mut BTreeMap<u64, u64>)) {
+    let mut cache = cx.deadlist_keys.borrow_mut();
+    if let Some((_, keys)) = cache.iter_mut().find(|(cached, _)| *cached == object) {
+        change(Rc::make_mut(keys));
+    }
+}
+
+/// Drops the keys of an object that is freed or new.
+fn forget(cx: &SyncCx<'_>, object: u64) {
+    cx.deadlist_keys.borrow_mut().retain(|(cached, _)| *cached != object);
 }
 
 fn check_form(mos: &dyn MosRead, object: u64) -> Result<DeadlistPhys> {
@@ -71,7 +110,11 @@ pub fn total(mos: &dyn MosRead, object: u64) -> Result<Usage> {
     check_form(mos, object).map(|h| Usage::of(h.used, h.comp, h.uncomp))
 }
 
-fn change_total(cx: &SyncCx<'_>, object: u64, by: Usage) -> Result<()> {
+/// Changes the header's totals.
+///
+/// # Errors
+/// Those of the store.
+pub(crate) fn change_total(cx: &SyncCx<'_>, object: u64, by: Usage) -> Result<()> {
     if by.is_zero() {
         return Ok(());
     }
@@ -90,19 +133,36 @@ fn set_total(cx: &SyncCx<'_>, object: u64, total: Usage) -> Result<()> {
 /// Those of reading; `Corrupt`; `Bug` for a plain list.
 pub fn keys(mos: &dyn MosRead, object: u64) -> Result<BTreeMap<u64, u64>> {
     check_form(mos, object)?;
-    let odd = || Error::corrupt("a deadlist's key is not a number").in_object(ObjectId(object));
-    let entries = mos.numbers(object)?.into_iter().map(|(name, list)| {
-        u64::from_str_radix(&name, 16).map(|key| (key, list)).map_err(|_| odd())
+    let odd = || Error::corrupt("a deadlist's entry is not a number").in_object(ObjectId(object));
+    let entries = mos.zap_entries(object)?.into_iter().map(|(name, list)| {
+        let key = str::from_utf8(&name).ok().and_then(|name| u64::from_str_radix(name, 16).ok());
+        key.zip(list.as_u64()).ok_or_else(odd)
     });
     entries.collect()
 }
 
-fn put(cx: &SyncCx<'_>, object: u64, key: u64, list: u64) -> Result<()> {
-    cx.put_number(object, &format!("{key:x}"), list)
+/// Sets the list of a key.
+///
+/// # Errors
+/// Those of the store.
+pub(crate) fn set_list(cx: &SyncCx<'_>, object: u64, key: u64, list: u64) -> Result<()> {
+    cx.put_number(object, &format!("{key:x}"), list)?;
+    change_keys(cx, object, |keys| {
+        keys.insert(key, list);
+    });
+    Ok(())
 }
 
-fn remove(cx: &SyncCx<'_>, object: u64, key: u64) -> Result<()> {
-    cx.mos.zap_remove(object, format!("{key:x}").as_bytes())
+/// Removes a key; its list is the caller's.
+///
+/// # Errors
+/// Those of the store.
+pub(crate) fn drop_key(cx: &SyncCx<'_>, object: u64, key: u64) -> Result<()> {
+    cx.mos.zap_remove(object, format!("{key:x}").as_bytes())?;
+    change_keys(cx, object, |keys| {
+        keys.remove(&key);
+    });
+    Ok(())
 }
 
 /// Adds a key with an empty list, unless it exists.
@@ -110,18 +170,18 @@ fn remove(cx: &SyncCx<'_>, object: u64, key: u64) -> Result<()> {
 /// # Errors
 /// Those of the store.
 pub(crate) fn add_key(cx: &SyncCx<'_>, object: u64, key: u64) -> Result<()> {
-    if is_plain(cx.read(), object)? || keys(cx.read(), object)?.contains_key(&key) {
+    if is_plain(cx.read(), object)? || keys_in(cx, object)?.contains_key(&key) {
         return Ok(());
     }
-    let list = bpobj::create_empty(cx)?;
-    put(cx, object, key, list)
+    let lists = bpobj::create_empties(cx, 1)?;
+    lists.into_iter().try_for_each(|list| set_list(cx, object, key, list))
 }
 
 /// Joins `list` to the entry at `key`, which now refers to the list `present`.
 fn join(cx: &SyncCx<'_>, object: u64, key: u64, present: u64, list: u64) -> Result<()> {
     if present != list && bpobj::is_shared_empty(cx.read(), present)? {
         bpobj::release(cx, present)?;
-        put(cx, object, key, list)
+        set_list(cx, object, key, list)
     } else {
         bpobj::add_sublist(cx, present, list)
     }
@@ -136,13 +196,14 @@ pub(crate) fn remove_key(cx: &SyncCx<'_>, object: u64, key: u64) -> Result<()> {
     if is_plain(cx.read(), object)? {
         return Ok(());
     }
-    let keys = keys(cx.read(), object)?;
+    let keys = keys_in(cx, object)?;
     let Some(&list) = keys.get(&key) else { return Ok(()) };
     let (&before, &present) = keys
         .range(..key)
         .next_back()
         .ok_or_else(|| Error::corrupt("a deadlist lacks key 0").in_object(ObjectId(object)))?;
-    remove(cx, object, key)?;
+    drop(keys);
+    drop_key(cx, object, key)?;
     join(cx, object, before, present, list)
 }
 
@@ -175,11 +236,12 @@ pub(crate) fn clone_keys(cx: &SyncCx<'_>, ds: &DslDatasetPhys, max: u64) -> Resu
     let wanted: BTreeSet<u64> = if is_plain(cx.read(), ds.deadlist_obj)? {
         due_keys(cx.read(), ds)?
     } else {
-        keys(cx.read(), ds.deadlist_obj)?.into_keys().collect()
+        keys_in(cx, ds.deadlist_obj)?.keys().copied().collect()
     };
-    for &key in wanted.range(..max) {
-        let list = bpobj::create_empty(cx)?;
-        put(cx, copy, key, list)?;
+    let wanted: Vec<u64> = wanted.range(..max).copied().collect();
+    let lists = bpobj::create_empties(cx, wanted.len())?;
+    for (key, list) in wanted.into_iter().zip(lists) {
+        set_list(cx, copy, key, list)?;
     }
     Ok(copy)
 }
@@ -198,30 +260,48 @@ fn insert_all(cx: &SyncCx<'_>, object: u64, list: u64) -> Result<()> {
     insert(cx, object, &batch)
 }
 
-/// Moves everything in `source` to `object`. Afterwards `source` may only be passed to
-/// [`free`].
+/// Moves everything in `source` to `object`, and frees the object `source`. The work is
+/// proportional to the keys of both.
 ///
 /// # Errors
 /// `Corrupt` when no entry fits a key; those of the store.
 pub fn merge(cx: &SyncCx<'_>, object: u64, source: u64) -> Result<()> {
     if is_plain(cx.read(), source)? {
-        return insert_all(cx, object, source);
+        insert_all(cx, object, source)?;
+        return free(cx, source);
     }
     if is_plain(cx.read(), object)? {
-        let lists = keys(cx.read(), source)?;
-        return lists.values().try_for_each(|&list| insert_all(cx, object, list));
+        let lists = keys_in(cx, source)?;
+        lists.values().try_for_each(|&list| insert_all(cx, object, list))?;
+        return free(cx, source);
     }
-    for (key, list) in keys(cx.read(), source)? {
-        let usage = bpobj::usage(cx.read(), list)?;
-        let present = keys(cx.read(), object)?;
+    let (present, lists) = (keys_in(cx, object)?, keys_in(cx, source)?);
+    let shared = bpobj::shared_empty(cx.read())?;
+    let (mut moved, mut references, mut adopted) = (Usage::default(), 0u64, BTreeMap::new());
+    for (&key, &list) in lists.iter() {
+        if shared == Some(list) {
+            references += 1;
+            continue;
+        }
         let (&to, &into) = present.range(..=key).next_back().ok_or_else(|| {
             Error::corrupt("a deadlist has no key so small").in_object(ObjectId(object))
         })?;
-        remove(cx, source, key)?;
-        change_total(cx, object, usage)?;
-        join(cx, object, to, into, list)?;
+        moved += bpobj::usage(cx.read(), list)?;
+        match adopted.get(&to) {
+            Some(&into) => bpobj::add_sublist(cx, into, list)?,
+            None if shared == Some(into) => {
+                references += 1;
+                adopted.insert(to, list);
+            }
+            None => bpobj::add_sublist(cx, into, list)?,
+        }
     }
-    set_total(cx, source, Usage::default())
+    drop((present, lists));
+    adopted.into_iter().try_for_each(|(key, list)| set_list(cx, object, key, list))?;
+    change_total(cx, object, moved)?;
+    bpobj::drop_shared(cx, references)?;
+    forget(cx, source);
+    cx.mos.free_object(source)
 }
 
 /// Moves the entries with keys from `from` on to the list `list`; returns their sizes.
@@ -246,9 +326,11 @@ pub(crate) fn move_from(cx: &SyncCx<'_>, object: u64, list: u64, from: u64) -> R
         return Ok(moved);
     }
     let mut moved = Usage::default();
-    for (&key, &entry) in keys(cx.read(), object)?.range(from..) {
+    let ours: Vec<(u64, u64)> =
+        keys_in(cx, object)?.range(from..).map(|(key, list)| (*key, *list)).collect();
+    for (key, entry) in ours {
         moved += bpobj::usage(cx.read(), entry)?;
-        remove(cx, object, key)?;
+        drop_key(cx, object, key)?;
         bpobj::add_sublist(cx, list, entry)?;
     }
     change_total(cx, object, -moved)?;
@@ -290,7 +372,7 @@ pub fn range(cx: &SyncCx<'_>, object: u64, a: u64, b: u64) -> Result<Usage> {
         })?;
         return Ok(sum);
     }
-    let keys = keys(mos, object)?;
+    let keys = keys_in(cx, object)?;
     keys.range(a..b).map(|(_, &list)| bpobj::usage(mos, list)).sum()
 }
 
@@ -302,7 +384,7 @@ pub fn insert(cx: &SyncCx<'_>, object: u64, entries: &[BpobjEntry]) -> Result<()
     if is_plain(cx.read(), object)? {
         return bpobj::append(cx, object, entries).map(|_| ());
     }
-    let keys = keys(cx.read(), object)?;
+    let keys = keys_in(cx, object)?;
     let mut by_key: BTreeMap<u64, Vec<BpobjEntry>> = BTreeMap::new();
     for entry in entries {
         let (&key, _) = keys.range(..birth(&entry.bp).0).next_back().ok_or_else(|| {
@@ -317,7 +399,7 @@ pub fn insert(cx: &SyncCx<'_>, object: u64, entries: &[BpobjEntry]) -> Result<()
         if bpobj::is_shared_empty(cx.read(), list)? {
             bpobj::release(cx, list)?;
             list = bpobj::create(cx, bpobj::BLOCK, 0)?;
-            put(cx, object, key, list)?;
+            set_list(cx, object, key, list)?;
         }
         sum += bpobj::append(cx, list, &entries)?;
     }
@@ -332,8 +414,11 @@ pub fn free(cx: &SyncCx<'_>, object: u64) -> Result<()> {
     if is_plain(cx.read(), object)? {
         return bpobj::release(cx, object);
     }
-    for (_, list) in keys(cx.read(), object)? {
-        bpobj::release(cx, list)?;
-    }
+    let shared = bpobj::shared_empty(cx.read())?;
+    let (empty, own): (Vec<u64>, Vec<u64>) =
+        keys_in(cx, object)?.values().copied().partition(|list| shared == Some(*list));
+    own.into_iter().try_for_each(|list| bpobj::release(cx, list))?;
+    bpobj::drop_shared(cx, empty.len() as u64)?;
+    forget(cx, object);
     cx.mos.free_object(object)
 }

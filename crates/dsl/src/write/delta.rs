@@ -9,6 +9,7 @@
 //! # Invariants
 //! * A block born after the previous snapshot is freed by the caller the moment it is
 //!   killed; an older one is put on the deadlist instead (trap 4 of §21).
+//! * The births and deaths of blocks born after the origin are noted in a clone's livelist.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +20,8 @@ use ondisk::dslphys::UsedKind;
 
 use super::accounting::{diduse_transfer, growth_above, transfer};
 use super::usage::add;
-use super::{MosRead, Ratios, SyncCx, Usage, birth, bookmark, deadlist, features, links, props};
+use super::{MosRead, Ratios, SyncCx, Usage, birth, bookmark, deadlist, features, links};
+use super::{livelist, props};
 
 /// What to do with a killed block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +53,8 @@ pub struct Delta {
     /// Dead bytes that were born in this dataset.
     to_snapshots: i64,
     dead_list: Vec<BpobjEntry>,
+    /// What is noted in the livelist, if there is one: births and deaths.
+    live: Option<(Vec<BpobjEntry>, Vec<BpobjEntry>)>,
     /// Killed blocks that the bookmarks of a creation txg count.
     bookmarks: BTreeMap<u64, Usage>,
     features: BTreeSet<&'static str>,
@@ -86,6 +90,7 @@ impl Delta {
             unique_to_prev: 0,
             to_snapshots: 0,
             dead_list: Vec::new(),
+            live: livelist::of_dir(mos, ds.dir_obj)?.map(|_| Default::default()),
             bookmarks: marks.map(|txg| (txg.0, Usage::default())).collect(),
             features: BTreeSet::new(),
             changed: false,
@@ -99,6 +104,9 @@ impl Delta {
         }
         self.changed = true;
         self.born += self.ratios.space_of(bp);
+        if let Some((born, _)) = self.live.as_mut().filter(|_| livelist::lists(bp)) {
+            born.push(BpobjEntry { bp: *bp, freed: false });
+        }
         self.features.extend(features::needed_by(bp));
     }
 
@@ -114,6 +122,10 @@ impl Delta {
         }
         self.changed = true;
         let (usage, birth) = (self.ratios.space_of(bp), birth(bp));
+        let listed = livelist::lists(bp) && birth > self.origin;
+        if let Some((_, killed)) = self.live.as_mut().filter(|_| listed) {
+            killed.push(BpobjEntry { bp: *bp, freed: true });
+        }
         for (_, freed) in self.bookmarks.range_mut(birth.0..) {
             *freed += usage;
         }
@@ -148,9 +160,6 @@ impl Delta {
             let e = base::bug!("a snapshot was taken while its dataset was written");
             return Err(e.in_object(ObjectId(self.head)));
         }
-        if self.changed {
-            links::drop_livelist(cx, ds.dir_obj)?;
-        }
         let refreserved = props::refreservation(cx.read(), ds.dir_obj)?;
         let own = self.born - self.freed;
         let all = own - self.dead;
@@ -169,6 +178,9 @@ impl Delta {
         transfer(cx, ds.dir_obj, self.to_snapshots, UsedKind::Head, UsedKind::Snap)?;
         if !self.dead_list.is_empty() {
             deadlist::insert(cx, ds.deadlist_obj, &self.dead_list)?;
+        }
+        if let Some((born, killed)) = &self.live {
+            livelist::record(cx, ds.dir_obj, ds.referenced_bytes, born, killed)?;
         }
         if self.unique_to_prev != 0 {
             cx.edit_dataset(ds.prev_snap_obj, |p| add(&mut p.unique_bytes, self.unique_to_prev))?;

@@ -6,7 +6,8 @@
 //! Pools older than version 26 have no such list. There all births in the deadlist are
 //! examined, and the blocks are freed in this txg.
 //!
-//! A head's blocks are found by walking its tree. With feature async_destroy the tree is
+//! A clone with a livelist is freed from it ([`super::livelist`]), if the list's sums are
+//! those of the clone. Otherwise a head's blocks are found by walking its tree. With feature async_destroy the tree is
 //! put on a list (a bptree) that [`super::background`] processes over as many txgs as
 //! necessary: constant work now, and a crash loses nothing. Without the feature the whole
 //! tree is walked in this txg. Its blocks are put into `free_bpobj`, or freed at once if
@@ -14,7 +15,6 @@
 //! walked twice, so that an unreadable tree is detected before anything is changed.
 //!
 //! # Departures from OpenZFS
-//! * A clone's livelist is dropped, its tree walked.
 //! * Without async_destroy, OpenZFS marks the dataset and deletes file by file.
 
 use base::{Error, ErrorKind, Result, Txg};
@@ -29,7 +29,7 @@ use super::scan::ScanEvent;
 use super::trees::{Trees, Walked};
 use super::{
     FREE_LIST, MosRead, SyncCx, Usage, accounting, background, bookmark, bpobj, counts, deadlist,
-    links, props, scan, snapshot, usage,
+    links, livelist, props, scan, snapshot, usage,
 };
 
 /// Blocks added to a list at once.
@@ -124,7 +124,6 @@ fn snapshot_unchecked(
         deadlist::free_from(cx, list, s.prev_snap_txg.0)?;
     }
     deadlist::merge(cx, list, s.deadlist_obj)?;
-    deadlist::free(cx, s.deadlist_obj)?;
     links::drop_remap_deadlist(cx, snap)?;
     if !keep_key {
         links::remove_key_from_clones(cx, dir, s.creation_txg)?;
@@ -245,8 +244,9 @@ pub fn check_head(mos: &dyn MosRead, head: u64) -> Result<()> {
 pub fn head(cx: &SyncCx<'_>, head: u64, trees: &dyn Trees) -> Result<()> {
     check_head(cx.read(), head)?;
     let ds = cx.dataset(head)?;
+    let live = livelist::usable(cx.read(), ds.dir_obj)?;
     let later = features::is_enabled(cx.read(), ASYNC_DESTROY)?;
-    if !later {
+    if !later && live.is_none() {
         // This walk only detects unreadable blocks.
         walk(trees, &ds, &mut |_| Ok(()))?;
     }
@@ -257,10 +257,12 @@ pub fn head(cx: &SyncCx<'_>, head: u64, trees: &dyn Trees) -> Result<()> {
     leave_origin(cx, head, &ds)?;
     deadlist::free(cx, ds.deadlist_obj)?;
     links::drop_remap_deadlist(cx, head)?;
-    links::drop_livelist(cx, ds.dir_obj)?;
     let dir = cx.dir(ds.dir_obj)?;
     let all = Usage::of(dir.used_bytes, dir.compressed_bytes, dir.uncompressed_bytes);
-    if later {
+    if let Some((list, usage)) = live {
+        livelist::queue(cx, ds.dir_obj, list)?;
+        free_changed(cx, usage)?;
+    } else if later {
         let frees_origin = cx.is_planted(|p| &p.freed_origin);
         let entry = BptreeEntry {
             bp: ds.bp,
@@ -272,6 +274,7 @@ pub fn head(cx: &SyncCx<'_>, head: u64, trees: &dyn Trees) -> Result<()> {
     } else {
         list_tree(cx, trees, &ds)?;
     }
+    livelist::discard(cx, ds.dir_obj)?;
     diduse(cx, ds.dir_obj, UsedKind::Head, -all)?;
     forget_head(cx, head, &ds)?;
     destroy_dir(cx, ds.dir_obj)?;

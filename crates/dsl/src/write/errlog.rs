@@ -14,7 +14,7 @@
 //! * A log has at most [`ENTRIES_MAX`] entries of this program; later ones are left out.
 //! * An object that a damaged log names is only freed if it is a log.
 
-use base::Result;
+use base::{Result, Txg};
 use ondisk::ObjType;
 use ondisk::zap::ZapValue;
 
@@ -205,6 +205,36 @@ pub fn remove(cx: &SyncCx<'_>, log: StoredLog, block: &LostBlock) -> Result<bool
     let head = Some(head_of(cx, objset)).filter(|&head| head != 0).unwrap_or(objset);
     let Some(zap) = cx.read().number(top, &format!("{head:x}"))? else { return Ok(false) };
     cx.remove_if_present(zap, &format!("{object:x}:{level:x}:{blkid:x}:{birth:x}"))
+}
+
+/// A clone was promoted: entries of blocks born up to the branch move from the head that had
+/// the shared snapshots to the clone's.
+///
+/// # Errors
+/// Those of the store.
+pub(crate) fn promoted(cx: &SyncCx<'_>, from: u64, to: u64, branch: Txg) -> Result<()> {
+    if !is_by_head(cx.read())? {
+        return Ok(());
+    }
+    for log in [StoredLog::Last, StoredLog::Scrub] {
+        let top = cx.read().directory(log.name())?.unwrap_or(0);
+        let old = if top == 0 { None } else { cx.read().number(top, &format!("{from:x}"))? };
+        let Some(old) = old.filter(|&old| is_log(cx, old)) else { continue };
+        let all = cx.read().zap_entries(old)?;
+        for (name, _) in &all {
+            let Some([object, level, blkid, birth]) = numbers(name) else { continue };
+            if birth != 0 && birth <= branch.0 {
+                let block = LostBlock { objset: to, object, level, blkid, birth };
+                add_one(cx, top, true, &block)?;
+                cx.mos.zap_remove(old, name)?;
+            }
+        }
+        if cx.read().zap_entries(old)?.is_empty() {
+            cx.unlink(top, from)?;
+            cx.mos.free_object(old)?;
+        }
+    }
+    Ok(())
 }
 
 /// All entries of a log; those by heads have the head as their object set.

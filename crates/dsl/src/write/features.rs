@@ -372,7 +372,6 @@ const DIRECTORY_OBSTACLES: &[(&str, &str)] = &[
     ("com.delphix:removing", "a device is being removed or was removed"),
     ("com.delphix:condensing_indirect", "a removed device's mapping is being condensed"),
     ("com.delphix:obsolete_bpobj", "a removed device's blocks wait to be noted"),
-    ("com.delphix:deleted_clones", "clones are being deleted by their livelists"),
 ];
 
 /// The reasons why the pool can be opened only for reading; none if Cenote maintains all

@@ -6,15 +6,13 @@ use base::{Error, ObjectId, Result, Txg};
 use ondisk::ObjType;
 use ondisk::zap::ZapValue;
 
-use super::features::{self, EXTENSIBLE_DATASET, LIVELIST};
+use super::features::{self, EXTENSIBLE_DATASET};
 use super::{MosRead, SyncCx, accounting, bpobj, deadlist};
 
 /// Type of the set of a snapshot's clones.
 pub(crate) const NEXT_CLONES: ObjType = ObjType(37);
 /// Type of the set of heads cloned from a directory's snapshots.
 pub(crate) const DIR_CLONES: ObjType = ObjType(52);
-/// Key of a clone's livelist.
-pub(crate) const LIVELIST_KEY: &str = "com.delphix:livelist";
 /// Key of the time when a dataset's set of snapshots last changed.
 const SNAPSHOTS_CHANGED: &str = "com.ixsystems:snapshots_changed";
 
@@ -67,18 +65,6 @@ pub(crate) fn remove_key_from_clones(cx: &SyncCx<'_>, dir: u64, key: Txg) -> Res
             work.push(clone.dir_obj);
         }
     }
-    Ok(())
-}
-
-/// Frees the livelist of a clone that is about to change (§10.2).
-///
-/// # Errors
-/// Those of the store.
-pub(crate) fn drop_livelist(cx: &SyncCx<'_>, dir: u64) -> Result<()> {
-    let Some(list) = cx.read().attribute_u64(dir, LIVELIST_KEY)? else { return Ok(()) };
-    deadlist::free(cx, list)?;
-    cx.mos.zap_remove(dir, LIVELIST_KEY.as_bytes())?;
-    features::add(cx, LIVELIST, -1)?;
     Ok(())
 }
 

@@ -17,8 +17,6 @@
 //! * All data read is untrusted: descents are bounded, lists end, no sum panics.
 //!
 //! # Departures from OpenZFS
-//! * Livelists are not kept: a clone's livelist is dropped before the clone changes (§10.2
-//!   requires it).
 //! * In pools older than version 26, whose deadlists are plain lists, destroyed blocks are
 //!   freed in the same txg.
 //! * A feature's count that would fall below zero stays zero.
@@ -30,6 +28,7 @@ pub mod bpobj;
 pub mod check;
 pub mod counts;
 pub mod create;
+pub mod crypt;
 pub mod deadlist;
 pub mod delegation;
 pub mod delta;
@@ -39,6 +38,7 @@ pub mod features;
 pub mod history;
 pub mod initial;
 pub mod links;
+pub mod livelist;
 #[cfg(test)]
 mod mem;
 pub mod promote;
@@ -59,7 +59,7 @@ pub mod usage;
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::Ordering::Relaxed;
 
-use base::planted::BugSwitch;
+use base::planted::{BugSwitch, TestValue};
 use base::{ObjectId, Result, Txg};
 use ondisk::dslphys::{DslDatasetPhys, DslDirPhys};
 use ondisk::zap::ZapValue;
@@ -91,6 +91,7 @@ pub struct SyncCx<'a> {
     plants: Option<&'a LineagePlants>,
     label_features_changed: Cell<bool>,
     scan_events: RefCell<Vec<scan::ScanEvent>>,
+    deadlist_keys: deadlist::KeyCache,
 }
 
 /// Planted bugs ([`base::planted`]).
@@ -110,6 +111,18 @@ pub struct LineagePlants {
     pub dropped_holds: BugSwitch,
     /// The last clone of a snapshot whose destruction is deferred does not destroy it.
     pub forgotten_deferral: BugSwitch,
+    /// A block that dies in a clone is not noted in its livelist.
+    pub lost_entry: BugSwitch,
+    /// A destroyed clone frees all blocks of its livelist, also those that it freed before.
+    pub ignored_frees: BugSwitch,
+    /// A clone that is rolled back keeps its livelist.
+    pub kept_livelist: BugSwitch,
+    /// One more than the entries above which a sublist of a livelist is closed; 0: the own
+    /// limit. Not a bug.
+    pub sublist_max: TestValue,
+    /// One more than the shared part, in percent, below which a livelist is dropped; 0: the
+    /// own limit. Not a bug.
+    pub shared_min: TestValue,
 }
 
 /// Frees the space of a block.
@@ -134,6 +147,7 @@ impl<'a> SyncCx<'a> {
             plants: None,
             label_features_changed: Cell::new(false),
             scan_events: RefCell::default(),
+            deadlist_keys: deadlist::KeyCache::default(),
         }
     }
 

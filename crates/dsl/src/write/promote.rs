@@ -11,10 +11,6 @@
 //! A running scan needs no change: it reaches both datasets behind the origin, whichever of
 //! them is called the clone (§17.3 lists no duty). Blocks that wait to be freed belong to no
 //! dataset.
-//!
-//! # Departures from OpenZFS
-//! Entries of the error log stay with the head where they were found; the next scrub lists
-//! them anew.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -23,7 +19,7 @@ use ondisk::dslphys::{DS_FLAG_CI_DATASET, DslDatasetPhys, UsedKind};
 
 use super::accounting::diduse;
 use super::links::{self, DIR_CLONES};
-use super::{MosRead, SyncCx, Usage, bookmark, counts, deadlist};
+use super::{MosRead, SyncCx, Usage, bookmark, counts, deadlist, errlog, livelist};
 
 /// Flag of datasets that must not be promoted.
 const NOPROMOTE: u64 = 1 << 1;
@@ -188,8 +184,8 @@ pub fn promote(cx: &SyncCx<'_>, plan: &Promotion) -> Result<()> {
         origin_snap = origin_snap.wrapping_add(dead_since(object, origin.creation_txg)?);
     }
 
-    links::drop_livelist(cx, clone_dir)?;
-    links::drop_livelist(cx, origin_dir)?;
+    livelist::discard(cx, clone_dir)?;
+    livelist::discard(cx, origin_dir)?;
     let next = exchange_next(cx, plan)?;
     cx.edit_dir(clone_dir, |d| d.origin_obj = odd.origin_obj)?;
     cx.edit_dir(origin_dir, |d| d.origin_obj = plan.origin)?;
@@ -206,6 +202,7 @@ pub fn promote(cx: &SyncCx<'_>, plan: &Promotion) -> Result<()> {
             move_clones(cx, plan, *snap, next)?;
         }
     }
+    errlog::promoted(cx, plan.origin_head, plan.clone, origin.creation_txg)?;
     links::snapshots_changed(cx, clone_dir)?;
     links::snapshots_changed(cx, origin_dir)?;
 

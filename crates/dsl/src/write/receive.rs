@@ -14,6 +14,7 @@ use base::{Error, Result};
 use ondisk::dslphys::DS_FLAG_INCONSISTENT;
 use ondisk::zap::ZapValue;
 
+use super::crypt::{self, WrappedKeys};
 use super::{MosRead, SyncCx, counts, create, features, links, snapshot};
 
 /// Name of the directory of a clone that is being received.
@@ -121,6 +122,9 @@ pub fn hidden(cx: &SyncCx<'_>, target: u64, base: Option<u64>) -> Result<u64> {
         None => links::origin_snapshot(cx.read())?,
     };
     let dir = create::directory(cx, ds.dir_obj, HIDDEN_NAME)?;
+    if base.is_some() {
+        crypt::share(cx, dir, ds.dir_obj)?;
+    }
     counts::filesystems(cx, ds.dir_obj, 1)?;
     let head = create::head(cx, dir, Some(origin), ds.is_case_insensitive())?;
     counts::begin(cx, dir)?;
@@ -205,6 +209,17 @@ pub struct ReceivedSnapshot {
     pub guid: u64,
     /// When it was taken, seconds since 1970.
     pub creation_time: u64,
+    /// What a raw stream brought with it.
+    pub raw: Option<RawSnapshot>,
+}
+
+/// What only the snapshot of a raw stream has.
+#[derive(Clone, Debug)]
+pub struct RawSnapshot {
+    /// The keys of its dataset.
+    pub keys: WrappedKeys,
+    /// Identity of its initialisation vectors.
+    pub ivset: u64,
 }
 
 /// The head, which was synced in this txg, is complete: takes its snapshot, and returns that.
@@ -224,5 +239,9 @@ pub fn finish(cx: &SyncCx<'_>, head: u64, new: &ReceivedSnapshot) -> Result<u64>
         ds.creation_time = new.creation_time;
         ds.flags &= !DS_FLAG_INCONSISTENT;
     })?;
+    if let Some(raw) = &new.raw {
+        crypt::rewrap(cx, cx.dataset(head)?.dir_obj, &raw.keys)?;
+        crypt::received(cx, taken, raw.ivset)?;
+    }
     Ok(taken)
 }

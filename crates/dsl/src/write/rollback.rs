@@ -20,7 +20,7 @@ use ondisk::dslphys::UsedKind;
 use super::accounting::{diduse, transfer};
 use super::trees::Trees;
 use super::{SyncCx, Usage, bookmark, counts, create, deadlist, destroy, features, links};
-use super::{props, scan};
+use super::{livelist, props, scan};
 
 /// Name of the directory that exists within the txg of a rollback only.
 const CLONE_NAME: &str = "%rollback";
@@ -104,8 +104,10 @@ pub fn swap(cx: &SyncCx<'_>, head: u64, clone: u64) -> Result<()> {
 
     features::exchange(cx, head, clone)?;
     exchange_remap(cx, head, clone)?;
-    links::drop_livelist(cx, d.dir_obj)?;
-    links::drop_livelist(cx, k.dir_obj)?;
+    if !cx.is_planted(|p| &p.kept_livelist) {
+        livelist::discard(cx, d.dir_obj)?;
+    }
+    livelist::discard(cx, k.dir_obj)?;
     let (mut new_d, mut new_k) = (cx.dataset(head)?, cx.dataset(clone)?);
     for (to, from) in [(&mut new_d, &k), (&mut new_k, &d)] {
         to.bp = from.bp;

@@ -20,6 +20,10 @@ use super::*;
 use crate::stored::Stored;
 
 type ModelBlocks = BTreeMap<u64, BlkPtr>;
+/// Entries of a sublist of a livelist.
+const SUBLIST: u64 = 6;
+/// More blocks than one txg writes to a dataset.
+const TXG_BLOCKS: u64 = 100;
 /// Key of an object set's own block in the model.
 const ROOT: u64 = u64::MAX;
 
@@ -53,6 +57,7 @@ struct DslModel {
     names: u64,
     freed: HashSet<u64>,
     marks_blocks: bool,
+    plants: LineagePlants,
 }
 
 fn offset(bp: &BlkPtr) -> u64 {
@@ -107,7 +112,11 @@ impl DslModel {
             names: 0,
             freed: HashSet::new(),
             marks_blocks: !features.is_empty(),
+            plants: LineagePlants::default(),
         };
+        // Livelists of few blocks, kept while anything is shared.
+        pool.plants.sublist_max.store(1 + SUBLIST, Relaxed);
+        pool.plants.shared_min.store(1, Relaxed);
         pool.adopt(root.root_head, root.root_dir, 0, None, ModelBlocks::new());
         pool.write(root.root_head, &[(1, 3)]);
         pool.verify();
@@ -118,7 +127,8 @@ impl DslModel {
     fn sync<T>(&self, f: impl FnOnce(&SyncCx<'_>) -> T) -> T {
         let random = || next(&self.seed);
         let now = (1_700_000_000 + self.txg, 5);
-        f(&SyncCx::new(&self.mos, Txg(self.txg), now, &self.ratios, &random))
+        let cx = SyncCx::new(&self.mos, Txg(self.txg), now, &self.ratios, &random);
+        f(&cx.with_plants(&self.plants))
     }
 
     fn adopt(&mut self, head: u64, dir: u64, parent: u64, origin: Option<u64>, live: ModelBlocks) {
@@ -202,12 +212,13 @@ impl DslModel {
                     freed.push(*bp);
                     Ok(())
                 });
-                assert_eq!(left, budget - freed.len() as u64);
+                assert!(left <= budget.saturating_sub(freed.len() as u64));
                 done
             })
             .unwrap();
         self.trees = trees;
-        assert!(freed.len() as u64 <= budget);
+        // A sublist of a livelist is freed as a whole.
+        assert!(freed.len() as u64 <= budget + SUBLIST + TXG_BLOCKS);
         assert_eq!(done.blocks, freed.len() as u64);
         assert!(done.residue.is_zero() && done.stuck.is_none());
         freed.iter().for_each(|bp| self.free(bp));
@@ -517,7 +528,7 @@ impl DslModel {
         }
         let root = mos.required("root_dataset").unwrap();
         let empty = mos.directory("empty_bpobj").unwrap();
-        let mut dirs = vec![root];
+        let (mut dirs, mut livelists) = (vec![root], livelist::queued(mos).unwrap());
         while let Some(dir) = dirs.pop() {
             let d = mos.dir(dir).unwrap();
             for (_, child) in mos.numbers(d.child_dir_zapobj).unwrap() {
@@ -525,6 +536,7 @@ impl DslModel {
                 dirs.push(child);
             }
             refs.extend([d.child_dir_zapobj, d.props_zapobj, d.clones, d.head_dataset_obj]);
+            livelists.extend(livelist::of_dir(mos, dir).unwrap());
             if d.head_dataset_obj == 0 {
                 continue;
             }
@@ -546,6 +558,11 @@ impl DslModel {
             }
         }
         self.sublists(mos.required("free_bpobj").unwrap(), &mut refs);
+        for list in livelists {
+            refs.push(list);
+            let subs = deadlist::keys(mos, list).unwrap().into_values();
+            refs.extend(subs.filter(|l| Some(*l) != empty));
+        }
         refs.retain(|r| *r != 0);
         let all: BTreeSet<u64> = refs.iter().copied().collect();
         assert_eq!(all.len(), refs.len(), "an object is referred to twice");

@@ -1,5 +1,5 @@
-//! Creating, destroying and snapshotting datasets, and their properties: sync tasks over
-//! `dsl::write` (chapter 04 §4.2, §7 to §9, §12).
+//! Creating and snapshotting datasets, and their properties: sync tasks over `dsl::write`
+//! (chapter 04 §4.2, §7, §12).
 //!
 //! # Theory
 //! A request is checked completely before anything changes. Its changes are made in one
@@ -12,7 +12,6 @@
 //!   `NotFound`.
 //!
 //! # Departures from OpenZFS
-//! * `destroy` destroys a whole subtree in one txg.
 //! * Limits on the number of file systems and snapshots apply to all users. OpenZFS exempts
 //!   users that may change the limit, and here every user of the daemon may.
 
@@ -385,83 +384,6 @@ impl LogVisitor for LogBlocks {
     }
 }
 
-/// The datasets that a destroy affects.
-#[derive(Default)]
-struct Doomed {
-    /// Heads with their names.
-    heads: BTreeMap<u64, String>,
-    /// Snapshots with their names.
-    snapshots: BTreeMap<u64, String>,
-}
-
-impl Doomed {
-    fn gather(&mut self, cx: &TaskCx<'_>, dir: u64, name: &str, depth: usize) -> Result<()> {
-        if depth > DATASET_DEPTH_MAX {
-            return Err(Error::limit("datasets nested too deep"));
-        }
-        let phys = cx.read().dir(dir)?;
-        for (child, object) in cx.read().numbers(phys.child_dir_zapobj)? {
-            self.gather(cx, object, &format!("{name}/{child}"), depth + 1)?;
-        }
-        if phys.head_dataset_obj == 0 {
-            return Err(Error::corrupt("a dataset has no content").in_dataset(name));
-        }
-        let names = cx.read().dataset(phys.head_dataset_obj)?.snapnames_zapobj;
-        for (snap, object) in cx.read().numbers(names)? {
-            self.snapshots.insert(object, format!("{name}@{snap}"));
-        }
-        self.heads.insert(phys.head_dataset_obj, name.to_owned());
-        Ok(())
-    }
-
-    /// Checks that no dataset outside depends on them, and that no snapshot is held.
-    fn check(&self, cx: &TaskCx<'_>) -> Result<()> {
-        let mos = cx.read();
-        for (&snap, name) in &self.snapshots {
-            let phys = mos.dataset(snap)?;
-            if !mos.numbers(phys.userrefs_obj)?.is_empty() {
-                return Err(Error::busy("dataset is busy").in_dataset(name.as_str()));
-            }
-            let clones = mos.numbers(phys.next_clones_obj)?;
-            // The oldest dataset of each clone: a snapshot, if it has any.
-            let inside = |next| self.heads.contains_key(next) || self.snapshots.contains_key(next);
-            if clones.iter().any(|(_, next)| !inside(next)) {
-                let text = "filesystem has dependent clones";
-                return Err(Error::new(ErrorKind::Exists, text).in_dataset(name.as_str()));
-            }
-        }
-        Ok(())
-    }
-
-    /// Destroys datasets without dependents, until none is left.
-    fn destroy(mut self, cx: &mut TaskCx<'_>) -> Result<()> {
-        while !self.heads.is_empty() || !self.snapshots.is_empty() {
-            let before = self.heads.len() + self.snapshots.len();
-            for (snap, name) in std::mem::take(&mut self.snapshots) {
-                if destroy::check_snapshot(cx.read(), snap).is_ok() {
-                    cx.destroy_one_snapshot(snap, &name, false)?;
-                } else {
-                    self.snapshots.insert(snap, name);
-                }
-            }
-            for (head, name) in std::mem::take(&mut self.heads) {
-                if destroy::check_head(cx.read(), head).is_ok() {
-                    cx.destroy_head(head, &name)?;
-                    // The snapshot that it was cloned from may have been destroyed with it.
-                    let is_there = |snap: u64| cx.read().dataset(snap).is_ok();
-                    self.snapshots.retain(|snap, _| is_there(*snap));
-                } else {
-                    self.heads.insert(head, name);
-                }
-            }
-            if self.heads.len() + self.snapshots.len() == before {
-                return Err(Error::corrupt("datasets depend on each other in a circle"));
-            }
-        }
-        Ok(())
-    }
-}
-
 pub(super) fn log(cx: &TaskCx<'_>, command: Option<&Command>) -> Result<()> {
     command.filter(|c| !c.text.is_empty()).map_or(Ok(()), |c| cx.log_command(c))
 }
@@ -504,54 +426,6 @@ impl Writer {
             log(cx, command.as_ref())
         };
         self.sync_task(check, act).map(|(_, txg)| txg)
-    }
-
-    /// Destroys a file system or volume; `recursive`: with its snapshots and all below.
-    ///
-    /// # Errors
-    /// In OpenZFS's words: `NotFound`; `Exists` while there are children, snapshots or
-    /// clones; `Busy` for held snapshots; `Invalid` for the pool's root; those of a
-    /// suspension.
-    pub fn destroy_dataset(
-        &self,
-        name: &str,
-        recursive: bool,
-        command: Option<Command>,
-    ) -> Result<Txg> {
-        check_name(name)?;
-        let name = name.to_owned();
-        let check = move |cx: &mut TaskCx<'_>| {
-            let dir = cx.dir(&name)?;
-            let phys = cx.read().dir(dir)?;
-            if phys.parent_obj == 0 {
-                let text = "operation does not apply to pools";
-                return Err(Error::invalid(text).in_dataset(&name));
-            }
-            let mut doomed = Doomed::default();
-            doomed.gather(cx, dir, &name, 0)?;
-            // What is being received into it goes with it.
-            let hidden = format!("/{}", dsl::write::receive::HIDDEN_NAME);
-            let visible = doomed.heads.values().filter(|n| !n.ends_with(&hidden)).count();
-            if !recursive && (visible > 1 || !doomed.snapshots.is_empty()) {
-                let text = match cx.kind_of(phys.head_dataset_obj)? {
-                    ObjsetType::Zvol => "volume has children",
-                    _ => "filesystem has children",
-                };
-                return Err(Error::new(ErrorKind::Exists, text).in_dataset(&name));
-            }
-            doomed.check(cx)?;
-            Ok(doomed)
-        };
-        let act = move |cx: &mut TaskCx<'_>, doomed: Doomed| {
-            doomed.destroy(cx)?;
-            log(cx, command.as_ref())
-        };
-        // Destroyed heads must have no log. The task determines which heads these are, so
-        // all logs are closed.
-        let closed = self.close_logs();
-        let done = closed.and_then(|()| self.sync_task(check, act).map(|(_, txg)| txg));
-        self.reopen_logs();
-        done
     }
 
     /// Takes snapshots atomically. Properties are set on each.
@@ -621,48 +495,6 @@ impl Writer {
                     props::change(cx.cx, Target::Snapshot(snap), prop, &set)?;
                 }
                 cx.log_internal("snapshot", Some((name, snap)), "")?;
-            }
-            log(cx, command.as_ref())
-        };
-        self.sync_task(check, act).map(|(_, txg)| txg)
-    }
-
-    /// Destroys snapshots. With `defer`, those that are held or have clones are destroyed
-    /// together with the last of these.
-    ///
-    /// # Errors
-    /// In OpenZFS's words: `NotFound`, `Busy` for held ones, `Exists` for those with
-    /// clones; those of a suspension.
-    pub fn destroy_snapshots(
-        &self,
-        names: &[String],
-        defer: bool,
-        command: Option<Command>,
-    ) -> Result<Txg> {
-        let names = names.to_vec();
-        let check = move |cx: &mut TaskCx<'_>| {
-            let mut snaps = BTreeMap::new();
-            for name in names {
-                let (_, snap) = cx.snapshot(&name)?;
-                match destroy::check_snapshot(cx.read(), snap) {
-                    Err(_) if defer => {}
-                    Err(e) if e.kind() == ErrorKind::Busy => {
-                        return Err(Error::busy("dataset is busy").in_dataset(&name));
-                    }
-                    Err(e) if e.kind() == ErrorKind::Exists => {
-                        let text = "snapshot has dependent clones";
-                        return Err(Error::new(ErrorKind::Exists, text).in_dataset(&name));
-                    }
-                    other => other?,
-                }
-                snaps.insert(snap, name);
-            }
-            Ok(snaps)
-        };
-        let act = move |cx: &mut TaskCx<'_>, snaps: BTreeMap<u64, String>| {
-            cx.settle()?;
-            for (snap, name) in snaps {
-                cx.destroy_one_snapshot(snap, &name, defer)?;
             }
             log(cx, command.as_ref())
         };

@@ -77,6 +77,7 @@ pub fn objset_props(
             first: CacheUse::of_property(get("primarycache")?.unwrap_or(2)),
             second: CacheUse::of_property(get("secondarycache")?.unwrap_or(2)),
         },
+        sealed: false,
     })
 }
 

@@ -187,6 +187,10 @@ impl Writer {
                     let text = "no such tag on this dataset";
                     return Err(Error::not_found(text).in_dataset(name));
                 }
+                // The last release may destroy it.
+                if cx.read().dataset(snap)?.is_defer_destroy() {
+                    cx.check_unused(snap).map_err(|e| e.in_dataset(name))?;
+                }
                 found.push((snap, hold));
             }
             Ok(found)

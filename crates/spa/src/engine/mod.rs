@@ -37,6 +37,7 @@ pub mod create;
 mod datasets;
 mod declare;
 mod delegation;
+mod destroy;
 mod effective;
 mod errlog;
 mod exclusion;
@@ -44,6 +45,7 @@ mod heads;
 mod heal;
 mod holds;
 mod idle_logs;
+mod in_use;
 mod initialize;
 pub(crate) mod job_record;
 pub(crate) mod leaf_jobs;
@@ -55,6 +57,8 @@ mod outage;
 mod pools;
 mod rebuild;
 mod receive;
+mod receive_partial;
+mod receive_raw;
 mod removal;
 mod rename;
 mod resilver_request;
@@ -100,6 +104,7 @@ pub use delegation::PermissionChange;
 pub use effective::{effective, find_dir};
 pub use heads::objset_props;
 pub use holds::{NewBookmark, NewRedaction, SnapshotHold};
+pub use in_use::{PartialUse, SnapshotUse};
 pub use job_record::{JobKind, JobRecord, JobState, JobStatus};
 pub use leaf_jobs::FreeSpaceTuning;
 pub use ledger::SpaceAccount;
@@ -108,6 +113,7 @@ pub(crate) use open::assemble;
 pub use open::{Parts, WriterOptions};
 pub use pools::{Devices, PoolChange, init_aux_labels};
 pub use receive::{EndReceive, NewReceive, ReceivePlants, ReceiveTarget};
+pub use receive_raw::RawReceive;
 pub use resilver_request::ResilverTuning;
 pub use scan::ErrorScrubProgress;
 pub use scan::{PAUSED as SCAN_PAUSED, ScanLimits, ScanPlants, ScanProgress, ScanRequest};
@@ -141,6 +147,11 @@ pub struct Plants {
     /// Bytes reserved instead of the slop, so that a small pool gets as full as a large
     /// one; 0: the slop. Not a bug.
     pub slop: Arc<TestValue>,
+    /// Most datasets that one txg destroys; 0: the engine's own number. Not a bug.
+    pub destroyed_at_once: TestValue,
+    /// One more than the blocks that a txg frees in the background; 0: the engine's own
+    /// number. Not a bug.
+    pub freed_at_once: TestValue,
     /// Bugs of the scan.
     pub scan: ScanPlants,
     /// Bugs of sequential rebuilds.
@@ -211,6 +222,8 @@ pub struct Writer {
     tasks: Mutex<BTreeMap<Txg, Vec<SyncTask>>>,
     /// Heads that are being received.
     receives: Mutex<BTreeMap<u64, Arc<receive::ReceiveProgress>>>,
+    /// Snapshots that must not be destroyed, by object, and how often.
+    snapshots_in_use: Mutex<BTreeMap<u64, usize>>,
     /// Tasks that run before anything else of their txg.
     early_tasks: Mutex<BTreeMap<Txg, Vec<SyncTask>>>,
     checkpoint: checkpoint::Checkpoint,

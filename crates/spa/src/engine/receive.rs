@@ -37,16 +37,17 @@ use std::sync::atomic::Ordering::Relaxed;
 use base::planted::BugSwitch;
 use base::rt::Mutex;
 use base::{Error, ErrorKind, Result, Txg};
-use dmu::{Io, Objset};
+use dmu::{Io, Objset, SealedRoot};
+use dsl::DslDir;
 use dsl::stored::Stored;
 use dsl::write::props::{self, Change, Target};
 use dsl::write::receive::{self as dsl_receive, ReceivePosition, ReceivedSnapshot, ResumeState};
-use dsl::write::{MosRead, SyncCx, create, destroy, features, rollback, snapshot};
-use dsl::{DslDir, Mos};
+use dsl::write::{SyncCx, create, crypt, destroy, features, rollback, snapshot};
 use ondisk::objset::ObjsetType;
 
 use super::datasets::{FILESYSTEMS, SNAPSHOTS, check_name, check_value, log};
 use super::effective::{effective_number, find_dir};
+use super::receive_raw::{RawReceive, of_two_kinds};
 use super::tasks::{Command, TaskCx};
 use super::{Writer, objset_props};
 
@@ -86,6 +87,10 @@ pub struct NewReceive {
     pub redacted: Option<Vec<u64>>,
     /// Its source is a redaction bookmark: guids of that one's redaction snapshots.
     pub from_redacted: Option<Vec<u64>>,
+    /// A new dataset is not encrypted, even below one that is.
+    pub is_plain: bool,
+    /// What a raw stream says of its dataset.
+    pub raw: Option<RawReceive>,
 }
 
 /// A receive that has begun.
@@ -101,6 +106,8 @@ pub struct ReceiveTarget {
     /// Bytes of the stream that were received before.
     pub bytes: u64,
     progress: Arc<ReceiveProgress>,
+    /// What a raw stream says of the object set.
+    root: Option<SealedRoot>,
 }
 
 /// Planted bugs ([`base::planted`]).
@@ -146,7 +153,7 @@ fn absent(name: &str) -> Error {
     Error::not_found(format!("destination '{name}' does not exist"))
 }
 
-fn modified(name: &str) -> Error {
+pub(super) fn modified(name: &str) -> Error {
     let text = format!("destination {name} has been modified\nsince most recent snapshot");
     Error::busy(text)
 }
@@ -202,6 +209,7 @@ impl TaskCx<'_> {
     /// Checks that snapshots can be destroyed, which `zfs receive -F` does.
     fn check_newer(&self, head: u64, newer: &[u64]) -> Result<()> {
         for &snap in newer {
+            self.check_unused(snap)?;
             destroy::check_snapshot(self.read(), snap).map_err(|e| {
                 let name = self.name_of_snapshot(head, snap).unwrap_or_default();
                 let text = match e.kind() {
@@ -225,7 +233,7 @@ impl TaskCx<'_> {
         Ok(format!("{}@{}", self.name_of_dataset(head)?, name.unwrap_or_default()))
     }
 
-    fn is_received(&self, head: u64) -> bool {
+    pub(super) fn is_received(&self, head: u64) -> bool {
         self.writer.receives.lock().contains_key(&head)
     }
 
@@ -241,6 +249,9 @@ impl TaskCx<'_> {
             Err(e) if e.kind() == ErrorKind::NotFound => None,
             Err(e) => return Err(e),
         };
+        if let Some(raw) = &new.raw {
+            raw.root.check()?;
+        }
         if let Some(at) = new.resumes_at {
             return self.plan_resume(new, dir.ok_or_else(|| absent(name))?, at);
         }
@@ -277,11 +288,8 @@ impl TaskCx<'_> {
         })?;
         let last = name.rsplit('/').next().unwrap_or_default();
         let case_insensitive = new.case_insensitive;
-        create::check(
-            self.cx,
-            parent,
-            &create::NewDataset { name: last, case_insensitive, origin },
-        )?;
+        let wanted = create::NewDataset { name: last, case_insensitive, origin };
+        self.check_new(new, parent, &wanted)?;
         if let Some(origin) = origin
             && self.kind_of(origin)? != new.kind
         {
@@ -318,8 +326,18 @@ impl TaskCx<'_> {
         if snapshot::find(self.cx, &ds, &new.snapshot)?.is_some() {
             return Err(exists(format!("destination '{name}@{}' exists", new.snapshot)));
         }
-        if mos.attribute(dir, "com.datto:crypto_key_obj")?.is_some() {
-            return Err(Error::unsupported("encrypted datasets cannot be received into yet"));
+        let encrypted = crypt::key_object(mos, dir)?.is_some();
+        if new.from_guid == 0 && new.force && (encrypted || new.raw.is_some()) {
+            return Err(of_two_kinds());
+        }
+        if new.from_guid != 0 && new.raw.is_none() && encrypted {
+            let text = "the destination is encrypted and its key is not loaded: only raw streams \
+                        can be received into it";
+            return Err(Error::new(ErrorKind::Locked, text));
+        }
+        if new.from_guid != 0 && new.raw.is_some() && !encrypted {
+            let text = "raw streams cannot be received on top of an unencrypted dataset";
+            return Err(Error::invalid(text));
         }
         if new.kind != ObjsetType::Zfs
             && mos.numbers(phys.child_dir_zapobj)?.iter().any(|(n, _)| !n.starts_with(['$', '%']))
@@ -363,6 +381,13 @@ impl TaskCx<'_> {
         }
         if self.kind_of(head)? != new.kind {
             return Err(Error::invalid(format!("destination '{name}' is of another kind")));
+        }
+        if let Some(raw) = &new.raw {
+            self.check_raw_base(raw, base)?;
+            // What came after the snapshot cannot be discarded without the key.
+            if !newer.is_empty() {
+                return Err(modified(name));
+            }
         }
         if new.force {
             self.check_newer(head, &newer)?;
@@ -414,6 +439,7 @@ impl TaskCx<'_> {
         let state = state.ok_or_else(none)?;
         let same = state.to_guid == new.to_guid
             && state.from_guid.unwrap_or(0) == new.from_guid
+            && state.raw == new.raw.is_some()
             && (state.position.object, state.position.offset) == at
             && mos.numbers(ds.snapnames_zapobj)?.is_empty();
         if !same {
@@ -423,6 +449,9 @@ impl TaskCx<'_> {
         if into.is_some() && new.from_guid == 0 && !new.force {
             let text = "Resuming recv on existing dataset without force";
             return Err(exists(text.to_owned()));
+        }
+        if let Some(raw) = &new.raw {
+            crypt::check_same(mos, ds.dir_obj, &raw.keys)?;
         }
         Ok(ReceivePlan::Resume { head, into, bytes: state.position.bytes })
     }
@@ -436,7 +465,16 @@ impl TaskCx<'_> {
                 let last = new.dataset.rsplit('/').next().unwrap_or_default();
                 let case_insensitive = new.case_insensitive;
                 let wanted = create::NewDataset { name: last, case_insensitive, origin };
-                let made = create::dataset(self.cx, parent, &wanted)?;
+                let made = match &new.raw {
+                    None => create::dataset(self.cx, parent, &wanted)?,
+                    Some(raw) => {
+                        let made = create::received(self.cx, parent, &wanted)?;
+                        if origin.is_none() {
+                            crypt::create(self.cx, made.dir, made.head, &raw.keys)?;
+                        }
+                        made
+                    }
+                };
                 for (name, value) in &new.props {
                     let set = Change::Set(value.clone());
                     props::change(self.cx, Target::Dir(made.dir), name, &set)?;
@@ -448,7 +486,8 @@ impl TaskCx<'_> {
             }
             ReceivePlan::Resume { head, into, bytes } => (head, into, true, bytes),
         };
-        let target = ReceiveTarget { head, into, has_content: content, bytes, progress };
+        let root = new.raw.as_ref().map(|raw| raw.root);
+        let target = ReceiveTarget { head, into, has_content: content, bytes, progress, root };
         self.writer.receives.lock().insert(head, Arc::clone(&target.progress));
         if new.resumes_at.is_some() {
             return Ok(target);
@@ -462,7 +501,11 @@ impl TaskCx<'_> {
             let dir = self.read().dataset(head)?.dir_obj;
             let get = |name: &str| effective_number(self.read(), dir, name);
             let props = objset_props(&self.flags()?, &get)?;
-            let os = Objset::create(Arc::clone(&self.writer.zio), head, new.kind, props);
+            let zio = Arc::clone(&self.writer.zio);
+            let os = match root {
+                None => Objset::create(zio, head, new.kind, props),
+                Some(root) => Objset::create_sealed(zio, head, new.kind, props, root)?,
+            };
             self.mark_accounting(head, &os)?;
             self.add_head(head, os);
         }
@@ -494,6 +537,12 @@ impl TaskCx<'_> {
         let mut newer = Vec::new();
         if target.into.is_some() {
             newer = self.check_switch(head, &k, end, &name)?;
+        }
+        if let Some(raw) = &end.snapshot.raw {
+            crypt::check_same(mos, ds.dir_obj, &raw.keys)?;
+            if !newer.is_empty() {
+                return Err(modified(&name));
+            }
         }
         // A dataset can have one snapshot per txg.
         if ds.prev_snap_txg >= self.cx.txg || k.prev_snap_txg >= self.cx.txg {
@@ -580,7 +629,7 @@ impl TaskCx<'_> {
     }
 
     /// Destroys what a receive has made.
-    fn abandon_receive(&mut self, head: u64) -> Result<()> {
+    pub(super) fn abandon_receive(&mut self, head: u64) -> Result<()> {
         let name = self.name_of_dataset(head)?;
         self.destroy_head(head, &name)
     }
@@ -614,7 +663,12 @@ impl Writer {
             let (checked, wanted, line) = (new.clone(), new.clone(), command.clone());
             let check = move |cx: &mut TaskCx<'_>| cx.plan_receive(&checked);
             let act = move |cx: &mut TaskCx<'_>, plan: ReceivePlan| {
+                let is_new = matches!(plan, ReceivePlan::New { .. });
                 let target = cx.begin_receive(wanted, plan)?;
+                if is_new {
+                    let dir = cx.read().dataset(target.head)?.dir_obj;
+                    cx.grant_to_creator(dir, line.as_ref())?;
+                }
                 log(cx, line.as_ref())?;
                 Ok(target)
             };
@@ -642,7 +696,11 @@ impl Writer {
     /// `NotFound` when it was destroyed; those of reading it.
     pub fn received_objset(&self, target: &ReceiveTarget) -> Result<Arc<Objset>> {
         let props = self.props_of(&self.mos, target.head)?;
-        self.live_head(&self.mos, target.head, props)
+        let os = self.live_head(&self.mos, target.head, props)?;
+        if let Some(root) = target.root {
+            os.seal_root(root)?;
+        }
+        Ok(os)
     }
 
     /// Ends a receive whose stream was applied completely: the dataset has its content, and the
@@ -704,58 +762,6 @@ impl Writer {
         done
     }
 
-    /// Destroys the partial state of an interrupted, resumable receive into `dataset`
-    /// (`zfs receive -A`).
-    ///
-    /// # Errors
-    /// `NotFound` without the dataset; `Invalid` without such state; `Busy` while it is being
-    /// received; those of a suspension.
-    pub fn discard_partial(&self, dataset: &str, command: Option<Command>) -> Result<()> {
-        let name = dataset.to_owned();
-        let check = move |cx: &mut TaskCx<'_>| {
-            let (dir, mos) = (cx.dir(&name)?, cx.read());
-            let own = mos.dir(dir)?.head_dataset_obj;
-            let head = dsl_receive::hidden_head(mos, dir)?.unwrap_or(own);
-            let partial = dsl_receive::resume_state(mos, head)?.is_some()
-                && mos.dataset(head)?.is_inconsistent();
-            if !partial {
-                let text = format!("'{name}' does not have any resumable receive state to abort");
-                return Err(Error::invalid(text));
-            }
-            if cx.is_received(head) {
-                return Err(Error::busy("dataset is busy").in_dataset(&name));
-            }
-            destroy::check_head(mos, head).map_err(|e| e.in_dataset(name.as_str()))?;
-            Ok(head)
-        };
-        let act = move |cx: &mut TaskCx<'_>, head: u64| {
-            cx.abandon_receive(head)?;
-            log(cx, command.as_ref())
-        };
-        self.sync_task(check, act).map(drop)
-    }
-
-    /// Destroys heads that a receive left incomplete before the import, unless it is resumable.
-    ///
-    /// # Errors
-    /// Those of reading the MOS; those of a suspension.
-    pub fn destroy_incomplete(&self) -> Result<()> {
-        let found = incomplete(&self.mos, self.name())?;
-        if found.is_empty() {
-            return Ok(());
-        }
-        let act = move |cx: &mut TaskCx<'_>, ()| {
-            for head in found {
-                // One with datasets below stays: nothing else can be done with these.
-                if destroy::check_head(cx.read(), head).is_ok() {
-                    cx.abandon_receive(head)?;
-                }
-            }
-            Ok(())
-        };
-        self.sync_task(|_| Ok(()), act).map(drop)
-    }
-
     /// Stores how far the receive into `head` has come with what this txg writes.
     pub(super) fn store_position(&self, cx: &SyncCx<'_>, head: u64) -> Result<()> {
         let Some(progress) = self.receives.lock().get(&head).cloned() else { return Ok(()) };
@@ -768,20 +774,4 @@ impl Writer {
         let newest = too_far.or_else(|| due.into_values().next_back());
         newest.map_or(Ok(()), |at| dsl_receive::put_position(cx, head, at))
     }
-}
-
-/// Inconsistent heads without resumable state, those below others first.
-fn incomplete(mos: &Mos, pool: &str) -> Result<Vec<u64>> {
-    let (read, mut found): (&dyn MosRead, Vec<u64>) = (mos, Vec::new());
-    DslDir::root(mos, pool)?.walk_all(&mut |dir| {
-        if let Some(head) = dir.head()?
-            && head.phys().is_inconsistent()
-            && dsl_receive::resume_state(read, head.object())?.is_none()
-        {
-            found.push(head.object());
-        }
-        Ok(())
-    })?;
-    found.reverse();
-    Ok(found)
 }

@@ -139,15 +139,28 @@ impl Writer {
         self.resilver_request.wanted.lock().is_some_and(|(due, _)| due > txg)
     }
 
-    /// Takes the request, if there is one and it is due in the txg that is being written. The
-    /// scan calls it in syncing context.
-    pub(super) fn take_resilver_request(&self) -> Option<ResilverWish> {
+    /// Whether a resilver begins by itself: it was requested, or leaves are deferred. Not while
+    /// the pool is suspended. A caller that also asks for the running scan asks this first.
+    pub fn resilver_is_pending(&self) -> bool {
+        let requested = self.resilver_request.wanted.lock().is_some();
+        let tree = self.zio.tree();
+        let mut deferred = tree.nodes().filter(|(_, node)| node.is_deferred() && node.is_behind());
+        (requested || deferred.next().is_some()) && !self.zio.is_suspended()
+    }
+
+    /// The request, if there is one and it is due in the txg that is being written. The scan
+    /// calls it in syncing context. It stays until [`Writer::forget_resilver_request`].
+    pub(super) fn due_resilver_request(&self) -> Option<(Txg, ResilverWish)> {
         if self.is_rebuilding() {
             return None;
         }
         let syncing = self.txgs.synced_txg().next();
-        let mut wanted = self.resilver_request.wanted.lock();
-        wanted.take_if(|(due, _)| *due <= syncing).map(|(_, wish)| wish)
+        self.resilver_request.wanted.lock().filter(|(due, _)| *due <= syncing)
+    }
+
+    /// Forgets a request that was taken, unless a later one has joined it.
+    pub(super) fn forget_resilver_request(&self, taken: (Txg, ResilverWish)) {
+        self.resilver_request.wanted.lock().take_if(|wanted| *wanted == taken);
     }
 
     /// Whether late leaves wait for the end of a resilver that has read `percent` of what it

@@ -507,7 +507,8 @@ impl Writer {
             self.orphaned_blocks.lock().extract_if(.., due).collect();
         orphaned_blocks.iter().try_for_each(|bp| self.free(sync.txg, bp))?;
         if state.background {
-            let mut budget = BACKGROUND_BLOCKS;
+            let tested = self.plants.freed_at_once.load(Relaxed);
+            let mut budget = tested.checked_sub(1).unwrap_or(BACKGROUND_BLOCKS);
             let mut free = |bp: &BlkPtr| self.free(sync.txg, bp);
             let progress = background::step(sync.cx, &self.zio, &mut budget, &mut free)?;
             state.background = progress.more;

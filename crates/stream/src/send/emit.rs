@@ -40,6 +40,12 @@ impl<'a, W: std::io::Write> Emitter<'a, W> {
         }
     }
 
+    /// Ends a stream that has no END.
+    pub(super) fn stop(mut self) -> Result<()> {
+        self.flush()?;
+        self.writer.flush()
+    }
+
     pub(super) fn finish(mut self, end: &StreamRecord) -> Result<()> {
         self.flush()?;
         self.put(end, &[])?;

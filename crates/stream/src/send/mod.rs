@@ -125,6 +125,9 @@ pub struct SendRequest {
     pub options: SendOptions,
     /// The stream goes on from here (§8.6).
     pub resume: Option<ResumePoint>,
+    /// What is sent is the beginning of a snapshot, up to this object: the stream stops there,
+    /// without an END (`zfs send -S`).
+    pub until: Option<u64>,
     /// The keys of a raw stream, wrapped, with the shape of the meta-dnode (`crypt_keydata`,
     /// §3.1).
     pub keys: Option<NvList>,
@@ -257,6 +260,9 @@ impl SendSnapshot {
             let _ended = reader.join();
         }
         done?;
+        if request.until.is_some() {
+            return emitter.stop();
+        }
         emitter.finish(&StreamRecord::End(End { to_guid: self.guid, ..End::default() }))
     }
 
@@ -267,6 +273,7 @@ impl SendSnapshot {
             min_txg: request.min_txg(),
             features,
             resume: request.resume,
+            until: request.until,
             redaction: request.redaction.clone(),
             lacking: request.lacking.clone(),
         }
@@ -281,6 +288,7 @@ impl SendSnapshot {
         let walk = self.walk(request, Counter::default(), features);
         walk.walk()?;
         let payload = request.payload().len();
-        Ok(walk.sink.bytes() + (2 * HEADER_SIZE + payload) as u64)
+        let ends = if request.until.is_some() { 1 } else { 2 };
+        Ok(walk.sink.bytes() + (ends * HEADER_SIZE + payload) as u64)
     }
 }

@@ -23,36 +23,6 @@ const BLKPTR: usize = 128;
 /// Dnodes of a block.
 const DNODES: u64 = 32;
 
-/// Salt, IV and MAC of a block.
-struct CryptParams {
-    salt: [u8; 8],
-    iv: [u8; 12],
-    mac: [u8; 16],
-}
-
-impl CryptParams {
-    /// As in the block pointer; salt and IV are zero for blocks that are authenticated only.
-    fn of(block: &Block) -> CryptParams {
-        let bytes = |word: u64| match block.endian {
-            Endian::Little => word.to_le_bytes(),
-            Endian::Big => word.to_be_bytes(),
-        };
-        let half = |word: u32| match block.endian {
-            Endian::Little => word.to_le_bytes(),
-            Endian::Big => word.to_be_bytes(),
-        };
-        let mut of = CryptParams { salt: [0; 8], iv: [0; 12], mac: [0; 16] };
-        of.mac[..8].copy_from_slice(&bytes(block.words[2]));
-        of.mac[8..].copy_from_slice(&bytes(block.words[3]));
-        if let Some(([salt, iv], tail, _)) = block.crypt_params() {
-            of.salt = bytes(salt);
-            of.iv[..8].copy_from_slice(&bytes(iv));
-            of.iv[8..].copy_from_slice(&half(tail));
-        }
-        of
-    }
-}
-
 /// The flag of content of the other byte order.
 fn swapped(endian: Endian) -> u8 {
     if endian == Endian::Big { record_flags::RAW_BYTESWAP } else { 0 }
@@ -77,7 +47,7 @@ pub(super) fn raw_block(bp: &BlkPtr) -> Result<&Block> {
 impl<S: SendSink> SendWalk<S> {
     /// The parameters of a block of dnodes.
     pub(super) fn object_range(&self, first: u64, bp: &BlkPtr) -> Result<()> {
-        let params = CryptParams::of(raw_block(bp)?);
+        let params = raw_block(bp)?.seal();
         let record = ObjectRange {
             first,
             slots: DNODES,
@@ -123,7 +93,7 @@ impl<S: SendSink> SendWalk<S> {
         let (zio, to_guid) = (Arc::clone(&self.snapshot.zio), self.snapshot.guid);
         let read = move || {
             let content = stored(&zio, &block).map_err(|e| e.in_object(ObjectId(number)))?;
-            let params = CryptParams::of(&block);
+            let params = block.seal();
             let record = Spill {
                 object: number,
                 length: block.head.lsize.0,
@@ -147,7 +117,7 @@ impl DataBlock {
     /// Reads the block of a raw stream.
     pub(super) fn read_raw(&self, zio: &Zio, bp: &BlkPtr) -> Result<SendRecords> {
         let block = raw_block(bp)?;
-        let (content, params) = (stored(zio, block)?, CryptParams::of(block));
+        let (content, params) = (stored(zio, block)?, block.seal());
         let record = self.record(bp, self.offset, block.head.lsize.0);
         let record = Write {
             flags: record.flags | swapped(block.endian),

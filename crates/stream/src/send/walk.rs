@@ -36,6 +36,8 @@ pub(super) struct SendWalk<S> {
     pub(super) features: Features,
     /// Blocks before this one, and dnodes before its object, are left out.
     pub(super) resume: Option<ResumePoint>,
+    /// The last object; all if there is none.
+    pub(super) until: Option<u64>,
     /// Blocks that are replaced by REDACT records.
     pub(super) redaction: Option<Arc<RedactionList>>,
     /// Blocks that the receiver lacks, however old they are.
@@ -176,9 +178,11 @@ impl<S: SendSink> SendWalk<S> {
         let end = DNODES_PER_BLOCK.saturating_mul(of.dnode.max_blkid.saturating_add(1));
         let object = first.saturating_mul(DNODES_PER_BLOCK);
         let behind = object.saturating_add(count.saturating_mul(DNODES_PER_BLOCK));
-        if behind <= self.first_object() {
+        let last = self.until.unwrap_or(u64::MAX);
+        if behind <= self.first_object() || object > last {
             return Ok(());
         }
+        let end = end.min(last.saturating_add(1));
         if bp.is_hole() {
             let count = count.saturating_mul(DNODES_PER_BLOCK).min(end.saturating_sub(object));
             // There is no object 0.
@@ -209,6 +213,9 @@ impl<S: SendSink> SendWalk<S> {
             if number < self.first_object() {
                 continue;
             }
+            if number > last {
+                break;
+            }
             let dnode = dnode.map_err(|e| e.in_object(ObjectId(number)))?;
             if slot > next {
                 self.free_objects(object + next, slot - next)?;
@@ -216,7 +223,7 @@ impl<S: SendSink> SendWalk<S> {
             next = slot + u64::from(dnode.slots.max(1));
             self.object(&Sent { number, dnode }, (&block, slot))?;
         }
-        let rest = DNODES_PER_BLOCK.saturating_sub(next);
+        let rest = DNODES_PER_BLOCK.min(end - object).saturating_sub(next);
         if rest > 0 { self.free_objects(object + next, rest) } else { Ok(()) }
     }
 

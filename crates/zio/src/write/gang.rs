@@ -151,7 +151,7 @@ impl GangNode {
                 return Err(base::bug!("gang members exceed their block"));
             }
             let part = bytes.slice(at..end);
-            let bp = member_pointer(leader, member, zio.checksum_of(checksum, &part)?);
+            let bp = member_pointer(leader, member, zio.checksum_of(checksum, &part, false)?);
             slot.copy_from_slice(
                 &BlkPtr::Block(bp).encode().ok_or_else(|| base::bug!("no such pointer"))?,
             );

@@ -51,7 +51,7 @@ use base::{Buf, Dva, Error, ErrorKind, Psize, Result, Txg};
 use codec::checksum::Checksum;
 use codec::compress::Compression;
 use ondisk::ObjType;
-use ondisk::blkptr::{BlkPtr, Block};
+use ondisk::blkptr::{BlkPtr, Block, Seal};
 
 use crate::{CacheTiers, OutagePolicy, Zio};
 
@@ -178,6 +178,9 @@ pub struct PackedForm {
     pub lsize: u32,
     /// It is stored in the block pointer, if the pool allows that.
     pub embedded: bool,
+    /// It is the content of a block of an encrypted dataset, perhaps encrypted, and stored as it
+    /// is whatever the properties say: `compression` may be "off".
+    pub seal: Option<Seal>,
     /// There is no content: a redacted stream left it out. The pointer says so, and nothing else
     /// is stored.
     pub redacted: bool,
@@ -195,6 +198,9 @@ pub struct Write<'a> {
     /// `data` is the compressed form of the content, which decompresses without error. It is
     /// stored as it is, unless it would take as much space as the content itself.
     pub packed: Option<PackedForm>,
+    /// The block is one of an encrypted dataset; without `packed`, `data` is in the form in which
+    /// it is stored, except for compression.
+    pub seal: Option<Seal>,
     /// Fill count of the new pointer (chapter 03 §3.5).
     pub fill: u64,
     /// The txg that writes.

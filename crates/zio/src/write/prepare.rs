@@ -7,8 +7,8 @@ use base::limits::BLOCK_SIZE_MAX;
 use base::{Buf, BufMut, Error, Lsize, Psize, Result, Txg};
 use codec::checksum::{Checksum, SaltTemplate, Words, compute};
 use codec::compress::{Compression, compress, decompress, is_zero};
-use ondisk::ObjType;
 use ondisk::blkptr::{BlkPtr, Block, COMPRESS_OFF, EMBEDDED_MAX, Embedded, Head, Hole, Protection};
+use ondisk::{Endian, ObjType};
 
 use super::{
     BlockChange, BlockContent, BlockLayout, Outcome, PackedForm, Prepared, PreparedForm,
@@ -80,7 +80,17 @@ impl Zio {
         let mut block = Block::new(head, psize, compression, &[]);
         block.checksum = w.props.checksum.id();
         block.fill = w.fill;
-        block.words = self.checksum_of(w.props.checksum, &stored)?;
+        // Readers sum content of the other byte order as its writer would have.
+        let swapped = w.seal.is_some_and(|seal| seal.endian == Endian::Big);
+        block.words = self.checksum_of(w.props.checksum, &stored, swapped)?;
+        if let Some(seal) = &w.seal {
+            if !w.props.checksum.is_dedup_strong() && w.object_type != ObjType::OBJSET {
+                // The other two words are the MAC's (§5.11).
+                block.words[0] ^= block.words[2];
+                block.words[1] ^= block.words[3];
+            }
+            block = block.sealed(seal);
+        }
         let born = w.old.birth();
         if w.change == BlockChange::MovedPhysically && Txg::ZERO < born && born < w.txg {
             (block.head.birth, block.physical_birth, block.rewritten) = (born, w.txg, true);
@@ -98,7 +108,12 @@ impl Zio {
     }
 
     /// The checksum of bytes in their on-disk form.
-    pub(super) fn checksum_of(&self, checksum: Checksum, bytes: &[u8]) -> Result<Words> {
+    pub(super) fn checksum_of(
+        &self,
+        checksum: Checksum,
+        bytes: &[u8],
+        swapped: bool,
+    ) -> Result<Words> {
         static UNSALTED: OnceLock<SaltTemplate> = OnceLock::new();
         let salt = match self.salt.get() {
             Some(salt) => salt,
@@ -107,13 +122,14 @@ impl Zio {
             }
             None => UNSALTED.get_or_init(|| SaltTemplate::new(&[0; 32])),
         };
-        Ok(compute(checksum, bytes, salt, false))
+        Ok(compute(checksum, bytes, salt, swapped))
     }
 
     /// nopwrite: a strong checksum proves that the old block has the same content
     /// (§4.1).
     fn is_same(&self, w: &Write<'_>, old: &Block, new: &Block) -> bool {
         w.level == 0
+            && w.seal.is_none()
             && w.change == BlockChange::Content
             && !w.object_type.is_metadata()
             && w.props.checksum.is_nopwrite()
@@ -137,7 +153,8 @@ impl Zio {
             && old.effective_physical_birth() == w.txg
             && old.psize == new.psize
             && !old.dedup
-            && old.protection == Protection::None;
+            && old.protection == Protection::None
+            && w.seal.is_none();
         if !own {
             return None;
         }
@@ -175,6 +192,8 @@ fn padded(len: usize, (min, gcd): (u64, u64)) -> usize {
 /// Whether content that is compressed already can be stored as it is.
 fn stays_packed(w: &Write<'_>, form: PackedForm, limits: (u64, u64)) -> bool {
     match form.embedded {
+        // Nobody can unpack it, and its MAC is one of exactly these bytes.
+        _ if form.seal.is_some() => true,
         true => w.props.embed && w.data.len() <= EMBEDDED_MAX,
         false => padded(w.data.len(), limits) < form.lsize as usize,
     }
@@ -194,12 +213,28 @@ fn check(w: &Write<'_>) -> Result<()> {
     if !w.object_type.is_valid() || w.level >= 32 {
         return Err(Error::invalid("no block has such a type or level"));
     }
+    if let Some(form) = w.packed.filter(|form| form.seal.is_some()) {
+        let off = form.compression == COMPRESS_OFF;
+        let sizes = match w.data.len() {
+            0 => false,
+            n if !n.is_multiple_of(SECTOR) || n > len => false,
+            n => !off || n == len,
+        };
+        if !sizes || form.embedded || w.seal != form.seal {
+            return Err(Error::invalid("no block is stored in this form"));
+        }
+    }
+    let encrypted = w.level == 0 && w.object_type.is_encrypted() && w.seal.is_some();
+    if encrypted && (w.props.copies > 2 || w.props.header_copies > 2) {
+        return Err(Error::invalid("an encrypted block has at most two copies"));
+    }
     Ok(())
 }
 
 fn ready(w: &Write<'_>, block: Block, rewrite: Option<BlockLayout>, stored: Buf) -> Prepared {
     // The cache has no use for content without its plain form.
-    let cache = w.cache && w.packed.is_none();
+    let plain = w.packed.is_none() && block.protection != Protection::Encrypted;
+    let cache = w.cache && plain;
     let whole = if cache { w.data.clone() } else { Buf::default() };
     Prepared {
         form: PreparedForm::Block(Box::new(ReadyBlock {
@@ -231,6 +266,9 @@ pub(super) fn compressed_max(alg: Compression, lsize: usize, (min, gcd): (u64, u
 
 fn compress_block(w: &Write<'_>, limits: (u64, u64)) -> CompressResult {
     if let Some(form) = w.packed {
+        if form.seal.is_some() {
+            return CompressResult::Smaller(w.data.clone());
+        }
         let mut bytes = BufMut::copy_of(w.data);
         if form.embedded {
             return CompressResult::Embedded(bytes);
@@ -253,8 +291,10 @@ fn compress_block(w: &Write<'_>, limits: (u64, u64)) -> CompressResult {
     if alg == Compression::Empty {
         return CompressResult::No;
     }
-    let embed =
-        w.props.embed && w.level == 0 && !matches!(w.object_type, ObjType::DNODE | ObjType::OBJSET);
+    let embed = w.props.embed
+        && w.seal.is_none()
+        && w.level == 0
+        && !matches!(w.object_type, ObjType::DNODE | ObjType::OBJSET);
     let min = limits.0.max(1) as usize;
     let most = compressed_max(alg, lsize, limits);
     if most <= EMBEDDED_MAX && !embed && min >= lsize {

@@ -8,12 +8,12 @@ use ui::json::Json;
 use ui::time::strftime;
 
 use super::super::scripts::ScriptColumns;
-use super::super::vdevs::{hidden, spare_word};
+use super::super::vdevs::{Naming, hidden, spare_word};
 use super::advice::{any, status_of};
 use super::{SITE, StatusOptions, unwell};
 
 /// Keys of the classes, beside that of normal vdevs.
-const CLASSES: [(VdevRole, &str); 5] = [
+pub(in super::super) const CLASSES: [(VdevRole, &str); 5] = [
     (VdevRole::Dedup, "dedup"),
     (VdevRole::Special, "special"),
     (VdevRole::Log, "logs"),
@@ -104,6 +104,27 @@ fn class_word(v: &Vdev) -> &'static str {
         VdevRole::Cache => "l2cache",
         VdevRole::Spare => "spare",
     }
+}
+
+/// What a vdev is, and its state.
+pub(in super::super) fn identity(v: &Vdev, naming: Naming, numbers: Numbers) -> Members {
+    let is_root = v.kind == "root";
+    let is_leaf = v.children.is_empty() && !is_root;
+    let name = if is_root { v.name.clone() } else { naming.of(v) };
+    let state = match v.state {
+        VdevHealth::Unavail => "CANT_OPEN",
+        state => state.word(),
+    };
+    let mut out: Members = Vec::new();
+    put(&mut out, "name", Json::str(name));
+    put(&mut out, "vdev_type", Json::str(&v.kind));
+    put(&mut out, "guid", numbers.plain(v.guid));
+    if let Some(path) = v.path.as_ref().filter(|_| is_leaf) {
+        put(&mut out, "path", Json::str(path.display().to_string()));
+    }
+    put(&mut out, "class", Json::str(class_word(v)));
+    put(&mut out, "state", Json::str(spare_word(v).unwrap_or(state)));
+    out
 }
 
 impl JsonReport<'_> {
@@ -310,22 +331,8 @@ impl JsonReport<'_> {
     /// What is known of one vdev, without those below it.
     fn vdev(&self, v: &Vdev) -> Members {
         let n = self.numbers();
-        let is_root = v.kind == "root";
-        let is_leaf = v.children.is_empty() && !is_root;
-        let name = if is_root { v.name.clone() } else { self.options.naming.of(v) };
-        let state = match v.state {
-            VdevHealth::Unavail => "CANT_OPEN",
-            state => state.word(),
-        };
-        let mut out: Members = Vec::new();
-        put(&mut out, "name", Json::str(name));
-        put(&mut out, "vdev_type", Json::str(&v.kind));
-        put(&mut out, "guid", n.plain(v.guid));
-        if let Some(path) = v.path.as_ref().filter(|_| is_leaf) {
-            put(&mut out, "path", Json::str(path.display().to_string()));
-        }
-        put(&mut out, "class", Json::str(class_word(v)));
-        put(&mut out, "state", Json::str(spare_word(v).unwrap_or(state)));
+        let is_leaf = v.children.is_empty() && v.kind != "root";
+        let mut out = identity(v, self.options.naming, n);
         let sizes = [
             ("alloc_space", v.allocated),
             ("total_space", v.size),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use base::Result;
 use ondisk::ObjType;
 
-use super::super::{bookmark, deadlist, features, links};
+use super::super::{bookmark, deadlist, features, livelist};
 use super::Checker;
 
 impl Checker<'_> {
@@ -58,13 +58,11 @@ impl Checker<'_> {
 
     fn count_livelists(&mut self, due: &mut BTreeMap<&'static str, u64>) -> Result<()> {
         let mut lists = Vec::new();
+        let mut livelists = livelist::queued(self.mos)?.len() as u64;
         for object in self.dirs.keys() {
-            lists.extend(self.mos.attribute_u64(*object, links::LIVELIST_KEY)?);
+            livelists += u64::from(livelist::of_dir(self.mos, *object)?.is_some());
         }
-        if let Some(clones) = self.mos.directory("com.delphix:deleted_clones")? {
-            lists.extend(self.mos.numbers(clones)?.into_iter().map(|(_, list)| list));
-        }
-        due.insert(features::LIVELIST, lists.len() as u64);
+        due.insert(features::LIVELIST, livelists);
         for object in self.datasets.keys() {
             lists.extend(self.mos.attribute_u64(*object, "com.delphix:remap_deadlist")?);
         }

@@ -1,9 +1,11 @@
 //! The sums of chapter 04 §5.4.
 
+use std::collections::HashMap;
+
 use base::Result;
 use ondisk::dslphys::{DD_FLAG_USED_BREAKDOWN, UsedKind};
 
-use super::super::{background, bpobj, deadlist};
+use super::super::{background, birth, bpobj, deadlist, livelist};
 use super::{Checker, Usage};
 
 impl Checker<'_> {
@@ -95,6 +97,54 @@ impl Checker<'_> {
         Ok(())
     }
 
+    /// A livelist has what its clone has beyond the origin (§10.2).
+    pub(super) fn livelists(&mut self) -> Result<()> {
+        for list in livelist::queued(self.mos)? {
+            self.livelist(list, 0)?;
+        }
+        let dirs: Vec<u64> = self.dirs.keys().copied().collect();
+        for dir in dirs {
+            let Some(list) = livelist::of_dir(self.mos, dir)? else { continue };
+            let origin = self.dirs.get(&dir).map_or(0, |d| d.origin_txg);
+            if origin == 0 {
+                self.wrong(dir, "a livelist, but no clone");
+            }
+            self.livelist(list, origin)?;
+            if let Some((head, _)) = self.own(dir) {
+                let total = deadlist::total(self.mos, list)?;
+                let (found, due) = ((total.used, total.comp), (head.used, head.comp));
+                self.equal(list, "sum of the livelist", found, due);
+            }
+        }
+        Ok(())
+    }
+
+    /// The blocks of a livelist were born after the origin, and each FREE follows its ALLOC.
+    fn livelist(&mut self, list: u64, origin: u64) -> Result<()> {
+        self.load_deadlist(list)?;
+        for (_, sub) in deadlist::keys(self.mos, list)? {
+            let mut live: HashMap<(u32, u64), u64> = HashMap::new();
+            let (mut early, mut unpaired) = (0u64, 0u64);
+            bpobj::for_each(self.mos, sub, &mut |entry| {
+                let Some(place) = livelist::place(&entry.bp) else {
+                    early += 1;
+                    return Ok(());
+                };
+                early += u64::from(birth(&entry.bp).0 <= origin);
+                let count = live.entry(place).or_default();
+                match (entry.freed, *count) {
+                    (false, n) => *count = n.saturating_add(1),
+                    (true, 0) => unpaired += 1,
+                    (true, n) => *count = n - 1,
+                }
+                Ok(())
+            })?;
+            self.equal(sub, "entries that belong in no livelist", early, 0);
+            self.equal(sub, "freed entries without allocation", unpaired, 0);
+        }
+        Ok(())
+    }
+
     /// `$FREE` has the blocks that wait to be freed (§4.1).
     pub(super) fn free_dir(&mut self) -> Result<()> {
         let Some((&object, dir)) = self.dirs.iter().find(|(_, d)| d.name == "/$FREE") else {
@@ -116,10 +166,8 @@ impl Checker<'_> {
             let phys = background::bptree_header(self.mos, trees)?;
             due += Usage::of(phys.bytes, phys.comp, phys.uncomp);
         }
-        if let Some(clones) = self.mos.directory("com.delphix:deleted_clones")? {
-            for (_, list) in self.mos.numbers(clones)? {
-                due += deadlist::total(self.mos, list)?;
-            }
+        for list in livelist::queued(self.mos)? {
+            due += deadlist::total(self.mos, list)?;
         }
         self.equal(object, "$FREE", found, due);
         Ok(())

@@ -229,6 +229,25 @@ impl Writer {
         stored::store_error_scrub(cx, &ended)
     }
 
+    /// Removes blocks that were repaired from the logs of known errors.
+    ///
+    /// # Errors
+    /// That of a suspension.
+    pub fn forget_errors(&self, fixed: Vec<zio::ErrorEntry>) -> Result<()> {
+        let fixed: Vec<LostBlock> = fixed.iter().map(lost_block).collect();
+        if fixed.is_empty() {
+            return Ok(());
+        }
+        let act = move |cx: &mut TaskCx<'_>, ()| {
+            cx.writer.remove_fixed(cx.cx, &fixed)?;
+            for block in &fixed {
+                errlog::remove(cx.cx, StoredLog::Scrub, block)?;
+            }
+            Ok(())
+        };
+        self.sync_task(|_| Ok(()), act).map(drop)
+    }
+
     /// Entries of the log are right: they are forgotten, in memory as well.
     fn remove_fixed(&self, cx: &SyncCx<'_>, fixed: &[LostBlock]) -> Result<()> {
         if fixed.is_empty() {

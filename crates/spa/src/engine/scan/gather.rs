@@ -123,7 +123,9 @@ impl Gatherer<'_> {
     }
 
     fn flush(&mut self) {
-        self.slice.skipped += self.writer.scans.queue.add(self.serial, self.found.drain(..));
+        let scans = &self.writer.scans;
+        self.slice.skipped += scans.queue.add(self.serial, self.found.drain(..));
+        scans.queue.wait_for_room(|| scans.is_interrupted());
     }
 }
 

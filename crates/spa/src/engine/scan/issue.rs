@@ -1,7 +1,8 @@
 //! The second phase of a scan: blocks are read in device order, and repaired.
 //!
 //! # Theory
-//! Threads take batches of neighbours from the queue. A batch is read with one call of
+//! Threads take batches of neighbours from the queue, beside a slice that gathers
+//! ([`Writer::gather_beside_reads`]) or alone ([`Writer::issue`]). A batch is read with one call of
 //! [`vdev::Tree::scan`], which makes one operation of what lies together on a leaf, and
 //! compares every copy and every column. What is wrong is written at the end of the batch with
 //! one call of [`vdev::Tree::repair`].
@@ -26,14 +27,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use base::rt::Mutex;
-use base::{Dva, Guid, Txg};
+use base::{Dva, Guid, Result, Txg};
 use ondisk::zil::LogBlock;
 use vdev::{BadCopy, ReadOutcome, ReadReq, Tree};
 use zio::ErrorEntry;
 
 use super::super::heal::PinnedMetaslab;
 use super::Writer;
-use super::queue::{PlaceRun, QueuedAddress, ScanBlock};
+use super::gather::Slice;
+use super::queue::{GatheringEnd, PlaceRun, QueuedAddress, ScanBlock};
 
 /// Bytes of content in one batch.
 const BATCH_BYTES: u64 = 4 << 20;
@@ -101,6 +103,35 @@ impl Writer {
             });
         }
         done.into_inner()
+    }
+
+    /// Gathers one slice, while other threads read the largest runs of what waits.
+    pub(super) fn gather_beside_reads(
+        &self,
+        gather: impl Fn() -> Result<Slice> + Sync,
+    ) -> (Result<Slice>, Issued) {
+        let queue = &self.scans.queue;
+        let done = Mutex::new(Issued::default());
+        let slice = Mutex::new(None);
+        let threads = (self.zio.tree().top_ids().count() * THREADS_VDEV).min(THREADS_MAX);
+        queue.begin_gathering();
+        base::rt::fan_out(1 + threads, |i| {
+            if i == 0 {
+                // Also when it unwinds: the readers wait for it.
+                let _end = GatheringEnd(queue);
+                *slice.lock() = Some(gather());
+                return;
+            }
+            let _reader = queue.begin_reader();
+            while !self.scans.is_interrupted() {
+                let Some(batch) = queue.next_batch(BATCH_BLOCKS, BATCH_BYTES) else { return };
+                self.issue_batch(&batch, &done);
+                queue.done(&batch);
+            }
+        });
+        let slice = slice.into_inner();
+        let slice = slice.unwrap_or_else(|| Err(base::bug!("a slice was not gathered")));
+        (slice, done.into_inner())
     }
 
     fn issue_list(&self, list: &Mutex<Vec<PlaceRun>>, done: &Mutex<Issued>) {

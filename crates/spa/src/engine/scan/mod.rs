@@ -615,12 +615,15 @@ impl Writer {
             return self.note_checkpoint(serial);
         }
         scans.queue.begin_slice(since);
-        let slice = self.gather(serial, &scan, &position, since, &limits);
+        let gather = || self.gather(serial, &scan, &position, since, &limits);
+        let (slice, issued) = self.gather_beside_reads(gather);
         scans.queue.end_slice();
-        match slice {
+        let step = match slice {
             Ok(slice) => self.note_slice(serial, slice, since),
             Err(_) => ScanStep::Wait,
-        }
+        };
+        self.note_issued(serial, issued);
+        step
     }
 
     /// Adds the result of a slice that walked a tree of `since` or later.

@@ -5,6 +5,11 @@
 //! bounded ([`ScanQueue::is_full`]). When it is full, the largest runs of neighbours are read
 //! ([`ScanQueue::runs`]); small ones wait until later blocks join them.
 //!
+//! Gathering and reading go on side by side. While a slice gathers, reader threads take batches
+//! of the largest runs as soon as the queue is half full ([`ScanQueue::next_batch`]). The
+//! gathering thread waits for them when it is full ([`ScanQueue::wait_for_room`]). So the
+//! devices have work while metadata is read.
+//!
 //! A block may be freed while it waits, and its space be given to another block, whose bytes
 //! would look like damage. So each free removes the block from the queue. A block may as well
 //! be freed between the txg T whose tree is walked and the moment when it is added. So the
@@ -22,6 +27,8 @@
 //! * While a scan runs, each block in the queue was in use when the last announced txg ended
 //!   (`zio::Zio::announce`), or is removed before the next one is announced.
 //! * The frees of a txg are forgotten when no slice walks an older tree.
+//! * A thread waits for room only while there is a reader, and a reader waits for blocks only
+//!   while a slice gathers. The end of either wakes the other.
 //!
 //! Lock order: the queue's lock is a leaf.
 
@@ -30,7 +37,7 @@ use std::ops::Bound::{Excluded, Included};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
-use base::rt::Mutex;
+use base::rt::{Condvar, Mutex};
 use base::{Dva, Txg};
 use dmu::traverse::Bookmark;
 use ondisk::blkptr::Block;
@@ -90,6 +97,14 @@ struct Waiting {
     memory: usize,
     /// The number of the scan that may add.
     serial: u64,
+    /// A slice gathers, and readers may wait for what it adds.
+    gathering: bool,
+    /// Reader threads beside it.
+    readers: usize,
+    /// What they read next: for each vdev the runs in reverse order.
+    next_runs: BTreeMap<u32, Vec<PlaceRun>>,
+    /// The vdev of the last batch.
+    last_vdev: u32,
 }
 
 /// The queue of a pool.
@@ -97,6 +112,10 @@ pub(super) struct ScanQueue {
     /// Frees are reported.
     active: AtomicBool,
     waiting: Mutex<Waiting>,
+    /// Signalled when readers have work, and when a slice has gathered.
+    filled: Condvar,
+    /// Signalled when there is room, and when a reader ends.
+    drained: Condvar,
     /// Bytes of memory.
     limit: AtomicUsize,
 }
@@ -107,8 +126,13 @@ fn memory_of(entry: &QueuedAddress) -> usize {
 
 impl ScanQueue {
     pub(super) fn new(limit: usize) -> ScanQueue {
-        let (active, waiting) = (AtomicBool::new(false), Mutex::default());
-        ScanQueue { active, waiting, limit: AtomicUsize::new(limit) }
+        ScanQueue {
+            active: AtomicBool::new(false),
+            waiting: Mutex::default(),
+            filled: Condvar::new(),
+            drained: Condvar::new(),
+            limit: AtomicUsize::new(limit),
+        }
     }
 
     pub(super) fn set_limit(&self, bytes: usize) {
@@ -128,7 +152,9 @@ impl ScanQueue {
     pub(super) fn close(&self) {
         self.active.store(false, Relaxed);
         let mut waiting = self.waiting.lock();
-        *waiting = Waiting { serial: waiting.serial + 1, ..Waiting::default() };
+        let Waiting { serial, gathering, readers, .. } = *waiting;
+        *waiting = Waiting { serial: serial + 1, gathering, readers, ..Waiting::default() };
+        self.drained.notify_all();
     }
 
     /// A block was freed in the txg that is being written.
@@ -180,6 +206,7 @@ impl ScanQueue {
         for entry in found {
             let place = place_of(entry.dva);
             let known = waiting.entries.contains_key(&place)
+                || waiting.issuing.contains(&place)
                 || waiting.freed.values().any(|places| places.contains(&place));
             if known {
                 left_out += entry.dva.asize.0;
@@ -188,7 +215,56 @@ impl ScanQueue {
             waiting.memory += memory_of(&entry);
             waiting.entries.insert(place, entry);
         }
+        if waiting.gathering && waiting.memory >= self.limit.load(Relaxed) / 2 {
+            self.filled.notify_all();
+        }
         left_out
+    }
+
+    /// A slice begins to gather, with readers beside it. [`GatheringEnd`] ends it.
+    pub(super) fn begin_gathering(&self) {
+        self.waiting.lock().gathering = true;
+    }
+
+    /// A reader begins; it ends when the value is dropped.
+    pub(super) fn begin_reader(&self) -> Reader<'_> {
+        self.waiting.lock().readers += 1;
+        Reader(self)
+    }
+
+    /// The next entries for a reader, at most `count` and about `bytes` bytes of content.
+    /// Waits until the queue is half full; `None` when the slice has gathered. The caller calls
+    /// [`ScanQueue::done`] with them.
+    pub(super) fn next_batch(&self, count: usize, bytes: u64) -> Option<Vec<QueuedAddress>> {
+        let mut waiting = self.waiting.lock();
+        loop {
+            let limit = self.limit.load(Relaxed);
+            if !waiting.gathering {
+                return None;
+            }
+            if waiting.next_runs.is_empty() && waiting.memory >= limit / 2 {
+                for run in waiting.largest_runs(limit / 8).into_iter().rev() {
+                    waiting.next_runs.entry(run.vdev).or_default().push(run);
+                }
+            }
+            if waiting.next_runs.is_empty() {
+                self.filled.wait(&mut waiting);
+                continue;
+            }
+            let batch = waiting.take_next(count, bytes);
+            if !batch.is_empty() {
+                self.drained.notify_all();
+                return Some(batch);
+            }
+        }
+    }
+
+    /// Waits while the queue is full and readers empty it.
+    pub(super) fn wait_for_room(&self, interrupted: impl Fn() -> bool) {
+        let mut waiting = self.waiting.lock();
+        while waiting.memory >= self.limit.load(Relaxed) && waiting.readers > 0 && !interrupted() {
+            self.drained.wait(&mut waiting);
+        }
     }
 
     pub(super) fn is_full(&self) -> bool {
@@ -213,64 +289,16 @@ impl ScanQueue {
     /// memory.
     pub(super) fn runs(&self, all: bool) -> Vec<PlaceRun> {
         let waiting = self.waiting.lock();
-        let mut runs: Vec<(PlaceRun, u64, usize)> = Vec::new();
-        let mut end = 0;
-        for (&(vdev, offset), entry) in &waiting.entries {
-            let asize = entry.dva.asize.0;
-            match runs.last_mut() {
-                Some((run, bytes, memory))
-                    if run.vdev == vdev && offset <= u64::saturating_add(end, RUN_GAP) =>
-                {
-                    run.last = offset;
-                    *bytes += asize;
-                    *memory += memory_of(entry);
-                }
-                _ => {
-                    let run = PlaceRun { vdev, first: offset, last: offset };
-                    runs.push((run, asize, memory_of(entry)));
-                }
-            }
-            end = offset.saturating_add(asize);
+        match all {
+            true => waiting.runs().into_iter().map(|run| run.at).collect(),
+            false => waiting.largest_runs(self.limit.load(Relaxed) / 8),
         }
-        if !all {
-            runs.sort_by_key(|run| std::cmp::Reverse(run.1));
-            let mut wanted = self.limit.load(Relaxed) / 8;
-            let few = runs.iter().take_while(|run| {
-                let more = wanted > 0;
-                wanted = wanted.saturating_sub(run.2);
-                more
-            });
-            let few = few.count();
-            runs.truncate(few);
-            runs.sort_by_key(|run| (run.0.vdev, run.0.first));
-        }
-        runs.into_iter().map(|run| run.0).collect()
     }
 
     /// Takes the next entries of a run to read, at most `count` and about `bytes` bytes of
     /// content. The caller calls [`ScanQueue::done`] with them.
     pub(super) fn take(&self, run: &mut PlaceRun, count: usize, bytes: u64) -> Vec<QueuedAddress> {
-        let mut waiting = self.waiting.lock();
-        let range = (Included((run.vdev, run.first)), Included((run.vdev, run.last)));
-        let mut left = bytes;
-        let mut places = Vec::new();
-        for (&place, entry) in waiting.entries.range(range).take(count) {
-            if left == 0 {
-                break;
-            }
-            left = left.saturating_sub(entry.block.block.psize.0);
-            places.push(place);
-        }
-        let mut taken = Vec::with_capacity(places.len());
-        for place in places {
-            if let Some(entry) = waiting.entries.remove(&place) {
-                waiting.memory -= memory_of(&entry);
-                waiting.issuing.insert(place);
-                taken.push(entry);
-            }
-            run.first = place.1.saturating_add(1);
-        }
-        taken
+        self.waiting.lock().take(run, count, bytes)
     }
 
     /// Whether an entry that was taken is not freed yet.
@@ -288,10 +316,127 @@ impl ScanQueue {
 
     /// Whether a run has entries left.
     pub(super) fn has(&self, run: &PlaceRun) -> bool {
-        let waiting = self.waiting.lock();
+        self.waiting.lock().has(run)
+    }
+}
+
+/// The end of gathering, when it is dropped: readers get nothing more.
+pub(super) struct GatheringEnd<'a>(pub(super) &'a ScanQueue);
+
+impl Drop for GatheringEnd<'_> {
+    fn drop(&mut self) {
+        let mut waiting = self.0.waiting.lock();
+        waiting.gathering = false;
+        waiting.next_runs.clear();
+        self.0.filled.notify_all();
+    }
+}
+
+/// A thread that reads beside a slice.
+pub(super) struct Reader<'a>(&'a ScanQueue);
+
+impl Drop for Reader<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.lock().readers -= 1;
+        self.0.drained.notify_all();
+    }
+}
+
+/// A run, and what it has.
+struct MeasuredRun {
+    at: PlaceRun,
+    /// Bytes on the device.
+    asize: u64,
+    /// Bytes of the queue's memory.
+    memory: usize,
+}
+
+impl Waiting {
+    /// All runs, in order.
+    fn runs(&self) -> Vec<MeasuredRun> {
+        let mut runs: Vec<MeasuredRun> = Vec::new();
+        let mut end = 0;
+        for (&(vdev, offset), entry) in &self.entries {
+            let (asize, memory) = (entry.dva.asize.0, memory_of(entry));
+            match runs.last_mut() {
+                Some(run) if run.at.vdev == vdev && offset <= u64::saturating_add(end, RUN_GAP) => {
+                    run.at.last = offset;
+                    run.asize += asize;
+                    run.memory += memory;
+                }
+                _ => {
+                    let at = PlaceRun { vdev, first: offset, last: offset };
+                    runs.push(MeasuredRun { at, asize, memory });
+                }
+            }
+            end = offset.saturating_add(asize);
+        }
+        runs
+    }
+
+    /// The largest runs that free this many bytes of memory, in order.
+    fn largest_runs(&self, mut wanted: usize) -> Vec<PlaceRun> {
+        let mut runs = self.runs();
+        runs.sort_by_key(|run| std::cmp::Reverse(run.asize));
+        let few = runs.iter().take_while(|run| {
+            let more = wanted > 0;
+            wanted = wanted.saturating_sub(run.memory);
+            more
+        });
+        let few = few.count();
+        runs.truncate(few);
+        runs.sort_by_key(|run| (run.at.vdev, run.at.first));
+        runs.into_iter().map(|run| run.at).collect()
+    }
+
+    fn take(&mut self, run: &mut PlaceRun, count: usize, bytes: u64) -> Vec<QueuedAddress> {
+        let range = (Included((run.vdev, run.first)), Included((run.vdev, run.last)));
+        let mut left = bytes;
+        let mut places = Vec::new();
+        for (&place, entry) in self.entries.range(range).take(count) {
+            if left == 0 {
+                break;
+            }
+            left = left.saturating_sub(entry.block.block.psize.0);
+            places.push(place);
+        }
+        let mut taken = Vec::with_capacity(places.len());
+        for place in places {
+            if let Some(entry) = self.entries.remove(&place) {
+                self.memory -= memory_of(&entry);
+                self.issuing.insert(place);
+                taken.push(entry);
+            }
+            run.first = place.1.saturating_add(1);
+        }
+        taken
+    }
+
+    fn has(&self, run: &PlaceRun) -> bool {
         let end = Excluded((run.vdev, run.last.saturating_add(1)));
         let range = (Included((run.vdev, run.first)), end);
-        run.first <= run.last && waiting.entries.range(range).next().is_some()
+        run.first <= run.last && self.entries.range(range).next().is_some()
+    }
+
+    /// Takes a batch from the next vdev's runs; nothing if what was there is freed.
+    fn take_next(&mut self, count: usize, bytes: u64) -> Vec<QueuedAddress> {
+        let after = self.next_runs.range(self.last_vdev.saturating_add(1)..).next();
+        let Some(vdev) = after.or(self.next_runs.first_key_value()).map(|(&vdev, _)| vdev) else {
+            return Vec::new();
+        };
+        self.last_vdev = vdev;
+        let Some(mut runs) = self.next_runs.remove(&vdev) else { return Vec::new() };
+        let mut taken = Vec::new();
+        if let Some(run) = runs.last_mut() {
+            taken = self.take(run, count, bytes);
+            if !self.has(run) {
+                runs.pop();
+            }
+        }
+        if !runs.is_empty() {
+            self.next_runs.insert(vdev, runs);
+        }
+        taken
     }
 }
 

@@ -98,3 +98,56 @@ fn a_scan_that_is_over_adds_nothing() {
     queue.add(next, entries(&[dva(0, 8192)]).into_iter());
     assert!(!queue.is_empty());
 }
+
+#[test]
+fn readers_and_gathering_wait_for_each_other() {
+    let queue = queue();
+    let limit = 64 * memory_of(&entries(&[dva(0, 0)])[0]);
+    queue.set_limit(limit);
+    let all: Vec<Dva> = (0..4000u64).map(|n| dva((n % 3) as u32, n / 3 * 4096)).collect();
+    let read = Mutex::new(BTreeSet::new());
+    queue.begin_gathering();
+    base::rt::fan_out(4, |i| {
+        if i == 0 {
+            let _end = GatheringEnd(&queue);
+            for some in all.chunks(16) {
+                queue.add(SERIAL, some.iter().flat_map(|&at| entries(&[at])));
+                queue.wait_for_room(|| false);
+            }
+            return;
+        }
+        let _reader = queue.begin_reader();
+        while let Some(batch) = queue.next_batch(8, u64::MAX) {
+            assert!(!batch.is_empty());
+            assert!(batch.iter().all(|e| queue.is_in_use(e.dva)));
+            for entry in &batch {
+                assert!(read.lock().insert(place_of(entry.dva)), "{:?} twice", entry.dva);
+            }
+            queue.done(&batch);
+        }
+    });
+    // What is left is less than what makes the gathering thread wait.
+    assert!(!queue.is_full() || read.lock().is_empty());
+    let left: usize = queue
+        .runs(true)
+        .into_iter()
+        .map(|mut run| queue.take(&mut run, 9999, u64::MAX).len())
+        .sum();
+    assert_eq!(read.lock().len() + left, all.len());
+}
+
+#[test]
+fn nobody_waits_for_room_without_readers() {
+    let queue = queue();
+    queue.set_limit(1);
+    queue.add(SERIAL, entries(&[dva(0, 0)]).into_iter());
+    queue.wait_for_room(|| false);
+    queue.begin_gathering();
+    drop(GatheringEnd(&queue));
+    assert!(queue.next_batch(1, 1).is_none());
+    // The scan is over while a reader is there.
+    let reader = queue.begin_reader();
+    queue.close();
+    queue.wait_for_room(|| false);
+    drop(reader);
+}

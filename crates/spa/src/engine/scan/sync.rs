@@ -219,8 +219,11 @@ impl Writer {
         if let Some(run) = &mut *self.scans.run.lock() {
             events.into_iter().for_each(|event| run.apply(event));
         }
-        if let Some(wish) = self.take_resilver_request() {
-            self.begin_resilver(cx, wish)?;
+        if let Some(request) = self.due_resilver_request() {
+            // Whoever waits for the resilver must see the request or the scan.
+            let begun = self.begin_resilver(cx, request.1);
+            self.forget_resilver_request(request);
+            begun?;
         }
         if self.wants_scrub_after_rebuild() {
             self.begin_scan(cx.cx, ScanFunc::Scrub, Txg::ZERO, txg)?;
