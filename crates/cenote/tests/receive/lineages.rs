@@ -85,8 +85,8 @@ fn receive_in_parts(
 
 #[test]
 fn streams_that_are_cut_are_resumed_by_the_sender() {
-    let (rounds, ops) = if nightly() { (30, 200) } else { (4, 50) };
-    side_by_side(&seeds(21, 3, 60), |seed| {
+    let (rounds, ops) = if nightly() { (30, 200) } else { (3, 40) };
+    side_by_side(&seeds(21, 1, 60), |seed| {
         let mut source = History::new(&format!("parts{seed}"), *seed);
         let mut rng = Rng::new(seed ^ 0x5a5a);
         let mut to = TestPool::new(&format!("parts{seed}"));
@@ -257,8 +257,8 @@ fn lineages(pool: &Pool, top: &str) -> BTreeSet<Lineage> {
 
 #[test]
 fn trees_with_clones_and_promotions() {
-    let rounds = if nightly() { 25 } else { 6 };
-    side_by_side(&seeds(41, 3, 60), |seed| {
+    let rounds = if nightly() { 25 } else { 5 };
+    side_by_side(&seeds(41, 1, 60), |seed| {
         let mut forest = Forest::new(*seed);
         let to = TestPool::new(&format!("forest-copy{seed}"));
         let force = ReceiveOptions { force: true, ..ReceiveOptions::default() };

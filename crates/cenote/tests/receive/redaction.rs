@@ -186,8 +186,12 @@ fn redacted_datasets() {
     let plain = sent(&of.pool, "tank/src@b", Some("tank/src@a"), ALL);
     let whole = sent(&of.pool, "tank/src@b", Some("tank/src#both"), ALL);
     let clone = sent(&of.pool, "tank/one@r", Some("tank/src#both"), ALL);
-    let cases: Vec<_> =
+    let mut cases: Vec<_> =
         kinds().into_iter().flat_map(|kind| [(kind.clone(), 9), (kind, 12)]).collect();
+    if std::env::var_os("CENOTE_NIGHTLY").is_none() {
+        // The first kind and the last one; all of them at night.
+        cases = cases.first().into_iter().chain(cases.last()).cloned().collect();
+    }
     testkit::side_by_side(&cases, |((name, kind, width), ashift)| {
         let label = format!("redacted-{name}{ashift}");
         let mut to = TestPool::of(&label, kind.clone(), *width, *ashift);

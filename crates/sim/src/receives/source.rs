@@ -84,7 +84,9 @@ fn body(setup: &Setup, disks: &SimDisks, model: &Arc<Model>) -> Result<Vec<usize
 pub(super) fn record(seed: u64, plan: &mut [PlannedReceive]) -> Result<ReceiveSource, String> {
     let workload = Workload::Mixed;
     let ops = OPS * SNAPSHOTS * 2;
-    let setup = Setup { layout: Layout::Single, workload, threads: 1, ops, ..Setup::varied(seed) };
+    // Another schedule than the receiver's: the same one would draw the same guids.
+    let varied = Setup::varied(seed.wrapping_add(1 << 32));
+    let setup = Setup { layout: Layout::Single, workload, threads: 1, ops, ..varied };
     let disks = SimDisks::blank(setup.disks(), setup.layout.disks(), setup.disk_size());
     let model = Arc::new(Model::default());
     let (s, d, m) = (setup.clone(), disks.clone(), Arc::clone(&model));
