@@ -361,7 +361,7 @@ fn a_pool_that_was_not_exported_goes_on() {
         assert_eq!(writer.published().config.state, PoolState::Active, "{what}");
         let state = |n: usize| Disk::new(disks.path().join(format!("d{n}"))).label(0).unwrap();
         assert_eq!([0, 1].map(|n| state(n).u64("state")), [Some(0); 2], "{what}");
-        testkit::eventually("a log block after the export", || logs(b"again"));
+        testkit::eventually("a log block after the export", || logs(b"logged"));
         if busy {
             hold(&pool, 0);
             let scanned = || pool.status().unwrap().scan.unwrap();
