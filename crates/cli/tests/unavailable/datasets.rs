@@ -33,15 +33,16 @@ fn datasets_of_a_suspended_pool() {
     }
     let mut filler = File::create(disks.text("filler")).unwrap();
     while filler.write_all(&[1; 65536]).is_ok() {}
-    let mut waits = None;
+    let mut changes = Vec::new();
     for mode in ["wait", "continue"] {
         // A change that finds no room.
         let mut change = s.command(&["zfs", "create", &format!("{mode}/fs")]);
-        let mut change = change.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        change.stdout(Stdio::null()).stderr(Stdio::null());
+        let change = std::thread::spawn(move || change.status().unwrap().code());
         let health = || ok(&s, &["zpool", "list", "-H", "-o", "health", mode]);
         wait_for("it is not suspended", || health() == "SUSPENDED\n");
         if mode == "continue" {
-            assert_eq!(change.wait().unwrap().code(), Some(1));
+            wait_for("the change waits", || change.is_finished());
         }
         let why = "pool I/O is currently suspended";
         let refused = [
@@ -90,12 +91,12 @@ fn datasets_of_a_suspended_pool() {
         let mounted = format!("mnt-{mode}/a/file");
         assert_eq!(std::fs::read(s.path(&mounted)).unwrap(), b"content");
         if mode == "wait" {
-            // A mount would wait for the lock.
+            // It needs the lock that the change holds.
             let said = say(&s, &["zfs", "unmount", "wait/c"]);
             assert_eq!(said.err, format!("cannot unmount 'wait/c': {why}\n"));
-            assert!(change.try_wait().unwrap().is_none(), "it does not wait");
-            waits = Some(change);
+            assert!(!change.is_finished(), "it does not wait");
         }
+        changes.push(change);
     }
     // Of several datasets, those of other pools are changed.
     ok(&s, &["zpool", "create", "-O", "mountpoint=none", "well", &well]);
@@ -106,6 +107,8 @@ fn datasets_of_a_suspended_pool() {
     for mode in ["wait", "continue"] {
         ok(&s, &["zpool", "export", "-f", mode]);
     }
-    assert_eq!(waits.unwrap().wait().unwrap().code(), Some(1));
+    for change in changes {
+        assert_eq!(change.join().unwrap(), Some(1));
+    }
     ok(&s, &["daemon", "stop", "-f"]);
 }
