@@ -17,7 +17,10 @@ binary=${binary%-*}
 case $crate/$binary in
 cenote/hostile | cenote/mutants | cenote/memory) ;;
 cli/unavailable | cli/descriptors | cli/bench) ;;
-cenote/* | cli/* | spa/*) : "${RUST_TEST_THREADS:=$(($(nproc) * 4))}" && export RUST_TEST_THREADS ;;
+# A new mount namespace of one test holds the mounts of all.
+cli/mountpoints) : "${RUST_TEST_THREADS:=1}" && export RUST_TEST_THREADS ;;
+cli/*) : "${RUST_TEST_THREADS:=$(($(nproc) * 2))}" && export RUST_TEST_THREADS ;;
+cenote/* | spa/*) : "${RUST_TEST_THREADS:=$(($(nproc) * 4))}" && export RUST_TEST_THREADS ;;
 esac
 # Pools in memory (test.sh): crates that judge what is written. Tests of devices, mounts and
 # commands use the disk.

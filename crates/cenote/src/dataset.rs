@@ -274,13 +274,11 @@ impl Dataset {
         }
         let _names = self.core.names();
         // A snapshot has its head's type and key.
-        let (owner, locked) = (self.owner, self.locked);
         let of = |snap| Dataset {
             core: Arc::clone(&self.core),
             what: DatasetOrBookmark::Dataset(Box::new(snap)),
             kind: DatasetKind::Snapshot,
-            owner,
-            locked,
+            ..*self
         };
         Ok(self.ds().snapshots()?.into_iter().map(of).collect())
     }

@@ -31,6 +31,7 @@ use super::handle::RowListener;
 use super::mounts::UnmountReason;
 use super::registry::{Phase, PoolLockGuard, Slot};
 use super::state::{DaemonState, Listener, Log, cannot};
+use super::suspended;
 use super::watched::{Relay, run_watched};
 
 /// Force gives a pool up when a device keeps an operation for this long.
@@ -176,7 +177,10 @@ impl DaemonState {
         let was_open = slot.pool().is_some();
         let lock = match force {
             true => self.lock_by_force(slot, to),
-            false => Some(slot.lock_pool(&format!("{verb} is under way"), to)?),
+            false => {
+                let lock = slot.lock_pool(&format!("{verb} is under way"), to);
+                Some(lock.map_err(|e| suspended::in_message(verb, &name, e))?)
+            }
         };
         let (Some(lock), Some(pool), false) = (lock, slot.pool(), slot.is_gone()) else {
             self.release_pool(slot);

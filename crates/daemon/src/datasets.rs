@@ -24,7 +24,7 @@ use proto::{
 
 use super::access::Caller;
 use super::state::{DaemonState, Listener};
-use super::{clones, delegation, destroy, holds, remount, rename, rollback};
+use super::{clones, delegation, destroy, holds, remount, rename, rollback, suspended};
 
 /// Properties in one request.
 pub(super) const PROPS_MAX: usize = 1024;
@@ -41,7 +41,13 @@ pub(super) fn change(
     by: &Caller,
     to: &mut dyn Listener,
 ) -> Result<Reply> {
-    let _turns = state.changing(change.datasets().into_iter(), "its datasets are changed", to)?;
+    let change = &suspended::without(state, change, to)?;
+    let names = change.datasets();
+    let turns = state.changing(names.into_iter(), "its datasets are changed", to);
+    let _turns = turns.map_err(|e| match e.kind() {
+        ErrorKind::Io => suspended::refusal(change),
+        _ => e,
+    })?;
     match change {
         DatasetChange::Create(args) => create(state, args, by, to),
         DatasetChange::Destroy(args) => destroy::destroy(state, args, by, to),

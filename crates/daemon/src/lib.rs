@@ -60,6 +60,7 @@ mod server;
 mod space;
 mod spares;
 mod state;
+mod suspended;
 mod vdev_history;
 mod watched;
 mod zedlets;

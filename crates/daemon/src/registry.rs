@@ -271,7 +271,8 @@ impl Slot {
     /// Takes the pool's lock; reports the operation that holds it to the client meanwhile.
     ///
     /// # Errors
-    /// `NotFound` if the pool is gone, `Interrupted` if the client is.
+    /// `NotFound` if the pool is gone, `Interrupted` if the client is; `Io` if the pool is
+    /// suspended, because the holder may wait for the end of the suspension.
     pub(super) fn lock_pool(
         self: &Arc<Self>,
         what: &str,
@@ -289,6 +290,9 @@ impl Slot {
             }
             if self.is_gone() {
                 return Err(no_such_pool(&self.name));
+            }
+            if self.is_suspended() {
+                return Err(super::suspended::error());
             }
             if let Some((held, time)) = self.lock_holder() {
                 let line = format!("'{}': {held}, for {} s", self.name, time.as_secs());

@@ -23,6 +23,7 @@ use super::handle::RowListener;
 use super::mount_dirs::MountDirs;
 use super::mounts::{self, MountTable, Refusal, UnmountReason};
 use super::registry::{Phase, PoolLockGuard, Registry, Slot};
+use super::suspended;
 
 /// Receives the progress of a request, and knows whether its client is still connected.
 pub(crate) trait Listener {
@@ -143,7 +144,8 @@ impl DaemonState {
     /// Locks the pools of these datasets against other changes.
     ///
     /// # Errors
-    /// `NotFound` if a pool was removed meanwhile, `Interrupted` if the client disconnected.
+    /// `NotFound` if a pool was removed meanwhile, `Interrupted` if the client disconnected,
+    /// `Io` if a pool is suspended and another change holds it.
     pub(super) fn changing<'a>(
         &self,
         datasets: impl Iterator<Item = &'a str>,
@@ -359,7 +361,7 @@ impl DaemonState {
         let slot = self.registry.find(name)?;
         // A command that holds the pool may wait for the end of the suspension.
         if slot.is_suspended() {
-            return Err(Error::new(ErrorKind::Io, "pool I/O is currently suspended"));
+            return Err(suspended::error());
         }
         let _turn = slot.lock_pool("vdevs are added", to)?;
         let missing = || Error::not_found(format!("cannot open '{name}': no such pool"));
@@ -474,7 +476,8 @@ impl DaemonState {
             });
             return Ok(());
         };
-        let _turn = self.changing(std::iter::once(name), "a dataset is mounted", to)?;
+        let turn = self.changing(std::iter::once(name), "a dataset is mounted", to);
+        let _turn = turn.map_err(|e| suspended::in_message("mount", name, e))?;
         let (_, dataset) = self.open(name)?;
         if args.recursive {
             self.mount_below(&dataset, given, to);
@@ -540,7 +543,8 @@ impl DaemonState {
             }
             target.to_owned()
         };
-        let _turn = self.changing(std::iter::once(&*dataset), "a dataset is unmounted", to)?;
+        let turn = self.changing(std::iter::once(&*dataset), "a dataset is unmounted", to);
+        let _turn = turn.map_err(|e| suspended::in_message("unmount", &dataset, e))?;
         let under = format!("{dataset}/");
         let wanted = |n: &str| n == dataset || n.starts_with(&under);
         if self.unmount_where(wanted, UnmountReason::Requested, force, to) {

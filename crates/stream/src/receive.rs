@@ -385,19 +385,25 @@ impl Receiver<'_> {
         let functions = (known_checksum(r.checksum), self.known_compression(r.compress));
         self.count_object(r.object);
         self.highest = self.highest.max(r.object + slots - 1);
-        let tx = self.tx()?;
-        let old = match self.into.objset.shape(&tx, id) {
-            Ok(old) => Some(old),
-            Err(e) if e.kind() == ErrorKind::NotFound && e.message() == "no such object" => None,
-            Err(e) => return Err(e),
-        };
-        drop(tx);
+        let old = self.old_shape(id)?;
         if slots > u64::from(old.as_ref().map_or(1, |old| old.slots)) {
             self.free_interior(r.object, slots)?;
         }
         match old {
             None => self.claim(id, &spec, functions),
             Some(old) => self.reclaim(r, &old, spec, functions),
+        }
+    }
+
+    /// The object of this number that is there already.
+    fn old_shape(&mut self, id: ObjectId) -> Result<Option<ObjectShape>> {
+        let tx = self.tx()?;
+        match self.into.objset.shape(&tx, id) {
+            Ok(old) => Ok(Some(old)),
+            Err(e) if e.kind() == ErrorKind::NotFound && e.message() == "no such object" => {
+                Ok(None)
+            }
+            Err(e) => Err(e),
         }
     }
 

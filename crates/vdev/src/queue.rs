@@ -87,11 +87,6 @@ pub enum WritePriority {
 /// Buffers of one merged operation; well below the kernel's 1024.
 const BUFS_MAX: usize = 256;
 /// The class whose depth is also bounded in bytes.
-/// Unwanted bytes that a scrub reads between two blocks on a device without seeks. A pool whose
-/// files were overwritten at random has as many gaps as blocks: with `read_gap_limit` a scrub
-/// read twice the bytes, at the device's full rate.
-const SCRUB_GAP: u64 = 8 << 10;
-
 const ASYNC_WRITE: usize = IoClass::AsyncWrite as usize;
 const SYNC_READ: usize = IoClass::SyncRead as usize;
 const SYNC_WRITE: usize = IoClass::SyncWrite as usize;
@@ -154,8 +149,6 @@ struct QueueState {
     last: usize,
     background_throttle: BackgroundThrottle,
     depths: Depths,
-    /// The device moves a head between places.
-    seeks: bool,
     /// Asynchronous writes until the device counts as free of operations that they
     /// would delay.
     recent: u32,
@@ -411,10 +404,7 @@ impl QueueState {
             let caps = self.caps(&limits, tuning);
             let Some(class) = self.choose(&limits, &caps) else { break };
             let most = caps.merged_max(class, &limits);
-            let gap = match class == IoClass::Scrub as usize && !self.seeks {
-                true => limits.read_gap_limit.min(SCRUB_GAP),
-                false => limits.read_gap_limit,
-            };
+            let gap = limits.gap(class, self.depths.seeks);
             if let Some(run) = self.reads.next(class, (most, gap), rt::now()) {
                 self.begin(class);
                 picked.reads.push(run);
@@ -460,10 +450,8 @@ impl LeafQueue {
         live: Arc<LiveState>,
         tuning: Arc<Tuning>,
     ) -> Arc<LeafQueue> {
-        let seeks = device.caps().rotational == Some(true);
-        let depths = Depths::new(seeks);
-        let open = VecDeque::from([0]);
-        let state = QueueState { open, depths, seeks, ..QueueState::default() };
+        let depths = Depths::new(device.caps().rotational == Some(true));
+        let state = QueueState { open: VecDeque::from([0]), depths, ..QueueState::default() };
         let (state, changed, epoch) = (Mutex::new(state), Condvar::new(), rt::now());
         Arc::new(LeafQueue { device, guid, live, tuning, state, epoch, changed })
     }

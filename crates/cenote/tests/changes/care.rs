@@ -9,7 +9,7 @@ use base::Result;
 use base::rt::{JoinHandle, spawn};
 use cenote::create::{NewKind, PoolSetting, Role};
 use cenote::files::{Caller, New, WritePosition};
-use cenote::inspect::spa::engine::{FreeSpaceTuning, ScanLimits};
+use cenote::inspect::spa::engine::{FreeSpaceTuning, JobState, ScanLimits};
 use cenote::{
     AttachMode, AttachRequest, Engine, ErrorKind, JobAction, JobKind, NewDevice, ObjectId, Objects,
     Pool, PoolState, ScanRequest, ScanState, VdevState, VdevStatus,
@@ -361,15 +361,18 @@ fn a_pool_that_was_not_exported_goes_on() {
         assert_eq!(writer.published().config.state, PoolState::Active, "{what}");
         let state = |n: usize| Disk::new(disks.path().join(format!("d{n}"))).label(0).unwrap();
         assert_eq!([0, 1].map(|n| state(n).u64("state")), [Some(0); 2], "{what}");
-        testkit::eventually("a log block after the export", || logs(b"again"));
+        testkit::eventually("a log block after the export", || logs(b"logged"));
         if busy {
             hold(&pool, 0);
             let scanned = || pool.status().unwrap().scan.unwrap();
             testkit::eventually("the scrub", || scanned().state == ScanState::Finished);
             assert_eq!(scanned().errors, 0, "{what}");
             let at = trim().offset;
-            testkit::eventually("the trim", || trim().offset > at);
-            pool.on_free_space(JobKind::Trim, JobAction::Cancel, &[], None).unwrap();
+            // On a busy machine it may have ended before.
+            let is_over = || trim().state == JobState::Complete;
+            testkit::eventually("the trim", || trim().offset > at || is_over());
+            let cancelled = pool.on_free_space(JobKind::Trim, JobAction::Cancel, &[], None);
+            assert!(cancelled.is_ok() || is_over(), "{what}");
             objects.list().unwrap().iter().for_each(|id| objects.remove(*id).unwrap());
             testkit::eventually("autotrim", || {
                 writer.touch();

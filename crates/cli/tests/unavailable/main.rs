@@ -9,6 +9,7 @@ mod common;
 
 mod care;
 mod cells;
+mod datasets;
 mod forged;
 
 use std::fs::File;

@@ -604,6 +604,7 @@ impl Writer {
     ) -> Result<Tx> {
         let mut drained = 0;
         loop {
+            let synced = self.txgs.synced_txg();
             match self.try_begin(account, logical, frees, outage) {
                 Ok(tx) => {
                     if let Some(account) = account.filter(|_| frees) {
@@ -624,13 +625,18 @@ impl Writer {
                     let may_fit = match e.kind() {
                         ErrorKind::NoSpace => freeing() || deferred(),
                         ErrorKind::Quota => freeing(),
-                        _ => false,
+                        _ => return Err(e),
                     };
-                    if !may_fit || drained == DRAIN_TXGS {
+                    // A txg that ended after the refusal may have made the room, and then
+                    // nothing is left to wait for.
+                    let ended = self.txgs.synced_txg() != synced;
+                    if !(may_fit || ended) || drained == DRAIN_TXGS {
                         return Err(e);
                     }
                     drained += 1;
-                    self.sync()?;
+                    if may_fit {
+                        self.sync()?;
+                    }
                 }
             }
         }

@@ -73,13 +73,7 @@ impl Receiver<'_> {
         // Levels that the object does not need are written, too.
         self.node_bytes += u64::from(r.levels.saturating_sub(2)) << shift;
         self.highest = self.highest.max(r.object + slots - 1);
-        let tx = self.tx()?;
-        let old = match self.into.objset.shape(&tx, id) {
-            Ok(old) => Some(old),
-            Err(e) if e.kind() == ErrorKind::NotFound && e.message() == "no such object" => None,
-            Err(e) => return Err(e),
-        };
-        drop(tx);
+        let old = self.old_shape(id)?;
         if slots > u64::from(old.as_ref().map_or(1, |old| old.slots)) {
             self.free_interior(r.object, slots)?;
         }

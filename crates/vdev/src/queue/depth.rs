@@ -194,6 +194,8 @@ impl Trial {
 pub(super) struct Depths {
     tracks: [Track; CLASSES],
     trial: Option<Trial>,
+    /// The device moves a head between places.
+    pub(super) seeks: bool,
 }
 
 impl Default for Depths {
@@ -206,7 +208,7 @@ impl Depths {
     pub(super) fn new(rotating: bool) -> Depths {
         let rung = if rotating { START_ROTATING } else { START };
         let track = Track { rung, up: true, leap: false, failed: 0, rest: 0, pause: REST };
-        Depths { tracks: [track; CLASSES], trial: None }
+        Depths { tracks: [track; CLASSES], trial: None, seeks: rotating }
     }
 
     /// The number of operations of a class that may be in the device now.

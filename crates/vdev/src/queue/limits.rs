@@ -97,7 +97,20 @@ const DEFAULTS: [ClassLimits; CLASSES] = [
     class(1, 3),
 ];
 
+/// Unwanted bytes that a scrub reads between two blocks on a device without seeks. A pool whose
+/// files were overwritten at random has as many gaps as blocks: with `read_gap_limit` a scrub
+/// read twice the bytes, at the device's full rate.
+const SCRUB_GAP: u64 = 8 << 10;
+
 impl QueueLimits {
+    /// Unwanted bytes between merged reads of a class, by whether the device seeks.
+    pub(super) fn gap(&self, class: usize, seeks: bool) -> u64 {
+        match class == IoClass::Scrub as usize && !seeks {
+            true => self.read_gap_limit.min(SCRUB_GAP),
+            false => self.read_gap_limit,
+        }
+    }
+
     /// For a tool that has exclusive use of a pool and only checks it.
     pub fn for_checks() -> QueueLimits {
         let mut limits = QueueLimits { background_yields: false, ..QueueLimits::default() };

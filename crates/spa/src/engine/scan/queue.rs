@@ -99,7 +99,7 @@ struct Waiting {
     serial: u64,
     /// A slice gathers, and readers may wait for what it adds.
     gathering: bool,
-    /// Reader threads beside it.
+    /// ScanReader threads beside it.
     readers: usize,
     /// What they read next: for each vdev the runs in reverse order.
     next_runs: BTreeMap<u32, Vec<PlaceRun>>,
@@ -227,9 +227,9 @@ impl ScanQueue {
     }
 
     /// A reader begins; it ends when the value is dropped.
-    pub(super) fn begin_reader(&self) -> Reader<'_> {
+    pub(super) fn begin_reader(&self) -> ScanReader<'_> {
         self.waiting.lock().readers += 1;
-        Reader(self)
+        ScanReader(self)
     }
 
     /// The next entries for a reader, at most `count` and about `bytes` bytes of content.
@@ -333,9 +333,9 @@ impl Drop for GatheringEnd<'_> {
 }
 
 /// A thread that reads beside a slice.
-pub(super) struct Reader<'a>(&'a ScanQueue);
+pub(super) struct ScanReader<'a>(&'a ScanQueue);
 
-impl Drop for Reader<'_> {
+impl Drop for ScanReader<'_> {
     fn drop(&mut self) {
         self.0.waiting.lock().readers -= 1;
         self.0.drained.notify_all();

@@ -220,7 +220,7 @@ impl Writer {
             events.into_iter().for_each(|event| run.apply(event));
         }
         if let Some(request) = self.due_resilver_request() {
-            // Whoever waits for the resilver must see the request or the scan.
+            // A thread that waits for the resilver must see the request or the scan.
             let begun = self.begin_resilver(cx, request.1);
             self.forget_resilver_request(request);
             begun?;
