@@ -6,7 +6,7 @@ _cenote_commands() {
 	case $1 in
 	cenote) echo 'zpool zfs daemon zdb zstream arc arcstat arc_summary zilstat trace kstat tune ls tree cat cp uberblocks map io bench sim completion mount.cenote help version' ;;
 	zpool) echo 'create destroy add advise checkpoint clear attach detach replace split reopen offline online scrub resilver remove labelclear initialize list map status iostat import export upgrade reguid events history get set sync trim wait version' ;;
-	zfs) echo 'create destroy snapshot snap clone promote rollback rename bookmark hold holds release set inherit list get mount unmount umount rewrite send allow unallow userspace groupspace projectspace project upgrade diff receive recv version' ;;
+	zfs) echo 'create destroy snapshot snap clone promote rollback rename bookmark redact hold holds release set inherit list get mount unmount umount rewrite send allow unallow userspace groupspace projectspace project upgrade diff receive recv version' ;;
 	esac
 }
 
@@ -53,10 +53,10 @@ _cenote_flags() {
 	'zfs inherit') echo '-r -S' ;;
 	'zfs list') echo '-H -p -r -d -o -s -S -t -j --json --json-int' ;;
 	'zfs get') echo '-r -H -p -d -o -t -s -j --json --json-int' ;;
-	'zfs mount') echo '-a -R -o -O -j --json' ;;
+	'zfs mount') echo '-a -R -o -O -f -j --json' ;;
 	'zfs unmount' | 'zfs umount') echo '-a -f' ;;
 	'zfs rewrite') echo '-r -x -v -P -S -C -o -l' ;;
-	'zfs send') echo '-i -I -L --large-block -e --embed -c --compressed -w --raw -n --dryrun -v --verbose -P --parsable -R --replicate -p --props -b --backup -h --holds -s --skip-missing -X --exclude -t --resume -S --saved' ;;
+	'zfs send') echo '-i -I -L --large-block -e --embed -c --compressed -w --raw -n --dryrun -v --verbose -P --parsable -R --replicate -p --props -b --backup -h --holds -s --skip-missing -X --exclude -t --resume -S --saved -d --redact' ;;
 	'zfs allow') echo '-l -d -u -g -e -c -s' ;;
 	'zfs unallow') echo '-r -l -d -u -g -e -c -s' ;;
 	'zfs userspace') echo '-H -n -p -o -s -S -t' ;;
@@ -683,6 +683,13 @@ _cenote_operand() {
 		*) echo 'dataset' ;;
 		esac
 		;;
+	'zfs redact')
+		case $2 in
+		0) echo 'snapshot' ;;
+		1) echo 'any' ;;
+		*) echo 'snapshot' ;;
+		esac
+		;;
 	'zfs hold')
 		case $2 in
 		0) echo 'any' ;;
@@ -833,7 +840,7 @@ _cenote_operand() {
 		;;
 	'cenote bench')
 		case $2 in
-		0) echo 'one cached poison du stress write sync zil-sticky oltp fragmentation aged atime l2arc metaslabs scrub snapshots codecs fuse-null cache' ;;
+		0) echo 'one cached poison du stress write sync zil-sticky oltp fragmentation aged atime l2arc metaslabs scrub snapshots send codecs fuse-null cache' ;;
 		*) echo 'file' ;;
 		esac
 		;;

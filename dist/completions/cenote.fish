@@ -271,6 +271,7 @@ __cenote_complete -n '__cenote_wants zfs' -a promote -d 'make a clone independen
 __cenote_complete -n '__cenote_wants zfs' -a rollback -d 'return a dataset to a snapshot'
 __cenote_complete -n '__cenote_wants zfs' -a rename -d 'rename a dataset or snapshot'
 __cenote_complete -n '__cenote_wants zfs' -a bookmark -d 'remember a snapshot without keeping its blocks'
+__cenote_complete -n '__cenote_wants zfs' -a redact -d 'remember which blocks of a snapshot other snapshots have changed'
 __cenote_complete -n '__cenote_wants zfs' -a hold -d 'keep snapshots from being destroyed'
 __cenote_complete -n '__cenote_wants zfs' -a holds -d 'show who holds snapshots'
 __cenote_complete -n '__cenote_wants zfs' -a release -d 'release snapshots that are held'
@@ -520,6 +521,9 @@ __cenote_complete -n '__cenote_at zfs rename 0' -f -a '(__cenote_snapshots)'
 __cenote_complete -n '__cenote_at zfs rename +1' -f -a '(__cenote_snapshots)'
 __cenote_complete -n '__cenote_at zfs bookmark 0' -f -a '(__cenote_snapshots)'
 __cenote_complete -n '__cenote_at zfs bookmark +1' -f -a '(__cenote_datasets)'
+__cenote_complete -n '__cenote_at zfs redact 0' -f -a '(__cenote_snapshots)'
+__cenote_complete -n '__cenote_at zfs redact 1' -f
+__cenote_complete -n '__cenote_at zfs redact +2' -f -a '(__cenote_snapshots)'
 __cenote_complete -n '__cenote_at zfs hold' -s r -d 'the snapshots of the same name of all descendants, too'
 __cenote_complete -n '__cenote_at zfs hold 0' -f
 __cenote_complete -n '__cenote_at zfs hold +1' -f -a '(__cenote_snapshots)'
@@ -563,6 +567,7 @@ __cenote_complete -n '__cenote_at zfs mount' -s a -d 'all that mount by themselv
 __cenote_complete -n '__cenote_at zfs mount' -s R -d 'this one and all descendants' -r -f -a '(__cenote_datasets)'
 __cenote_complete -n '__cenote_at zfs mount' -s o -d 'options for this mount, with commas between' -r -f -a '(__cenote_list ro rw noatime relatime strictatime nodiratime nosuid nodev noexec direct_io io_uring keepawake nokeepawake)'
 __cenote_complete -n '__cenote_at zfs mount' -s O -d 'even over a directory that is not empty'
+__cenote_complete -n '__cenote_at zfs mount' -s f -d 'even a dataset that lacks what a redacted stream left out'
 __cenote_complete -n '__cenote_at zfs mount' -s j -l json -d 'what is mounted, as JSON'
 __cenote_complete -n '__cenote_at zfs mount +0' -f -a '(__cenote_datasets)'
 __cenote_complete -n '__cenote_at zfs unmount,umount' -s a -d 'all that are mounted'
@@ -594,6 +599,7 @@ __cenote_complete -n '__cenote_at zfs send' -s s -l skip-missing -d 'leave out d
 __cenote_complete -n '__cenote_at zfs send' -s X -l exclude -d 'datasets to leave out, separated by commas' -r -f -a '(__cenote_datasets)'
 __cenote_complete -n '__cenote_at zfs send' -s t -l resume -d 'go on where a receiver stopped' -r -f
 __cenote_complete -n '__cenote_at zfs send' -s S -l saved -d 'what an interrupted, resumable receive has left'
+__cenote_complete -n '__cenote_at zfs send' -s d -l redact -d 'without the blocks that a redaction bookmark lists' -r -f
 __cenote_complete -n '__cenote_at zfs send +0' -f -a '(__cenote_snapshots)'
 __cenote_complete -n '__cenote_at zfs allow' -s l -d 'for the dataset itself alone'
 __cenote_complete -n '__cenote_at zfs allow' -s d -d 'for its descendants alone'
@@ -777,7 +783,7 @@ __cenote_complete -n '__cenote_at cenote map' -s d -d 'look for the pool there; 
 __cenote_complete -n '__cenote_at cenote map' -l txg -d 'as of this transaction group (\'cenote uberblocks\' lists them)' -r -f
 __cenote_complete -n '__cenote_at cenote io' -s T -d 'the time above each report' -r -f -a 'd u'
 __cenote_complete -n '__cenote_at cenote io +0' -f -a '(__cenote_pools)'
-__cenote_complete -n '__cenote_at cenote bench 0' -f -a 'cached poison du stress write sync zil-sticky oltp fragmentation aged atime l2arc metaslabs scrub snapshots codecs fuse-null cache'
+__cenote_complete -n '__cenote_at cenote bench 0' -f -a 'cached poison du stress write sync zil-sticky oltp fragmentation aged atime l2arc metaslabs scrub snapshots send codecs fuse-null cache'
 __cenote_complete -n '__cenote_at cenote bench +1' -F
 __cenote_complete -n '__cenote_at cenote sim' -l seed -d 'the first run\'s seed (1); each next run has the next one' -r -f
 __cenote_complete -n '__cenote_at cenote sim' -l runs -d 'runs (1)' -r -f

@@ -123,7 +123,7 @@ impl Free {
                 break;
             }
             slot.warm = true;
-            FREE_WARM.fetch_add(size, Relaxed);
+            free_counter(size).fetch_add(size, Relaxed);
             end += size;
         }
         end
@@ -208,7 +208,15 @@ fn chunk_of(ptr: NonNull<u8>) -> usize {
 static ARENA: [SizeClass; CLASSES] =
     [const { SizeClass { free: Mutex::new(Free::NONE) } }; CLASSES];
 static IN_USE: AtomicUsize = AtomicUsize::new(0);
+/// Of slots of a page or more.
 static FREE_WARM: AtomicUsize = AtomicUsize::new(0);
+/// Of smaller slots, which share pages with their neighbours and stay resident.
+static FREE_SMALL: AtomicUsize = AtomicUsize::new(0);
+
+/// The counter of the resident bytes of free slots of this size.
+fn free_counter(size: usize) -> &'static AtomicUsize {
+    if size < PAGE { &FREE_SMALL } else { &FREE_WARM }
+}
 
 /// Memory of the arenas, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -217,11 +225,17 @@ pub struct MemStats {
     pub in_use: usize,
     /// Free, but still resident until [`trim`].
     pub free_warm: usize,
+    /// Free slots smaller than a page, which stay resident.
+    pub free_small: usize,
 }
 
 /// The arenas' totals.
 pub fn stats() -> MemStats {
-    MemStats { in_use: IN_USE.load(Relaxed), free_warm: FREE_WARM.load(Relaxed) }
+    MemStats {
+        in_use: IN_USE.load(Relaxed),
+        free_warm: FREE_WARM.load(Relaxed),
+        free_small: FREE_SMALL.load(Relaxed),
+    }
 }
 
 fn map(len: usize) -> NonNull<u8> {
@@ -249,7 +263,7 @@ fn take(class: usize) -> NonNull<u8> {
     let mut free = ARENA[class].free.lock();
     if let Some(slot) = free.slots.pop() {
         if slot.warm {
-            FREE_WARM.fetch_sub(size, Relaxed);
+            free_counter(size).fetch_sub(size, Relaxed);
         } else {
             let end = free.opened(slot.ptr, size);
             drop(free);
@@ -319,7 +333,7 @@ fn populate(ptr: NonNull<u8>, end: usize) {
 fn give(class: usize, ptr: NonNull<u8>) {
     let size = class_size(class);
     IN_USE.fetch_sub(size, Relaxed);
-    FREE_WARM.fetch_add(size, Relaxed);
+    free_counter(size).fetch_add(size, Relaxed);
     ARENA[class].free.lock().slots.push(ArenaSlot { ptr, warm: true });
 }
 
@@ -567,6 +581,20 @@ mod tests {
         let buf = buf.try_unfreeze().unwrap_err();
         drop(other);
         assert_eq!(&*buf.try_unfreeze().unwrap(), b"abc");
+    }
+
+    /// Many small buffers were freed, and each block that came into the cache had all free
+    /// buffers examined, in vain: those are not returned.
+    #[test]
+    fn small_buffers_are_not_counted_as_returnable() {
+        const COUNT: usize = 10_000;
+        let live: Vec<BufMut> = (0..COUNT).map(|_| BufMut::alloc(PAGE / 2)).collect();
+        drop(live);
+        trim(0);
+        assert!(stats().free_small >= COUNT * PAGE / 2);
+        for class in (0..CLASSES).filter(|class| class_size(*class) < PAGE) {
+            assert!(std::ptr::eq(free_counter(class_size(class)), &raw const FREE_SMALL));
+        }
     }
 
     proptest! {

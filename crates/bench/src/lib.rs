@@ -36,6 +36,8 @@ mod poison;
 mod sample;
 mod scrub;
 mod scrub_pool;
+mod send;
+mod send_peers;
 mod snapshots;
 mod stress;
 mod svg;
@@ -75,6 +77,7 @@ const ALL: &[Bench] = &[
     metaslabs::BENCH,
     scrub::BENCH,
     snapshots::BENCH,
+    send::BENCH,
     codecs::BENCH,
     fuse_null::BENCH,
 ];

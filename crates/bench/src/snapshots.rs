@@ -7,7 +7,11 @@
 //! record was overwritten, and measures again. Each operation is durable when it returns, so
 //! its time contains that of a txg on the device.
 //!
-//! Then it lists all snapshots with `used`, and destroys them by one request, as a range.
+//! Many file systems get many snapshots each; all are listed with `used`, after an import and
+//! again.
+//!
+//! Then the bench lists the snapshots of one file system, and destroys them by one request, as a
+//! range.
 //! Meanwhile another thread reads and sets properties of another file system. The longest of
 //! its calls, and the longest txg, tell whether the destruction holds others up.
 
@@ -20,7 +24,7 @@ use base::rt;
 use base::{Error, Result};
 use cenote::create::{CreateRequest, Force, NewKind, NewVdev, PoolSetting};
 use cenote::files::{Caller, New, WritePosition};
-use cenote::{Engine, EngineConfig, Pool, PropData};
+use cenote::{Engine, EngineConfig, ImportOptions, Pool, PropData, Search};
 
 use super::args::opt;
 use super::frame::{Cell, ReportTable};
@@ -38,6 +42,8 @@ pub(super) const BENCH: Bench = Bench {
         opt("--snapshots", "N", "snapshots beside which the operations are measured (1000)"),
         opt("--many", "N", "snapshots listed and destroyed (2000)"),
         opt("--rounds", "N", "rounds of the operations (7)"),
+        opt("--filesystems", "N", "file systems whose snapshots are listed (100)"),
+        opt("--each", "N", "snapshots of each of them (100)"),
         opt("--device", "DIR", "directory for the pool ($TMPDIR)"),
     ]],
     run,
@@ -46,11 +52,16 @@ pub(super) const BENCH: Bench = Bench {
 const POOL: &str = "benchsnap";
 /// The file system whose properties are read and set meanwhile.
 const OTHER: &str = "benchsnap/other";
+/// The parent of those whose snapshots are listed.
+const LISTED: &str = "benchsnap/listed";
 const FILE: &[u8] = b"file";
 /// Bytes of a record.
 const RECORD: u64 = 128 << 10;
 /// Bytes of the pool beside the files.
 const REST: u64 = 4 << 30;
+/// Bytes for each pair of snapshots of a file system: a deadlist has a key for every snapshot
+/// before it.
+const PAIR: u64 = 128;
 /// The operations, in the order of the columns.
 const OPERATIONS: [&str; 5] = ["snapshot", "clone", "rollback", "destroy_clone", "destroy"];
 
@@ -60,6 +71,8 @@ struct SnapshotsOptions {
     snapshots: u64,
     many: u64,
     rounds: u64,
+    filesystems: u64,
+    each: u64,
 }
 
 fn milliseconds(time: Duration) -> f64 {
@@ -75,6 +88,8 @@ fn run(run: &mut Run) -> BenchResult<()> {
         snapshots: args.count("--snapshots", 1000, 1..=1 << 20)?,
         many: args.count("--many", 2000, 1..=1 << 20)?,
         rounds: args.count("--rounds", 7, 1..=1000)?,
+        filesystems: args.count("--filesystems", 100, 1..=1 << 20)?,
+        each: args.count("--each", 100, 1..=1 << 20)?,
     };
     let dir = args.text("--device").map_or_else(std::env::temp_dir, PathBuf::from);
     let scratch = Scratch::new(&dir)?;
@@ -83,6 +98,15 @@ fn run(run: &mut Run) -> BenchResult<()> {
     let pool = make(&engine, &image, &options)?;
     pool.create_filesystem(OTHER, &[], None)?;
     operations(run, &pool, &options)?;
+    prepare_listed(run, &pool, &options)?;
+    pool.export()?;
+    drop((pool, engine));
+    let engine = Engine::new(EngineConfig::default())?;
+    let search = Search { paths: vec![scratch.path().to_owned()], ..Search::default() };
+    let found = engine.discover(&search)?;
+    let found = found.pools.first().ok_or_else(|| Error::not_found("the bench's pool"))?;
+    let pool = engine.import(found, &ImportOptions::default())?;
+    listed(run, &pool, &options)?;
     many(run, &pool, &options)?;
     pool.export()?;
     Ok(())
@@ -91,7 +115,9 @@ fn run(run: &mut Run) -> BenchResult<()> {
 fn make(engine: &Arc<Engine>, image: &Path, options: &SnapshotsOptions) -> Result<Arc<Pool>> {
     let failed = |e| Error::io("cannot make the image", e).on_path(image.to_string_lossy());
     let file = std::fs::File::create_new(image).map_err(failed)?;
-    file.set_len(2 * options.sizes.iter().sum::<u64>() + REST).map_err(failed)?;
+    let pairs = options.many * options.many + options.filesystems * options.each * options.each;
+    let size = 2 * options.sizes.iter().sum::<u64>() + REST + pairs * PAIR;
+    file.set_len(size).map_err(failed)?;
     let request = CreateRequest {
         force: Force::ALL,
         settings: vec![PoolSetting::Stored("ashift", 12)],
@@ -215,6 +241,51 @@ fn others(pool: &Pool, over: &AtomicBool) -> Result<OtherCalls> {
     Ok((read, changed, calls))
 }
 
+/// Many file systems with many snapshots each.
+fn prepare_listed(run: &mut Run, pool: &Pool, options: &SnapshotsOptions) -> BenchResult<()> {
+    let of = options.filesystems;
+    let names: Vec<String> = (0..of).map(|n| format!("{LISTED}/fs{n}")).collect();
+    pool.create_filesystem(LISTED, &[], None)?;
+    for (n, name) in names.iter().enumerate() {
+        run.step("making file systems", n as u64, of)?;
+        pool.create_filesystem(name, &[], None)?;
+    }
+    for n in 0..options.each {
+        run.step("taking snapshots of all", n, options.each)?;
+        let snapshots: Vec<String> = names.iter().map(|name| format!("{name}@{n}")).collect();
+        pool.snapshot(&snapshots, &[], None)?;
+    }
+    Ok(())
+}
+
+/// Lists them with `used`.
+fn listed(run: &mut Run, pool: &Pool, options: &SnapshotsOptions) -> BenchResult<()> {
+    let columns = [("snapshots", "SNAPSHOTS"), ("first_ms", "FIRST ms"), ("again_ms", "AGAIN ms")];
+    let mut table = ReportTable::new("listed", &columns);
+    let mut times = [0.0; 2];
+    let mut count = 0;
+    for time in &mut times {
+        count = 0;
+        let began = rt::now();
+        for fs in pool.dataset(LISTED)?.children()? {
+            for snap in fs.snapshots()? {
+                let _used = snap.prop("used")?;
+                count += 1;
+            }
+        }
+        *time = milliseconds(began.elapsed());
+    }
+    if count != options.filesystems * options.each {
+        return Err(Error::bug("a snapshot is not listed").into());
+    }
+    let row = [Cell::Count(count)].into_iter().chain(times.map(Cell::Real));
+    table.rows.push(row.collect());
+    run.report.tables.push(table);
+    let longest = times[0].max(times[1]);
+    run.report.at_most("snapshots of all, ms for each 100", longest / count as f64 * 100.0, 1.0);
+    Ok(())
+}
+
 fn many(run: &mut Run, pool: &Arc<Pool>, options: &SnapshotsOptions) -> BenchResult<()> {
     let (name, size) = (format!("{POOL}/many"), options.sizes[0]);
     fill(run, pool, &name, size)?;
@@ -286,7 +357,9 @@ mod tests {
         let (dir, out) = (path(""), path("out.json"));
         let size = ["--small", "1M", "--large", "4M", "--snapshots", "5"];
         let more = ["--many", "20", "--rounds", "2", "--device", &dir, "--json", &out];
-        let words: Vec<String> = size.iter().chain(&more).map(|w| (*w).to_owned()).collect();
+        let all = ["--filesystems", "3", "--each", "4"];
+        let words: Vec<String> =
+            size.iter().chain(&more).chain(&all).map(|w| (*w).to_owned()).collect();
         super::BENCH.start(&words).map_err(Stop::text).unwrap();
         let json = json(std::path::Path::new(&out));
         let operations = rows(&json, "operations");
@@ -297,6 +370,9 @@ mod tests {
                 assert!(row[key].as_f64().unwrap() > 0.0, "{key}: {json}");
             }
         }
+        let listed = &rows(&json, "listed")[0];
+        assert_eq!(listed["snapshots"], 12);
+        assert!(listed["first_ms"].as_f64().unwrap() > 0.0, "{json}");
         let many = rows(&json, "many");
         let row = &many[0];
         assert_eq!(row["snapshots"], 20);

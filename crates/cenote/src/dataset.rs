@@ -3,6 +3,7 @@
 mod open;
 pub(crate) mod packages;
 mod raw_keys;
+mod redacting;
 pub(crate) mod saved;
 mod sending;
 mod written;
@@ -438,7 +439,10 @@ impl Dataset {
             return Ok(None);
         }
         if let DatasetOrBookmark::Bookmark(b) = &self.what {
-            return bookmark_prop(&b.0, name);
+            return match name {
+                "redact_snaps" => self.redaction_prop(name),
+                _ => bookmark_prop(&b.0, name),
+            };
         }
         if self.owner == DatasetKind::Volume
             && self.kind == DatasetKind::Snapshot
@@ -524,8 +528,10 @@ impl Dataset {
             "snapshots_changed" | "snapshots_changed_nsecs" => self.snapshots_changed(name),
             "mountpoint" => self.mountpoint(),
             "receive_resume_token" => self.resume_token_prop(),
-            "redact_snaps" | "useraccounting" | "redacted" | "remaptxg" | "ivsetguid"
-            | "stmf_sbd_lu" | "iscsioptions" => Ok(None),
+            "redact_snaps" | "redacted" => self.redaction_prop(name),
+            "useraccounting" | "remaptxg" | "ivsetguid" | "stmf_sbd_lu" | "iscsioptions" => {
+                Ok(None)
+            }
             "volsize" | "volblocksize" => self.volume_prop(name),
             "version" | "utf8only" | "normalization" | "casesensitivity" => self.zpl_prop(name),
             n if n.starts_with("default") && n.ends_with("quota") => self.zpl_prop(name),
@@ -541,17 +547,6 @@ impl Dataset {
             Some(PropData::Str(token)) => text(token),
             _ => Ok(None),
         }
-    }
-
-    fn name_of_snapshot(&self, object: u64) -> Result<Option<String>> {
-        let mos = self.dir().mos();
-        let phys = DslDataset::read_phys(mos, object)?;
-        let Some(fs) = DslDir::name_of(mos, phys.dir_obj, self.core.spa.name())? else {
-            return Ok(None);
-        };
-        let Some(head) = self.core.spa.root_dir()?.find(&fs)?.head()? else { return Ok(None) };
-        let snaps = head.snapshots()?;
-        Ok(snaps.iter().find(|s| s.object() == object).map(|s| s.name().to_owned()))
     }
 
     fn origin(&self) -> Result<Option<PropValue>> {

@@ -315,6 +315,7 @@ fn features_of(features: Features) -> (Vec<&'static str>, Vec<&'static str>) {
         (Features::LARGE_DNODE, known::LARGE_DNODE, false),
         (Features::LONGNAME, "org.zfsonlinux:longname", true),
         (Features::LARGE_MICROZAP, "com.klarasystems:large_microzap", true),
+        (Features::REDACTED, known::REDACTED_DATASETS, false),
         (Features::RAW, known::ENCRYPTION, false),
     ];
     let set = || table.iter().filter(|(feature, ..)| features.has(*feature));
@@ -332,10 +333,7 @@ fn check_features(features: Features) -> Result<()> {
         );
         return Err(Error::unsupported(text));
     }
-    match features.has(Features::REDACTED) {
-        true => Err(Error::unsupported("redacted streams cannot be received by this version")),
-        false => Ok(()),
-    }
+    Ok(())
 }
 
 impl Pool {
@@ -521,7 +519,8 @@ impl Pool {
             };
             let has_content = guard.target.has_content;
             let objset = writer.received_objset(&guard.target)?;
-            let into = ReceiveInto { objset, host: &host, has_content, resumes };
+            let batch = stream::BATCH_BYTES;
+            let into = ReceiveInto { objset, host: &host, has_content, resumes, batch };
             receive_substream(&mut stream.reader, &begin, into)?;
         }
         let end = EndReceive {
@@ -562,6 +561,13 @@ impl Pool {
         if features.has(Features::RESUMING) {
             resumes_at = Some((list.need_u64("resume_object")?, list.need_u64("resume_offset")?));
         }
+        let guids = |name: &str| list.u64s(name).map(<[u64]>::to_vec);
+        let missing = || Error::corrupt("invalid stream (it lacks its redaction snapshots)");
+        let redacted = match features.has(Features::REDACTED) {
+            true => Some(guids("redact_snaps").ok_or_else(missing)?),
+            false => None,
+        };
+        let from_redacted = guids("redact_from_snaps");
         let mut origin = options.origin.clone();
         if begin.flags & begin_flags::CLONE != 0 && origin.is_none() && resumes_at.is_none() {
             origin = Some(self.local_origin(begin.from_guid, target)?);
@@ -582,6 +588,7 @@ impl Pool {
             embedded: features.has(Features::EMBED_DATA),
             compressed: features.has(Features::COMPRESSED),
             raw: features.has(Features::RAW),
+            from_redacted: from_redacted.clone(),
         });
         if resume.is_some() {
             needs.push("com.delphix:extensible_dataset");
@@ -600,6 +607,8 @@ impl Pool {
             props: stored(&of_new),
             resume,
             resumes_at,
+            redacted,
+            from_redacted,
             is_plain: false,
             raw: None,
         })

@@ -6,8 +6,10 @@
 mod common;
 
 use std::collections::BTreeMap;
+use std::io::Write;
+use std::process::Stdio;
 
-use common::{Said, Sandbox, can_mount};
+use common::{Said, Sandbox, can_mount, said};
 
 /// A sandbox with the commands on lines.
 struct ToolCommands(Sandbox);
@@ -39,6 +41,32 @@ impl ToolCommands {
         let said = self.say(line);
         assert_eq!(said.code, 1, "{line}: {said:?}");
         assert!(said.err.contains("dataset does not exist"), "{line}: {said:?}");
+    }
+
+    /// The bytes of a stream.
+    fn sent(&self, line: &str) -> Vec<u8> {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let out = self.0.run(&words);
+        assert!(out.status.success(), "{line}: {}", String::from_utf8_lossy(&out.stderr));
+        out.stdout
+    }
+
+    /// A command at the end of a pipe.
+    fn fed(&self, line: &str, input: &[u8]) -> Said {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let mut command = self.0.command(&words);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut pipe = child.stdin.take().unwrap();
+        let _refused = pipe.write_all(input);
+        drop(pipe);
+        said(&child.wait_with_output().unwrap())
+    }
+
+    fn received(&self, line: &str, input: &[u8]) -> Said {
+        let said = self.fed(line, input);
+        assert_eq!((said.code, said.err.as_str()), (0, ""), "{line}");
+        said
     }
 
     fn end(&self) {
@@ -258,6 +286,156 @@ fn ansible_and_autobackup_ask_for_everything() {
     assert_eq!((said.code, said.err.contains("already mounted")), (1, true), "{said:?}");
     c.ok("zfs destroy -d tank/a@one");
     c.ok("zfs destroy -R tank/a");
+    c.end();
+}
+
+/// Bytes that do not compress, so that a stream has many records.
+fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut rng = testkit::Rng::new(seed);
+    (0..len.div_ceil(8)).flat_map(|_| rng.number().to_le_bytes()).take(len).collect()
+}
+
+/// syncoid 2: the first replication, one that is cut off and resumed, and the next one.
+#[test]
+fn syncoid_replicates_and_resumes() {
+    if !can_mount("commands of other programs") {
+        return;
+    }
+    let c = ToolCommands::new("clients-syncoid");
+    c.ok("zfs create tank/src");
+    c.ok("zfs create tank/backup");
+    std::fs::write(c.0.path("mnt/src/one"), noise(1, 3 << 20)).unwrap();
+    assert!(c.ok("zfs get -H name tank/src").starts_with("tank/src\t"));
+    c.absent("zfs get -H name tank/backup/src");
+    assert_eq!(fields(&c.ok("zfs get -H syncoid:sync tank/src"))[2], "-");
+    let feature = c.ok("zpool get -o value -H feature@extensible_dataset tank");
+    assert!(matches!(feature.trim_end(), "enabled" | "active"), "{feature}");
+    let names = c.ok("zfs list -o name,origin -t filesystem,volume -Hr tank/src");
+    assert_eq!(names, "tank/src\t-\n");
+    // The last line of the estimate has the size.
+    let size = |line: &str| {
+        let text = c.ok(line);
+        let last = text.lines().last().unwrap().to_owned();
+        last.strip_prefix("size\t").unwrap().parse::<usize>().unwrap()
+    };
+    c.ok("zfs snapshot tank/src@syncoid_one");
+    let due = size("zfs send -nvP tank/src@syncoid_one");
+    let full = c.sent("zfs send tank/src@syncoid_one");
+    assert_eq!(due, full.len());
+    // The pipe breaks; what came stays.
+    let said = c.fed("zfs receive -s -F tank/backup/src", &full[..due / 2]);
+    assert_eq!(said.code, 1, "{said:?}");
+    let said = c.fed("zfs receive -s -F tank/backup/src", &full);
+    assert_eq!(said.code, 1);
+    assert!(said.err.contains("contains partially-complete state"), "{said:?}");
+    let token = c.ok("zfs get -H receive_resume_token tank/backup/src");
+    let token = fields(&token)[2].to_owned();
+    assert!(token.starts_with("1-"), "{token}");
+    let due = size(&format!("zfs send -nvP -t {token}"));
+    let rest = c.sent(&format!("zfs send -t {token}"));
+    assert_eq!(due, rest.len());
+    assert!(rest.len() < full.len());
+    c.received("zfs receive -s -F tank/backup/src", &rest);
+    assert_eq!(fields(&c.ok("zfs get -H receive_resume_token tank/backup/src"))[2], "-");
+    let guids = |fs: &str| {
+        let list = c.ok(&format!("zfs get -Hpd 1 -t snapshot guid,creation {fs}"));
+        let short = |line: &str| {
+            let of = fields(line);
+            format!("{} {} {}", of[0].split('@').nth(1).unwrap(), of[1], of[2])
+        };
+        list.lines().map(short).collect::<Vec<_>>()
+    };
+    assert_eq!(guids("tank/src"), guids("tank/backup/src"));
+    assert_eq!(guids("tank/src").len(), 2);
+    // The next time: everything since the newest common snapshot.
+    std::fs::write(c.0.path("mnt/src/two"), noise(2, 100_000)).unwrap();
+    c.ok("zfs snapshot tank/src@autosnap_between");
+    c.ok("zfs snapshot tank/src@syncoid_two");
+    let range = "-I tank/src@syncoid_one tank/src@syncoid_two";
+    let due = size(&format!("zfs send -nvP {range}"));
+    let next = c.sent(&format!("zfs send {range}"));
+    assert!(due > 100_000 && due < next.len(), "{due} of {}", next.len());
+    c.ok("zfs set syncoid:note=x tank/backup/src");
+    // A receive with -F discards what was written to the copy.
+    std::fs::write(c.0.path("mnt/backup/src/mine"), b"x").unwrap();
+    c.received("zfs receive -s -F tank/backup/src", &next);
+    assert_eq!(guids("tank/src"), guids("tank/backup/src"));
+    let copy = std::fs::read(c.0.path("mnt/backup/src/two")).unwrap();
+    assert!(copy == noise(2, 100_000) && !c.0.path("mnt/backup/src/mine").exists());
+    // From a bookmark, when the snapshot is gone.
+    c.ok("zfs bookmark tank/src@syncoid_two tank/src#syncoid_two");
+    c.ok("zfs destroy tank/src@syncoid_one");
+    c.ok("zfs destroy tank/src@syncoid_two");
+    let marks = c.ok("zfs get -Hpd 1 -t bookmark guid,creation tank/src");
+    assert_eq!(marks.lines().count(), 2, "{marks}");
+    c.ok("zfs snapshot tank/src@syncoid_three");
+    let last = c.sent("zfs send -i tank/src#syncoid_two tank/src@syncoid_three");
+    let said = c.fed("zfs receive -s -F tank/backup/src", &last[..last.len() - 10]);
+    assert_eq!(said.code, 1, "{said:?}");
+    // Given up, and begun again.
+    c.ok("zfs receive -A tank/backup/src");
+    let again = c.say("zfs receive -A tank/backup/src");
+    assert_eq!(again.code, 1);
+    c.received("zfs receive -s -F tank/backup/src", &last);
+    // The source of a token can be gone.
+    let said = c.fed("zfs receive -s tank/backup/other", &full[..full.len() / 2]);
+    assert_eq!(said.code, 1);
+    let token = c.ok("zfs get -H receive_resume_token tank/backup/other");
+    let said = c.say(&format!("zfs send -nvP -t {}", fields(&token)[2]));
+    assert_eq!(said.code, 1);
+    assert!(said.err.contains("used in the initial send no longer exists"), "{said:?}");
+    c.ok("zfs destroy -r tank/backup/other");
+    c.end();
+}
+
+/// zfs-autobackup 3: probes, a stream with properties into a tree that is not mounted, and a
+/// resumed one.
+#[test]
+fn autobackup_sends_and_resumes() {
+    if !can_mount("commands of other programs") {
+        return;
+    }
+    let c = ToolCommands::new("clients-autobackup");
+    c.ok("zfs create -p tank/data/fs");
+    c.ok("zfs create tank/target");
+    c.ok("zfs set autobackup:test=true tank/data/fs");
+    c.ok("zfs set compression=zstd tank/data/fs");
+    std::fs::write(c.0.path("mnt/data/fs/file"), noise(3, 2 << 20)).unwrap();
+    assert_eq!(c.say("zfs recv -s zfs_autobackup_option_test").code, 1);
+    c.ok("zfs snapshot -o com.example:by=backup tank/data/fs@test-1");
+    c.ok("zfs hold zfs_autobackup:test tank/data/fs@test-1");
+    c.ok("zfs create -o canmount=off -p tank/target/tank/data");
+    let full = c.sent("zfs send -L -e -c -p tank/data/fs@test-1");
+    let into = "zfs recv -u -x mountpoint -o canmount=noauto -v -s tank/target/tank/data/fs";
+    let said = c.fed(into, &full[..full.len() / 3]);
+    assert_eq!(said.code, 1, "{said:?}");
+    let token = c.ok("zfs get -H -o value -p receive_resume_token tank/target/tank/data/fs");
+    let token = token.trim_end();
+    let told = c.say(&format!("zfs send -t {token} -n -v"));
+    assert!(matches!(told.code, 0 | 255), "{told:?}");
+    let name = told.out.lines().find_map(|line| line.trim().strip_prefix("toname = "));
+    assert_eq!(name, Some("tank/data/fs@test-1"), "{told:?}");
+    let rest = c.sent(&format!("zfs send -v -P -t {token}"));
+    c.received(into, &rest);
+    // A resumed stream has no package, and so no properties: they come with the next one.
+    c.ok("zfs snapshot tank/data/fs@test-2");
+    let next = c.sent("zfs send -L -e -c -p -i @test-1 tank/data/fs@test-2");
+    let said = c.received(
+        "zfs recv -u -x mountpoint -o canmount=noauto -v -F -s tank/target/tank/data/fs",
+        &next,
+    );
+    assert!(said.out.contains("receiving incremental stream of tank/data/fs@test-2"), "{said:?}");
+    let row = c.ok("zfs get -H -o value,source compression tank/target/tank/data/fs");
+    assert_eq!(row, "zstd\treceived\n");
+    let row = c.ok("zfs get -H -o value,source canmount tank/target/tank/data/fs");
+    assert_eq!(row, "noauto\tlocal\n");
+    c.ok("zfs mount tank/target/tank/data/fs");
+    let at = c.ok("zfs get -H -o value mountpoint tank/target/tank/data/fs");
+    let copy = std::fs::read(format!("{}/file", at.trim_end())).unwrap();
+    assert!(copy == noise(3, 2 << 20));
+    c.ok("zfs release zfs_autobackup:test tank/data/fs@test-1");
+    c.ok("zfs destroy tank/data/fs@test-1");
+    c.ok("zfs rollback -r tank/target/tank/data/fs@test-1");
     c.end();
 }
 

@@ -276,8 +276,8 @@ fn refusals_of_properties() {
         let told = s.fail(2, &[&["zfs"], args].concat());
         assert_eq!(told.lines().next(), Some(first), "{args:?}");
     }
-    let text = s.fail(2, &["zfs", "redact", "tank/a@s"]);
-    assert!(text.starts_with("unrecognized command 'redact'\n"), "{text}");
+    let text = s.fail(2, &["zfs", "program", "tank/a@s"]);
+    assert!(text.starts_with("unrecognized command 'program'\n"), "{text}");
     judge(&s);
 }
 

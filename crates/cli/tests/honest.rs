@@ -255,7 +255,7 @@ fn what_is_not_done_is_refused() {
         assert!(err.contains(not_yet), "{args:?}: {err}");
     }
     // Tools that probe for a command take 2 for its absence, and 1 for its presence.
-    for (program, name) in [("zpool", "ddtprune"), ("zfs", "redact"), ("zfs", "nosuch")] {
+    for (program, name) in [("zpool", "ddtprune"), ("zfs", "program"), ("zfs", "nosuch")] {
         let err = s.fail(2, &[program, name, "x"]);
         assert!(err.starts_with(&format!("unrecognized command '{name}'\n")), "{err}");
         assert!(err.contains(not_yet) == (name != "nosuch"), "{err}");

@@ -218,6 +218,51 @@ fn a_client_or_the_daemon_dies() {
     judge(&s);
 }
 
+/// What a clone has changed is withheld from the stream; the dataset that lacks it is mounted by
+/// force only.
+#[test]
+fn redacted_streams() {
+    if !can_mount("redacted streams") {
+        return;
+    }
+    let s = Sandbox::new("receive-redacted");
+    let root = s.text("mnt");
+    new_pool(&s, 512, &["-O", &format!("mountpoint={root}")]);
+    s.ok(&["zfs", "create", "-o", "recordsize=4K", "tank/src"]);
+    std::fs::write(s.path("mnt/src/open"), vec![b'o'; 8192]).unwrap();
+    std::fs::write(s.path("mnt/src/secret"), vec![b's'; 8192]).unwrap();
+    s.ok(&["zfs", "snapshot", "tank/src@a"]);
+    s.ok(&["zfs", "clone", "tank/src@a", "tank/public"]);
+    std::fs::remove_file(s.path("mnt/public/secret")).unwrap();
+    s.ok(&["zfs", "snapshot", "tank/public@r"]);
+    s.fail(2, &["zfs", "redact", "tank/src@a", "book"]);
+    s.ok(&["zfs", "redact", "tank/src@a", "book", "tank/public@r"]);
+    let guid = s.ok(&["zfs", "get", "-Hpo", "value", "guid", "tank/public@r"]);
+    let snaps = s.ok(&["zfs", "get", "-Ho", "value", "redact_snaps", "tank/src#book"]);
+    assert_eq!(snaps, guid);
+    let err = s.fail(1, &["zfs", "redact", "tank/src@a", "book", "tank/public@r"]);
+    assert_eq!(err, "cannot redact snapshot 'tank/src@a': bookmark exists\n");
+    s.fail(2, &["zfs", "send", "--redact", "book", "-R", "tank/src@a"]);
+    let stream = sent(&s, &["--redact", "book", "tank/src@a"]);
+    let size = s.ok(&["zfs", "send", "-nvP", "--redact", "book", "tank/src@a"]);
+    assert!(size.ends_with(&format!("size\t{}\n", stream.len())), "{size}");
+    received(&s, &["tank/copy"], &stream);
+    assert_eq!(s.ok(&["zfs", "get", "-Ho", "value", "mounted", "tank/copy"]), "no\n");
+    assert_eq!(s.ok(&["zfs", "get", "-Ho", "value", "redact_snaps", "tank/copy"]), guid);
+    let err = s.fail(1, &["zfs", "mount", "tank/copy"]);
+    assert!(err.starts_with("cannot mount 'tank/copy': dataset is redacted"), "{err}");
+    s.ok(&["zfs", "mount", "-f", "tank/copy"]);
+    assert_eq!(std::fs::read(s.path("mnt/copy/open")).unwrap(), vec![b'o'; 8192]);
+    let e = std::fs::read(s.path("mnt/copy/secret")).unwrap_err();
+    assert_eq!(e.raw_os_error(), Some(5), "{e}");
+    // The clone comes on top of it.
+    let clone = sent(&s, &["-i", "tank/src#book", "tank/public@r"]);
+    received(&s, &["-o", "origin=tank/copy@a", "tank/copy2"], &clone);
+    assert!(!s.path("mnt/copy2/secret").exists());
+    assert_eq!(std::fs::read(s.path("mnt/copy2/open")).unwrap(), vec![b'o'; 8192]);
+    judge(&s);
+}
+
 /// An encrypted dataset is received without its key, and repaired from the same stream.
 #[test]
 fn raw_and_corrective_streams() {

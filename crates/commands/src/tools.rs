@@ -30,6 +30,7 @@ const BENCHES: &[&str] = &[
     "metaslabs",
     "scrub",
     "snapshots",
+    "send",
     "codecs",
     "fuse-null",
     "cache",

@@ -129,6 +129,13 @@ pub(super) const COMMANDS: &[Command] = &[
         ..ZFS
     },
     Command {
+        name: "redact",
+        about: "remember which blocks of a snapshot other snapshots have changed",
+        synopsis: "redact <snapshot> <bookmark> <redaction_snapshot> ...",
+        words: &[Word::DatasetOrSnapshot, Word::Any, Word::DatasetOrSnapshot],
+        ..ZFS
+    },
+    Command {
         name: "hold",
         about: "keep snapshots from being destroyed",
         synopsis: "hold [-r] <tag> <snapshot> ...",
@@ -243,7 +250,7 @@ pub(super) const COMMANDS: &[Command] = &[
                 "options for this mount, with commas between",
             ),
             flag('O', "even over a directory that is not empty"),
-            ignored('f'),
+            flag('f', "even a dataset that lacks what a redacted stream left out"),
             ignored('l'),
             ignored('v'),
             flag('j', "what is mounted, as JSON").or("json"),
@@ -282,6 +289,7 @@ pub(super) const COMMANDS: &[Command] = &[
         about: "write a snapshot as a stream to standard output",
         synopsis: "send [-DLPVbcehnpvw] [-i snapshot|bookmark] <filesystem|volume|snapshot>\n\t\
                    send [-DLPVbcehnpsvw] [-R [-X dataset[,dataset]...]] [-[i|I] snapshot] \
+                   <snapshot>\n\tsend [-DLPVcehnpvw] [-i snapshot|bookmark] --redact <bookmark> \
                    <snapshot>\n\tsend [-PVenv] -t <token>\n\tsend [-DLPVcenv] -S \
                    <filesystem|volume>",
         flags: &[
@@ -307,7 +315,8 @@ pub(super) const COMMANDS: &[Command] = &[
                 .or("exclude"),
             arg('t', "token", Word::Any, "go on where a receiver stopped").or("resume"),
             flag('S', "what an interrupted, resumable receive has left").or("saved"),
-            arg('d', "bookmark", Word::Any, "a redacted stream").or("redact").refused(),
+            arg('d', "bookmark", Word::Any, "without the blocks that a redaction bookmark lists")
+                .or("redact"),
             flag('U', "sending an encrypted dataset's properties")
                 .or("no-preserve-encryption")
                 .refused(),

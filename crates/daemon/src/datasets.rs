@@ -58,6 +58,7 @@ pub(super) fn change(
         DatasetChange::Rollback(args) => rollback::rollback(state, args, by, to),
         DatasetChange::Rename(args) => rename::rename(state, args, by, to),
         DatasetChange::Bookmark(args) => holds::bookmark(state, args, by),
+        DatasetChange::Redact(args) => holds::redact(state, args, by),
         DatasetChange::Hold(args) => holds::hold(state, args, by, to),
         DatasetChange::Release(args) => holds::release(state, args, by, to),
         DatasetChange::Allow(args) => delegation::change(state, args, true, by),

@@ -6,7 +6,7 @@
 
 use base::{Error, ErrorKind, Result};
 use cenote::{Dataset, DatasetKind, NewBookmark, Pool, SnapshotHold};
-use proto::{BookmarkArgs, HeldSnapshot, HoldArgs, Reply, TARGETS_MAX};
+use proto::{BookmarkArgs, HeldSnapshot, HoldArgs, RedactArgs, Reply, TARGETS_MAX};
 
 use super::access::Caller;
 use super::datasets::{cannot, command, subtree, too_many};
@@ -165,6 +165,22 @@ pub(super) fn list(
         }
     }
     Ok(Reply::Holds(out))
+}
+
+/// Serves `zfs redact`.
+///
+/// # Errors
+/// The whole message for the user.
+pub(super) fn redact(state: &DaemonState, args: &RedactArgs, by: &Caller) -> Result<Reply> {
+    let name = args.snapshot.as_str();
+    let (pool, _) = state.open(name)?;
+    let fail = |e: Error| cannot("cannot redact snapshot", name, &e);
+    let of = name.split('@').next().unwrap_or_default();
+    by.require(&pool, of, &["bookmark"]).map_err(fail)?;
+    pool.writer().map_err(fail)?;
+    let acting = by.acting(&pool);
+    acting.redact(name, &args.bookmark, &args.redactions, command(&args.command)).map_err(fail)?;
+    Ok(Reply::Done)
 }
 
 /// Serves `zfs bookmark`.

@@ -169,6 +169,8 @@ pub(crate) enum Refusal {
     Locked,
     /// An interrupted receive left it incomplete.
     Incomplete,
+    /// It was received from a redacted stream: only a forced mount is made, at this directory.
+    Redacted(PathBuf),
 }
 
 impl Refusal {
@@ -185,6 +187,7 @@ impl Refusal {
             Refusal::CanmountOff | Refusal::Noauto => "'canmount' property is set to 'off'",
             Refusal::Locked => "encryption key not loaded",
             Refusal::Incomplete => "the dataset is incomplete: its receive was interrupted",
+            Refusal::Redacted(_) => "dataset is redacted, use '-f' to mount it nevertheless",
         };
         format!("cannot mount '{name}': {why}")
     }
@@ -211,6 +214,7 @@ pub(crate) fn plan(
         "noauto" if !named => Err(Refusal::Noauto),
         _ if dataset.is_incomplete() => Err(Refusal::Incomplete),
         _ if dataset.is_locked() => Err(Refusal::Locked),
+        _ if dataset.redaction_snaps()?.is_some() => Err(Refusal::Redacted(at)),
         _ => Ok(MountPlan { dataset: dataset.clone(), at }),
     })
 }

@@ -89,6 +89,10 @@ pub(super) fn send(
         exclude: args.package.exclude.clone(),
     };
     by.require_send(&pool, &snapshot, options.raw).map_err(|e| failed(name, &e))?;
+    if let Some(mark) = &args.redact {
+        let mark = source(&pool, name, mark)?;
+        return redacted((&snapshot, from.as_ref(), &mark), options, args.dry_run, to);
+    }
     let plan = snapshot.plan_send(from.as_ref(), &package).map_err(|e| failed(name, &e))?;
     for (_, step) in &plan.steps {
         let may = by.require_send(&pool, step, options.raw);
@@ -106,6 +110,27 @@ pub(super) fn send(
     }
     let mut output = Chunks::new(to);
     plan.send(options, &mut output, &mut |_, _| true).map_err(|e| failed(name, &e))?;
+    output.flush().map_err(|e| failed(name, &Error::io("the client has disconnected", e)))?;
+    Ok(Reply::Done)
+}
+
+/// Serves `zfs send --redact`: a snapshot, its source, and the redaction bookmark.
+fn redacted(
+    (snapshot, from, mark): (&Dataset, Option<&Dataset>, &Dataset),
+    options: SendOptions,
+    dry_run: bool,
+    to: &mut dyn RowListener,
+) -> Result<Reply> {
+    let name = snapshot.name();
+    if dry_run {
+        let bytes = snapshot.redacted_size(from, mark, options).map_err(|e| failed(name, &e))?;
+        let from = from.map(|from| from.name().to_owned());
+        let sizes = vec![SendSize { snapshot: name.to_owned(), from, bytes }];
+        return Ok(Reply::SendSizes { sizes, skipped: Vec::new() });
+    }
+    let mut output = Chunks::new(to);
+    let sent = snapshot.send_redacted(from, mark, options, &mut output, &mut |_| true);
+    sent.map_err(|e| failed(name, &e))?;
     output.flush().map_err(|e| failed(name, &Error::io("the client has disconnected", e)))?;
     Ok(Reply::Done)
 }

@@ -499,6 +499,9 @@ impl DaemonState {
                 ErrorKind::Exists,
                 format!("cannot mount '{name}': filesystem already mounted"),
             )),
+            Err(Refusal::Redacted(at)) if args.redacted && !self.is_mounted(name) => {
+                self.mount_one(&mounts::MountPlan { dataset, at }, given, args.force)
+            }
             Ok(plan) => self.mount_one(&plan, given, args.force),
             Err(refusal) => Err(Error::invalid(refusal.message(name))),
         }

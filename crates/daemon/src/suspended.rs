@@ -51,6 +51,7 @@ fn cannot(change: &DatasetChange) -> String {
             Assign::Set(_) => "cannot set property for",
             Assign::Inherit(_) | Assign::Revert(_) => "cannot inherit property for",
         },
+        DatasetChange::Redact(_) => "cannot redact snapshot",
         DatasetChange::Hold(_) => "cannot hold snapshot",
         DatasetChange::Release(_) => "cannot release hold from snapshot",
         DatasetChange::Rename(_) => "cannot rename",

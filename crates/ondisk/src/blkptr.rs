@@ -392,8 +392,8 @@ impl BlkPtr {
         Ok(BlkPtr::Embedded(Embedded { head, compression, endian, payload, psize: psize as u8 }))
     }
 
-    /// The pointer as Cenote writes it: little-endian. `None` for redacted
-    /// pointers, which only redacted receives may create.
+    /// The pointer as Cenote writes it: little-endian. `None` for a size that no pointer can
+    /// have.
     pub fn encode(&self) -> Option<[u8; BLKPTR_SIZE]> {
         let mut w = [0u64; 16];
         let head = self.head();
@@ -408,7 +408,10 @@ impl BlkPtr {
             BlkPtr::Hole(_) => {
                 w[6] = tail(Endian::Big) | ((head.lsize.0 >> 9).wrapping_sub(1) & 0xffff);
             }
-            BlkPtr::Redacted(_) => return None,
+            BlkPtr::Redacted(_) => {
+                let lsize = head.lsize.0.checked_sub(1).filter(|n| *n < BLOCK_SIZE_MAX)?;
+                w[6] = tail(Endian::Little) | lsize | 1 << 39 | 2 << 40;
+            }
             BlkPtr::Embedded(e) => {
                 for (chunk, &i) in e.payload.chunks_exact(8).zip(&PAYLOAD_WORDS) {
                     w[i] = Endian::Little.u64(chunk, 0).unwrap_or_default();

@@ -530,6 +530,12 @@ impl RedactionListPhys {
     pub fn is_complete(&self) -> bool {
         self.last_object == u64::MAX && self.last_blkid == u64::MAX
     }
+
+    /// The bytes of the bonus or spill buffer, little-endian.
+    pub fn encode(&self) -> Vec<u8> {
+        let head = [self.last_object, self.last_blkid, self.num_entries, self.snaps.len() as u64];
+        head.iter().chain(&self.snaps).flat_map(|word| word.to_le_bytes()).collect()
+    }
 }
 
 /// A run of redacted blocks (§11.4).
@@ -561,6 +567,17 @@ impl RedactBlock {
             block_size: (packed >> 48) << 9,
             count: (packed & ((1 << 48) - 1)) + 1,
         })
+    }
+
+    /// The bytes of an entry, little-endian.
+    pub fn encode(&self) -> [u8; RedactBlock::SIZE] {
+        let count = self.count.saturating_sub(1) & ((1 << 48) - 1);
+        let words = [self.object, self.blkid, (self.block_size >> 9) << 48 | count, 0];
+        let mut out = [0; RedactBlock::SIZE];
+        for (to, word) in out.chunks_exact_mut(8).zip(words) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+        out
     }
 }
 

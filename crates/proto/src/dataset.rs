@@ -125,6 +125,19 @@ pub struct BookmarkArgs {
     pub command: String,
 }
 
+/// A redaction bookmark of a snapshot.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RedactArgs {
+    /// Full name of the snapshot.
+    pub snapshot: String,
+    /// Name of the bookmark, without dataset.
+    pub bookmark: String,
+    /// Full names of the redaction snapshots.
+    pub redactions: Vec<String>,
+    /// The command, for the pool's history.
+    pub command: String,
+}
+
 /// A file system, volume or snapshot to rename.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RenameArgs {
@@ -205,6 +218,8 @@ pub enum DatasetChange {
     Clone(CloneArgs),
     /// Make a bookmark.
     Bookmark(BookmarkArgs),
+    /// Make a redaction bookmark.
+    Redact(RedactArgs),
     /// Hold snapshots.
     Hold(HoldArgs),
     /// Release snapshots.
@@ -231,6 +246,7 @@ impl DatasetChange {
             DatasetChange::Props(args) => args.names.iter().map(String::as_str).collect(),
             DatasetChange::Clone(args) => vec![&args.snapshot, &args.name],
             DatasetChange::Bookmark(args) => vec![&args.source, &args.name],
+            DatasetChange::Redact(args) => vec![&args.snapshot],
             DatasetChange::Rename(args) => vec![&args.from, &args.to],
             DatasetChange::Rollback(args) => vec![&args.snapshot],
             DatasetChange::Promote(args) => vec![&args.name],

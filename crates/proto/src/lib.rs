@@ -45,8 +45,8 @@ pub use change::{
 };
 pub use dataset::{
     Assign, BookmarkArgs, CloneArgs, DatasetChange, DestroyArgs, HeldSnapshot, HoldArgs,
-    NewDatasetArgs, PromoteArgs, PropsArgs, RenameArgs, RollbackArgs, SnapshotArgs, TARGETS_MAX,
-    VolumeArgs,
+    NewDatasetArgs, PromoteArgs, PropsArgs, RedactArgs, RenameArgs, RollbackArgs, SnapshotArgs,
+    TARGETS_MAX, VolumeArgs,
 };
 pub use delegation::{AllowArgs, DelegatedAt, PermissionEntry, PermissionHolder};
 pub use diff::{DiffArgs, DiffKind, DiffRecord};
@@ -190,6 +190,9 @@ pub struct MountArgs {
     /// Ignore unknown options.
     #[serde(default)]
     pub lax: bool,
+    /// Mount a dataset although a redacted stream left out a part of it.
+    #[serde(default)]
+    pub redacted: bool,
 }
 
 /// A client's request.

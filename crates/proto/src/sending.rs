@@ -33,6 +33,8 @@ pub struct SendArgs {
     pub compressed: bool,
     /// Only tell the sizes.
     pub dry_run: bool,
+    /// Full name of the redaction bookmark whose blocks are left out.
+    pub redact: Option<String>,
 }
 
 /// What a package has beside data.

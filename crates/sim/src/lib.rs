@@ -43,6 +43,7 @@ pub mod ops;
 mod over;
 pub mod pool;
 pub mod posix;
+pub mod receives;
 pub mod run;
 pub mod setup;
 pub mod short;

@@ -20,6 +20,7 @@
 
 mod correct;
 mod dump;
+pub mod fuzzing;
 mod package;
 mod reader;
 mod receive;
@@ -33,12 +34,13 @@ pub use correct::{Corrected, correct_substream};
 pub use dump::{Dump, DumpOptions, list_text};
 pub use package::{PackageDataset, PackageHeader};
 pub use reader::{ReadRecord, StreamReader};
-pub use receive::{ReceiveHost, ReceiveInto, receive_substream};
+pub use receive::{BATCH_BYTES, ReceiveHost, ReceiveInto, receive_substream};
 pub use record::{
     Begin, End, Features, Free, FreeObjects, HEADER_SIZE, HeaderKind, Object, ObjectRange, Spill,
     StreamRecord, TO_THE_END, Write, WriteByRef, WriteEmbedded, begin_flags, record_flags,
 };
 pub use rewrite::{Selected, decompress, drop_records, recompress, redup};
+pub use send::redact::{RedactionList, redacted_blocks};
 pub use send::{ResumePoint, SendFeatures, SendOptions, SendRequest, SendSnapshot, SendSource};
 pub use token::ResumeToken;
 pub use writer::StreamWriter;

@@ -51,7 +51,7 @@ use super::record::{
 };
 
 /// Payload of a batch, bytes.
-const BATCH_BYTES: u64 = 1 << 20;
+pub const BATCH_BYTES: u64 = 1 << 20;
 /// Records of a batch.
 const BATCH_RECORDS: usize = 256;
 /// Bytes that a record may dirty besides its payload.
@@ -99,6 +99,9 @@ pub struct ReceiveInto<'a> {
     pub has_content: bool,
     /// The substream continues an interrupted one.
     pub resumes: bool,
+    /// Payload that one transaction applies, bytes, of at most 256 records: the tunable
+    /// `zfs_recv_write_batch_size` (§16), [`BATCH_BYTES`] unless set.
+    pub batch: u64,
 }
 
 /// A record that waits to be applied.
@@ -227,7 +230,7 @@ pub fn receive_substream<R: Read>(
         let waiting = WaitingRecord { record, payload, end };
         bytes += waiting.cost();
         batch.push(waiting);
-        if bytes >= BATCH_BYTES || batch.len() >= BATCH_RECORDS {
+        if bytes >= receiver.into.batch || batch.len() >= BATCH_RECORDS {
             receiver.apply(&mut batch)?;
             bytes = 0;
         }
@@ -327,7 +330,7 @@ impl Receiver<'_> {
                 self.embedded(r, payload)?;
                 Some((r.object, r.offset))
             }
-            StreamRecord::Free(r) | StreamRecord::Redact(r) => {
+            StreamRecord::Free(r) => {
                 if raw {
                     self.raw_free(r)?
                 } else {
@@ -335,6 +338,7 @@ impl Receiver<'_> {
                 }
                 None
             }
+            StreamRecord::Redact(r) => self.redact(r).map(|()| None)?,
             StreamRecord::Spill(r) => {
                 if raw {
                     self.raw_spill(r, payload)?
@@ -554,6 +558,7 @@ impl Receiver<'_> {
             compression: r.compression,
             lsize: r.logical_size as u32,
             embedded: false,
+            redacted: false,
             seal: None,
         };
         self.put_packed(id, &shape, r.offset, payload, form)
@@ -601,6 +606,7 @@ impl Receiver<'_> {
             compression: r.compression,
             lsize: r.logical_size,
             embedded: true,
+            redacted: false,
             seal: None,
         };
         self.put_packed(ObjectId(r.object), &shape, r.offset, &bytes, form)
@@ -619,6 +625,37 @@ impl Receiver<'_> {
             if r.length != TO_THE_END {
                 self.count_nodes(r.object, r.offset.saturating_add(r.length) / size);
             }
+        }
+        Ok(())
+    }
+
+    /// Whole blocks that the sender left out. Few at a time, because each counts as dirty data.
+    fn redact(&mut self, r: &Free) -> Result<()> {
+        if !self.features.has(Features::REDACTED) {
+            return Err(bad("REDACT", "the stream is not redacted", r.object));
+        }
+        let id = ObjectId(r.object);
+        let shape = {
+            let tx = self.tx()?;
+            self.into.objset.shape(&tx, id).map_err(unknown("REDACT", r.object))?
+        };
+        let size = u64::from(shape.block_size.max(1));
+        let whole = r.offset.is_multiple_of(size) && r.length.is_multiple_of(size);
+        if !whole || shape.object_type.is_metadata() {
+            return Err(bad("REDACT", "no whole blocks of data", r.object));
+        }
+        let (mut first, last) = (r.offset / size, (r.offset + r.length) / size);
+        let some = (BATCH_BYTES / size).max(1);
+        while first < last {
+            let count = some.min(last - first);
+            self.count_nodes(r.object, first);
+            if self.node_bytes > NODE_BYTES_MAX {
+                self.settle()?;
+            }
+            self.tx = None;
+            let tx = self.into.host.begin(count * size + RECORD_BYTES, false)?;
+            self.into.objset.redact_blocks(&tx, id, first, count).map_err(invalid_write)?;
+            first += count;
         }
         Ok(())
     }

@@ -205,7 +205,7 @@ fn place_early_blocks(
             (Some((block, last, size)), Some(early))
                 if block == last && store.reserve(txg, size) =>
             {
-                match early.block(object, block)?.filter(|bp| bp.encode().is_some()) {
+                match early.block(object, block)?.filter(|bp| !matches!(bp, BlkPtr::Redacted(_))) {
                     Some(bp) => {
                         named.entry(object).or_default().insert(block, (itx.txg, bp));
                         ItxPayload::Placed { object, offset, len, block: Some(Box::new(bp)) }

@@ -57,7 +57,8 @@ impl<K: Copy + Eq + Hash> Cache<K> {
             self.entries_max.fetch_max(out.hash_elements, Relaxed).max(out.hash_elements);
         out.no_grow = self.no_grow.load(Relaxed);
         out.l2 = self.tier.stats();
-        out.chunk_waste = base::buf::stats().free_warm as u64;
+        let free = base::buf::stats();
+        out.chunk_waste = (free.free_warm + free.free_small) as u64;
         out
     }
 

@@ -21,11 +21,9 @@ const KNOWN_TO_2_3: usize = 44;
 
 /// Features whose data Cenote does not write. A new pool has them only on request, and they
 /// never become active.
-const NOT_WRITTEN: [&str; 8] = [
+const NOT_WRITTEN: [&str; 6] = [
     "com.delphix:device_removal",
     "com.delphix:obsolete_counts",
-    "com.delphix:redaction_bookmarks",
-    "com.delphix:redacted_datasets",
     "com.delphix:redaction_list_spill",
     "com.fudosecurity:block_cloning",
     "com.klarasystems:fast_dedup",

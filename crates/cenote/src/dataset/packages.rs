@@ -18,7 +18,7 @@ use stream::{
     SendOptions, StreamRecord, StreamWriter,
 };
 
-use super::sending::keep_snapshots;
+use super::sending::{StreamParts, keep_snapshots};
 use super::{Dataset, DatasetKind};
 use crate::pool::Pool;
 use crate::props::{self, Attr, PropData, Source};
@@ -407,6 +407,8 @@ pub struct ResumedSend {
     pub from: Option<Dataset>,
     /// As in the token.
     pub options: SendOptions,
+    /// The redaction bookmark of a redacted stream.
+    mark: Option<Dataset>,
     point: ResumePoint,
 }
 
@@ -414,14 +416,11 @@ impl Pool {
     /// The stream that a token describes.
     ///
     /// # Errors
-    /// In OpenZFS's words: `NotFound` if a snapshot is gone; `Unsupported` for redacted
-    /// streams; those of reading.
+    /// In OpenZFS's words: `NotFound` if a snapshot or redaction bookmark is gone; those of
+    /// reading.
     pub fn resume_send(&self, token: &ResumeToken) -> Result<ResumedSend> {
         let name = token.to_name.as_str();
         let gone = |what: String| Error::not_found(format!("{what} no longer exists"));
-        if token.redact_snaps.is_some() || token.book_redact_snaps.is_some() {
-            return Err(Error::unsupported("redacted streams cannot be resumed"));
-        }
         let snapshot = self.dataset(name).map_err(|e| match e.kind() {
             ErrorKind::NotFound => gone(format!("'{name}' used in the initial send")),
             _ => e,
@@ -432,14 +431,24 @@ impl Pool {
         }
         let from = match token.from_guid {
             None | Some(0) => None,
-            Some(guid) => match snapshot.source_with_guid(guid)? {
+            Some(guid) => match snapshot.resume_source(guid, token.book_redact_snaps.as_deref())? {
                 Some(found) => Some(found),
                 None => return Err(gone(format!("incremental source {guid:#x}"))),
             },
         };
+        let mark = match &token.redact_snaps {
+            // A redacted dataset itself was sent.
+            Some(_) if snapshot.redaction_snaps()?.is_some() => None,
+            Some(snaps) => {
+                let gone = || gone("the redaction bookmark used in the initial send".to_owned());
+                Some(snapshot.redaction_mark(token.to_guid, snaps)?.ok_or_else(gone)?)
+            }
+            None => None,
+        };
         Ok(ResumedSend {
             snapshot,
             from,
+            mark,
             options: SendOptions {
                 large_blocks: token.large_blocks,
                 embedded: token.embedded,
@@ -452,12 +461,21 @@ impl Pool {
 }
 
 impl ResumedSend {
+    fn parts(&self) -> StreamParts<'_> {
+        StreamParts {
+            from: self.from.as_ref(),
+            options: self.options,
+            resume: Some(self.point),
+            mark: self.mark.as_ref(),
+        }
+    }
+
     /// Bytes of the stream.
     ///
     /// # Errors
     /// Those of reading metadata.
     pub fn size(&self) -> Result<u64> {
-        self.snapshot.resumed_size(self.from.as_ref(), self.options, self.point)
+        self.snapshot.parts_size(&self.parts())
     }
 
     /// Writes the stream; as [`Dataset::send`].
@@ -469,7 +487,6 @@ impl ResumedSend {
         output: &mut dyn std::io::Write,
         progress: &mut dyn FnMut(u64) -> bool,
     ) -> Result<()> {
-        let (from, point) = (self.from.as_ref(), Some(self.point));
-        self.snapshot.send_from(from, self.options, point, output, progress)
+        self.snapshot.write_parts(&self.parts(), output, progress)
     }
 }

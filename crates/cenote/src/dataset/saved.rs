@@ -13,6 +13,7 @@ use dsl::write::receive::{self, ResumeState};
 use spa::engine::PartialUse;
 use stream::{SendOptions, SendRequest, SendSource};
 
+use super::redacting::REDACTED;
 use super::{Dataset, DatasetKind};
 
 /// The partial state of a dataset, to be sent.
@@ -65,6 +66,10 @@ impl Dataset {
         if state.raw {
             // The identity of its initialisation vectors comes with the last record.
             let text = "the partial state of a raw stream cannot be sent";
+            return Err(Error::unsupported(text).in_dataset(self.name()));
+        }
+        if state.from_redacted.is_some() || head.attribute(REDACTED)?.is_some() {
+            let text = "the partial state of a redacted stream cannot be sent";
             return Err(Error::unsupported(text).in_dataset(self.name()));
         }
         let source = match state.from_guid {

@@ -1,6 +1,7 @@
 //! Sending snapshots as streams (chapter 07).
 
 use base::{Error, ErrorKind, Result, Txg};
+use dsl::{DslDataset, DslDir};
 use ondisk::dslphys::DS_FLAG_CI_DATASET;
 use ondisk::objset::ObjsetType;
 use spa::engine::SnapshotUse;
@@ -28,6 +29,18 @@ pub(super) fn keep_snapshots(all: &[&Dataset]) -> Result<Option<SnapshotUse>> {
 /// First version of file systems whose spill blocks hold system attributes.
 const SA_VERSION: u64 = 5;
 
+/// The parts of a request for a stream of one snapshot.
+#[derive(Clone, Copy, Default)]
+pub(super) struct StreamParts<'a> {
+    /// What it is incremental to.
+    pub(super) from: Option<&'a Dataset>,
+    pub(super) options: SendOptions,
+    /// It goes on from here.
+    pub(super) resume: Option<ResumePoint>,
+    /// The redaction bookmark whose blocks are left out.
+    pub(super) mark: Option<&'a Dataset>,
+}
+
 impl Dataset {
     /// Writes this snapshot as a stream to `output`: the whole of it, or what changed since
     /// `from`, an earlier snapshot or bookmark of the same dataset or of one that it is a clone
@@ -46,7 +59,7 @@ impl Dataset {
         output: &mut dyn std::io::Write,
         progress: &mut dyn FnMut(u64) -> bool,
     ) -> Result<()> {
-        self.send_from(from, options, None, output, progress)
+        self.write_parts(&StreamParts { from, options, ..StreamParts::default() }, output, progress)
     }
 
     /// Keeps this snapshot, and that which a stream of it is incremental to, from being destroyed.
@@ -55,32 +68,67 @@ impl Dataset {
         keep_snapshots(&all)
     }
 
-    /// As [`Dataset::send`], from a point of the stream on.
-    pub(super) fn send_from(
+    /// As [`Dataset::send`], without the blocks that the redaction bookmark `mark` of this
+    /// snapshot lists.
+    ///
+    /// # Errors
+    /// As there; `Invalid` for another bookmark.
+    pub fn send_redacted(
         &self,
         from: Option<&Dataset>,
+        mark: &Dataset,
         options: SendOptions,
-        resume: Option<ResumePoint>,
         output: &mut dyn std::io::Write,
         progress: &mut dyn FnMut(u64) -> bool,
     ) -> Result<()> {
-        let fail = |e: Error| e.in_dataset(self.name());
-        let _kept = self.kept_with(from).map_err(fail)?;
-        let source = from.map(|from| self.send_source(from)).transpose().map_err(fail)?;
-        let snapshot = self.send_snapshot(options.raw)?;
-        let keys = self.raw_keys(from, options, &snapshot).map_err(fail)?;
-        let request = SendRequest { source, options, resume, keys, until: None };
-        snapshot.send(&request, output, progress).map_err(fail)
+        let parts = StreamParts { from, options, mark: Some(mark), resume: None };
+        self.write_parts(&parts, output, progress)
     }
 
-    /// As [`Dataset::send_size`], from a point of the stream on.
-    pub(super) fn resumed_size(
+    /// Bytes of the stream that [`Dataset::send_redacted`] writes. No data is read.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn redacted_size(
         &self,
         from: Option<&Dataset>,
+        mark: &Dataset,
         options: SendOptions,
-        resume: ResumePoint,
     ) -> Result<u64> {
-        self.size_from(from, options, Some(resume))
+        self.parts_size(&StreamParts { from, options, mark: Some(mark), resume: None })
+    }
+
+    pub(super) fn write_parts(
+        &self,
+        parts: &StreamParts<'_>,
+        output: &mut dyn std::io::Write,
+        progress: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<()> {
+        let _kept = self.kept_with(parts.from).map_err(|e| e.in_dataset(self.name()))?;
+        let (snapshot, request) = self.send_request(parts)?;
+        snapshot.send(&request, output, progress).map_err(|e| e.in_dataset(self.name()))
+    }
+
+    pub(super) fn parts_size(&self, parts: &StreamParts<'_>) -> Result<u64> {
+        let (snapshot, request) = self.send_request(parts)?;
+        snapshot.size(&request).map_err(|e| e.in_dataset(self.name()))
+    }
+
+    /// What is sent, and how.
+    fn send_request(&self, parts: &StreamParts<'_>) -> Result<(SendSnapshot, SendRequest)> {
+        let fail = |e: Error| e.in_dataset(self.name());
+        let StreamParts { from, options, resume, mark } = *parts;
+        let source = from.map(|from| self.send_source(from)).transpose().map_err(fail)?;
+        let redaction = match mark {
+            Some(mark) => Some(self.redaction_by(mark).map_err(fail)?),
+            None => self.own_redaction()?,
+        };
+        let lacking = from.map(Dataset::redaction_list).transpose()?.flatten();
+        let snapshot = self.send_snapshot(options.raw)?;
+        let keys = self.raw_keys(from, options, &snapshot).map_err(fail)?;
+        let request =
+            SendRequest { source, options, resume, until: None, keys, redaction, lacking };
+        Ok((snapshot, request))
     }
 
     /// Bytes of the stream that [`Dataset::send`] writes. No data is read.
@@ -88,20 +136,19 @@ impl Dataset {
     /// # Errors
     /// As [`Dataset::send`].
     pub fn send_size(&self, from: Option<&Dataset>, options: SendOptions) -> Result<u64> {
-        self.size_from(from, options, None)
+        self.parts_size(&StreamParts { from, options, ..StreamParts::default() })
     }
 
-    fn size_from(
-        &self,
-        from: Option<&Dataset>,
-        options: SendOptions,
-        resume: Option<ResumePoint>,
-    ) -> Result<u64> {
-        let fail = |e: Error| e.in_dataset(self.name());
-        let source = from.map(|from| self.send_source(from)).transpose().map_err(fail)?;
-        let snapshot = self.send_snapshot(options.raw)?;
-        let keys = self.raw_keys(from, options, &snapshot).map_err(fail)?;
-        snapshot.size(&SendRequest { source, options, resume, keys, until: None }).map_err(fail)
+    /// Full name of the snapshot `object` of this pool; `None` if it is gone.
+    pub(super) fn name_of_snapshot(&self, object: u64) -> Result<Option<String>> {
+        let mos = self.dir().mos();
+        let phys = DslDataset::read_phys(mos, object)?;
+        let Some(fs) = DslDir::name_of(mos, phys.dir_obj, self.core.spa.name())? else {
+            return Ok(None);
+        };
+        let Some(head) = self.core.spa.root_dir()?.find(&fs)?.head()? else { return Ok(None) };
+        let snaps = head.snapshots()?;
+        Ok(snaps.iter().find(|s| s.object() == object).map(|s| s.name().to_owned()))
     }
 
     /// The snapshot or bookmark with this guid in the history of this snapshot.
@@ -236,7 +283,10 @@ impl Dataset {
             DatasetOrBookmark::Dataset(ds) => ds.phys().guid,
             DatasetOrBookmark::Bookmark(mark) => mark.0.phys.guid,
         };
-        if from.createtxg() >= self.createtxg() && self.kind == DatasetKind::Snapshot {
+        // A redaction bookmark of this very snapshot says what its receiver lacks.
+        let restores = matches!(&from.what, DatasetOrBookmark::Bookmark(mark)
+            if mark.0.phys.redaction_obj != 0 && from.createtxg() == self.createtxg());
+        if from.createtxg() >= self.createtxg() && self.kind == DatasetKind::Snapshot && !restores {
             return Err(unrelated());
         }
         let is_origin = from.dir().object() != self.dir().object();

@@ -120,7 +120,7 @@ pub(crate) fn abdstats() -> Kstat {
         ("linear_data_size", 0),
         ("scatter_cnt", 0),
         ("scatter_data_size", arenas.in_use as u64),
-        ("scatter_chunk_waste", arenas.free_warm as u64),
+        ("scatter_chunk_waste", (arenas.free_warm + arenas.free_small) as u64),
     ] {
         add(name.into(), n);
     }

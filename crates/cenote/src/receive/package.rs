@@ -96,6 +96,16 @@ fn next_step(
     force: bool,
     name_of: &dyn Fn(&PackageDataset) -> Option<String>,
 ) -> Option<PackageStep> {
+    // Promotions come first: they free snapshots of clones, which may be to be destroyed.
+    for local in locals {
+        if let Some(of) = counterpart(header, local)
+            && let Some((guid, _)) = &local.origin
+            && of.origin != Some(*guid)
+            && of.snaps.iter().any(|(_, g)| g == guid)
+        {
+            return Some(PackageStep::Promote(local.name.clone()));
+        }
+    }
     let taken: BTreeSet<&str> = locals.iter().map(|l| l.name.as_str()).collect();
     for (i, local) in locals.iter().enumerate() {
         let Some(of) = counterpart(header, local) else {
@@ -106,12 +116,6 @@ fn next_step(
             }
             continue;
         };
-        if let Some((guid, _)) = &local.origin
-            && of.origin != Some(*guid)
-            && of.snaps.iter().any(|(_, g)| g == guid)
-        {
-            return Some(PackageStep::Promote(local.name.clone()));
-        }
         for (guid, snap) in &local.snaps {
             let theirs = of.snaps.iter().find(|(_, g)| g == guid).map(|(name, _)| name);
             match theirs {
@@ -362,6 +366,13 @@ mod tests {
         let clone = local("q/x/new", &[(21, "2")], Some(11));
         header.datasets[1].1.origin = Some(11);
         assert_eq!(step(&header, &[top(), clone], false), None);
+        // A snapshot that a promotion moves is not destroyed before, though its clone is there.
+        header.datasets.push(theirs("p/t/base", &[("2", 32)]));
+        header.datasets.push(theirs("p/t/clone", &[("1", 31), ("2", 33)]));
+        let base = local("q/x/base", &[(31, "1"), (32, "2")], None);
+        let clone = local("q/x/clone", &[(33, "2")], Some(31));
+        let promoted = PackageStep::Promote("q/x/clone".into());
+        assert_eq!(step(&header, &[top(), base, clone], true), Some(promoted));
         // Without force nothing is destroyed.
         let gone = local("q/x/gone", &[(99, "1")], None);
         assert_eq!(step(&header, &[top(), gone], false), None);

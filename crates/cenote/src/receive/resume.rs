@@ -30,7 +30,8 @@ impl Dataset {
     pub fn resume_token(&self) -> Result<Option<ResumeToken>> {
         let mos: &dyn MosRead = self.dir().mos();
         let hidden = receive::hidden_head(mos, self.dir().object())?;
-        let Some(state) = receive::resume_state(mos, hidden.unwrap_or(self.object()))? else {
+        let head = hidden.unwrap_or(self.object());
+        let Some(state) = receive::resume_state(mos, head)? else {
             return Ok(None);
         };
         Ok(Some(ResumeToken {
@@ -44,8 +45,8 @@ impl Dataset {
             embedded: state.embedded,
             compressed: state.compressed,
             raw: state.raw,
-            redact_snaps: None,
-            book_redact_snaps: None,
+            redact_snaps: receive::redacted_by(mos, head)?,
+            book_redact_snaps: state.from_redacted,
         }))
     }
 

@@ -10,8 +10,8 @@ use testkit::{Rng, side_by_side};
 use super::{LARGE, MB, TestPool, assert_same, kinds, noise, sent};
 
 /// One file system whose history is random.
-struct History {
-    pool: TestPool,
+pub(super) struct History {
+    pub(super) pool: TestPool,
     rng: Rng,
     draws: base::rt::sim::Rng,
     tree: Tree,
@@ -20,7 +20,7 @@ struct History {
 }
 
 impl History {
-    fn new(name: &str, seed: u64) -> History {
+    pub(super) fn new(name: &str, seed: u64) -> History {
         let pool = TestPool::new(&format!("history-{name}"));
         let props =
             [("dnodesize".to_owned(), PropData::Num(1)), ("xattr".into(), PropData::Num(2))];
@@ -42,7 +42,7 @@ impl History {
     }
 
     /// Some operations, on files and on bare objects.
-    fn step(&mut self, ops: usize) {
+    pub(super) fn step(&mut self, ops: usize) {
         let n = self.rng.index(60);
         match self.rng.below(8) {
             0 => self.set("recordsize", 1 << (9 + n % 12)),
@@ -99,7 +99,7 @@ impl History {
         }
     }
 
-    fn snapshot(&mut self) -> String {
+    pub(super) fn snapshot(&mut self) -> String {
         let name = format!("tank/src@s{}", self.snapshots.len());
         self.pool.snapshot(&name);
         self.snapshots.push(name.clone());
@@ -107,11 +107,11 @@ impl History {
     }
 }
 
-fn short(name: &str) -> &str {
+pub(super) fn short(name: &str) -> &str {
     name.split_once('@').unwrap().1
 }
 
-fn options(n: u64) -> SendOptions {
+pub(super) fn options(n: u64) -> SendOptions {
     // A receiver with large blocks gets them always.
     SendOptions { embedded: n & 1 != 0, compressed: n & 2 != 0, ..LARGE }
 }

@@ -1,6 +1,8 @@
 //! Damaged and hostile streams: an error, and the pool as it was.
 
-use cenote::stream::{FreeObjects, Object, StreamReader, StreamRecord, StreamWriter, Write};
+use std::io::Read;
+
+use cenote::stream::{Free, FreeObjects, Object, StreamReader, StreamRecord, StreamWriter, Write};
 use cenote::{ErrorKind, NewObject, PropData};
 use testkit::Rng;
 
@@ -321,5 +323,169 @@ fn many_records_of_nothing() {
     }
     sparse.push(end);
     to.receive("tank/sparse", &assembled(&sparse)).unwrap();
+    to.judged();
+}
+
+/// A beginning, and then a piece again and again. Its records have no sums, as those of old
+/// senders.
+struct Repeated<'a> {
+    begin: &'a [u8],
+    piece: Vec<u8>,
+    at: usize,
+    left: u64,
+}
+
+impl Read for Repeated<'_> {
+    fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
+        if !self.begin.is_empty() {
+            return self.begin.read(out);
+        }
+        if self.at == self.piece.len() {
+            (self.at, self.left) = (0, self.left.saturating_sub(1));
+        }
+        if self.left == 0 {
+            return Ok(0);
+        }
+        let n = out.len().min(self.piece.len() - self.at);
+        out[..n].copy_from_slice(&self.piece[self.at..self.at + n]);
+        self.at += n;
+        Ok(n)
+    }
+}
+
+/// A number of the kernel's about this process, bytes.
+fn memory(label: &str) -> u64 {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(label)).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
+
+/// In a process of its own, so that no other test's memory counts.
+const ALONE: &str = "CENOTE_TEST_ALONE";
+
+/// A million records (fewer but at night) that say nothing, or the same again: the memory is bounded, and the dataset is
+/// as it was when they end in the middle.
+#[test]
+fn a_million_records_of_nothing() {
+    if std::env::var_os(ALONE).is_none() {
+        let test = "hostile::a_million_records_of_nothing";
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        let out = command.args([test, "--exact", "--nocapture"]).env(ALONE, "1").output().unwrap();
+        let text = String::from_utf8_lossy(&out.stdout).into_owned()
+            + &String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.success() && text.contains("1 passed"), "{text}");
+        return;
+    }
+    let (full, _, _of, to) = stage("million");
+    let nightly = std::env::var_os("CENOTE_NIGHTLY").is_some();
+    let list = pieces(&full);
+    let begin = assembled(&list[..1]);
+    let found = |wanted: fn(&StreamRecord) -> bool| {
+        list.iter().find(|(record, _)| wanted(record)).unwrap().clone()
+    };
+    let (StreamRecord::Write(first), _) = found(|record| matches!(record, StreamRecord::Write(_)))
+    else {
+        panic!()
+    };
+    let is = |record: &StreamRecord| matches!(record, StreamRecord::Object(of) if of.object == first.object);
+    let (object, bonus) = list.iter().find(|(record, _)| is(record)).unwrap().clone();
+    let StreamRecord::Object(of) = object else { panic!() };
+    let write = Write {
+        object: of.object,
+        object_type: of.object_type,
+        logical_size: 512,
+        to_guid: of.to_guid,
+        checksum_type: 2,
+        ..Write::default()
+    };
+    let none = |first: u64, count: u64| FreeObjects { first, count, to_guid: of.to_guid };
+    let free = Free { object: of.object, offset: 0, length: 0, to_guid: of.to_guid };
+    let order = cenote::inspect::ondisk::Endian::Little;
+    let header = |record: StreamRecord| record.encode(order).to_vec();
+    let object = [header(object), bonus].concat();
+    let million = if nightly { 1_000_000 } else { 100_000 };
+    let some = if nightly { million } else { 4_000 };
+    let cases = [
+        ("FREEOBJECTS of none", Vec::new(), header(StreamRecord::FreeObjects(none(7, 0))), million),
+        ("OBJECT", Vec::new(), object.clone(), some),
+        ("FREE", object.clone(), header(StreamRecord::Free(free)), some),
+        (
+            "WRITE",
+            object.clone(),
+            [header(StreamRecord::Write(write)), vec![1; 512]].concat(),
+            some,
+        ),
+        (
+            "FREEOBJECTS of one",
+            object.clone(),
+            header(StreamRecord::FreeObjects(none(of.object - 1, 1))),
+            some,
+        ),
+    ];
+    for (what, first, piece, count) in cases {
+        let (before, base) = (to.datasets(), memory("VmRSS:"));
+        let begin = [begin.clone(), first].concat();
+        let mut input = Repeated { begin: &begin, piece, at: 0, left: count };
+        let (names, options) = (cenote::ReceiveNames::Whole, cenote::ReceiveOptions::default());
+        let e = to.pool.receive("tank/new", names, &options, &mut input).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Interrupted, "{what}: {e}");
+        assert_eq!(to.datasets(), before, "{what}");
+        let grown = memory("VmHWM:").saturating_sub(base);
+        assert!(grown < 64 << 20, "{what}: {} MiB more", grown >> 20);
+        println!("MEMORY {what}: {count} records, {} MiB more", grown >> 20);
+    }
+    to.judged();
+}
+
+/// The streams with which the fuzzers begin, and mutations of them whose sums are right again:
+/// nothing but an error, or a sound pool.
+#[test]
+fn the_corpus_of_the_fuzzers() {
+    let to = TestPool::new("corpus");
+    let dir = testkit::fixtures().join("../../fuzz/corpus/stream");
+    let mut files: Vec<_> =
+        std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    assert!(!files.is_empty());
+    let mutations = if std::env::var_os("CENOTE_NIGHTLY").is_some() { 5000 } else { 8 };
+    let mut rng = Rng::new(31);
+    let (mut taken, mut refused) = (0, 0);
+    for file in files {
+        let seed = std::fs::read(&file).unwrap();
+        for n in 0..mutations {
+            let mut bytes = seed.clone();
+            for _ in 0..if n == 0 { 0 } else { 1 + rng.below(4) } {
+                // Headers more often than payloads.
+                let at = rng.index(bytes.len()) / 8 * 8 + rng.index(8);
+                let Some(byte) = bytes.get_mut(at) else { continue };
+                match rng.below(3) {
+                    0 => *byte ^= 1 << rng.below(8),
+                    1 => *byte = [0, 1, 0x7f, 0x80, 0xff][rng.index(5)],
+                    _ => *byte = rng.number() as u8,
+                }
+            }
+            let bytes = cenote::stream::fuzzing::with_sums(&bytes);
+            let before = to.datasets();
+            match to.receive("tank/new", &bytes) {
+                Ok(_) => {
+                    to.pool.destroy_dataset("tank/new", true, None).unwrap();
+                    taken += 1;
+                }
+                Err(e) => {
+                    let odd = matches!(e.kind(), ErrorKind::Bug | ErrorKind::Io);
+                    assert!(!odd, "{}, {n}: {e}", file.display());
+                    // Of a package, the substreams before were received.
+                    if file.ends_with("package") && to.pool.dataset("tank/new").is_ok() {
+                        to.pool.destroy_dataset("tank/new", true, None).unwrap();
+                    }
+                    let after = to.datasets();
+                    assert_eq!(after.len(), before.len(), "{}, {n}: {e}", file.display());
+                    refused += 1;
+                }
+            }
+        }
+    }
+    println!("CORPUS: {taken} streams received, {refused} refused");
+    to.pool.writer().unwrap().sync().unwrap();
     to.judged();
 }

@@ -9,10 +9,13 @@ mod extras;
 mod golden;
 mod history;
 mod hostile;
+mod lineages;
 mod raw;
 mod records;
+mod redaction;
 mod refusals;
 mod resume;
+mod round_trips;
 
 use std::collections::BTreeMap;
 use std::path::Path;

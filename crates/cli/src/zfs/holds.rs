@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use base::{Error, Result};
 use proto::client::Client;
 use proto::runtime::Runtime;
-use proto::{BookmarkArgs, DatasetChange, HeldSnapshot, HoldArgs, Reply, Request};
+use proto::{BookmarkArgs, DatasetChange, HeldSnapshot, HoldArgs, RedactArgs, Reply, Request};
 use ui::Exit;
 use ui::table::{self, Column};
 
@@ -132,6 +132,36 @@ pub(super) fn bookmark(argv: &[OsString]) -> Result<Exit> {
     }
     let args = BookmarkArgs { source, name, command: command_line("bookmark", argv) };
     let (_, failed) = request_change(DatasetChange::Bookmark(args))?;
+    Ok(Exit::failed_if(failed))
+}
+
+/// `zfs redact ...`
+pub(super) fn redact(argv: &[OsString]) -> Result<Exit> {
+    let parsed = match options("redact", argv) {
+        Ok(parsed) => parsed,
+        Err(exit) => return Ok(exit),
+    };
+    let words = parsed.words();
+    let (snapshot, bookmark, redactions) = match words.as_slice() {
+        [] => return Ok(misuse("redact", Some("missing snapshot argument"))),
+        [_] => return Ok(misuse("redact", Some("missing bookmark argument"))),
+        [_, _] => return Ok(misuse("redact", Some("missing redaction snapshot argument"))),
+        [snapshot, bookmark, rest @ ..] => (snapshot.clone(), bookmark.clone(), rest.to_vec()),
+    };
+    if !snapshot.contains('@') {
+        return Err(Error::invalid(format!("'{snapshot}' is not a snapshot")));
+    }
+    select::check_name(&snapshot).map_err(Error::invalid)?;
+    let fs = snapshot.split('@').next().unwrap_or_default().to_owned();
+    // Its dataset is that of the snapshot.
+    let bookmark = bookmark.rsplit('#').next().unwrap_or_default().to_owned();
+    let full = |name: &String| match name.starts_with('@') {
+        true => format!("{fs}{name}"),
+        false => name.clone(),
+    };
+    let redactions = redactions.iter().map(full).collect();
+    let args = RedactArgs { snapshot, bookmark, redactions, command: command_line("redact", argv) };
+    let (_, failed) = request_change(DatasetChange::Redact(args))?;
     Ok(Exit::failed_if(failed))
 }
 

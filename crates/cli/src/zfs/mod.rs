@@ -30,11 +30,10 @@ use proto::{DatasetChange, Reply, Request};
 use ui::Exit;
 
 /// Commands of OpenZFS's that Cenote does not have yet.
-const MISSING: [&str; 10] = [
+const MISSING: [&str; 9] = [
     "program",
     "share",
     "unshare",
-    "redact",
     "load-key",
     "unload-key",
     "change-key",
@@ -110,6 +109,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
         "rollback" => clones::rollback(rest),
         "rename" => clones::rename(rest),
         "bookmark" => holds::bookmark(rest),
+        "redact" => holds::redact(rest),
         "hold" | "release" => holds::hold(&command, rest),
         "holds" => holds::holds(rest),
         "allow" | "unallow" => allow::main(&command, rest),

@@ -38,8 +38,14 @@ pub(super) fn mount(argv: &[OsString]) -> Result<Exit> {
         return Ok(misuse("mount", Some("too many arguments")));
     }
     let options = parsed.opts.iter().filter(|o| o.letter == 'o').map(|o| o.text()).collect();
-    let args =
-        MountArgs { target, recursive, force: parsed.has('O'), options, ..MountArgs::default() };
+    let args = MountArgs {
+        target,
+        recursive,
+        force: parsed.has('O'),
+        redacted: parsed.has('f'),
+        options,
+        ..MountArgs::default()
+    };
     request(Request::Mount(args))
 }
 

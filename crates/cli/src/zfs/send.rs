@@ -31,7 +31,7 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         _ => return Ok(misuse("send", Some("too many arguments"))),
     };
     if resume.is_some()
-        && let Some(letter) = "iIRpbhsXcLew".chars().find(|letter| parsed.has(*letter))
+        && let Some(letter) = "iIRpbhsXcLewd".chars().find(|letter| parsed.has(*letter))
     {
         // The token says what the stream is.
         let text = format!("-t cannot be used together with -{letter}");
@@ -56,6 +56,13 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
             return Ok(misuse("send", Some("-i and -I cannot be used together")));
         }
     };
+    let redact = parsed.last('d');
+    if redact.is_some()
+        && let Some(letter) = "IRpbhX".chars().find(|letter| parsed.has(*letter))
+    {
+        let text = format!("--redact cannot be used together with -{letter}");
+        return Ok(misuse("send", Some(&text)));
+    }
     let (dry_run, parsable) = (parsed.has('n'), parsed.has('P'));
     if !dry_run && std::io::stdout().is_terminal() {
         ui::err(
@@ -66,6 +73,7 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     let raw = parsed.has('w');
     let args = SendArgs {
         from: from.map(|from| full_name(&snapshot, &from)),
+        redact: redact.map(|mark| redaction_name(&snapshot, &mark)),
         snapshot,
         all,
         large_blocks: raw || parsed.has('L'),
@@ -133,6 +141,16 @@ fn full_name(snapshot: &str, from: &str) -> String {
         // A name without either is a snapshot's.
         false if !from.contains(['@', '#', '/']) => format!("{fs}@{from}"),
         false => from.to_owned(),
+    }
+}
+
+/// The full name of a redaction bookmark: `#` and the dataset that is sent may be left out.
+fn redaction_name(snapshot: &str, mark: &str) -> String {
+    let fs = snapshot.split('@').next().unwrap_or(snapshot);
+    match mark.split_once('#') {
+        Some(("", short)) => format!("{fs}#{short}"),
+        Some(_) => mark.to_owned(),
+        None => format!("{fs}#{mark}"),
     }
 }
 

@@ -238,6 +238,13 @@ const ROWS: &[TriedCommand] = &[
     .after(&[&["zfs", "unallow", "-u", "7", "tank/a"]]),
     row(&["zfs", "send", "-n", "-v", "tank/a@s"], "cannot send 'tank/a@s'", "send"),
     row(&["zfs", "diff", "tank/a@s"], "cannot diff 'tank/a'", "diff"),
+    row(
+        &["zfs", "redact", "tank/a@s", "left-out", "tank/clone@r"],
+        "cannot redact snapshot 'tank/a@s'",
+        "bookmark",
+    )
+    .before(&[&["zfs", "snapshot", "tank/clone@r"]])
+    .after(&[&["zfs", "destroy", "tank/a#left-out"], &["zfs", "destroy", "tank/clone@r"]]),
 ];
 
 /// What only root may do, whatever was delegated.

@@ -59,6 +59,7 @@ fn datasets_of_a_suspended_pool() {
             ("hold tag P/a@s", "cannot hold snapshot 'P/a@s'"),
             ("release kept P/v@s", "cannot release hold from snapshot 'P/v@s'"),
             ("bookmark P/a@s P/a#b", "cannot create bookmark 'P/a#b'"),
+            ("redact P/a@s b P/c", "cannot redact snapshot 'P/a@s'"),
             ("destroy P/c", "cannot destroy 'P/c'"),
             ("destroy -R P/a", "cannot destroy 'P/a'"),
             ("destroy -d P/a@s", "cannot destroy snapshot P/a@s"),

@@ -132,6 +132,9 @@ pub(crate) enum DirtyContent {
 /// The content of a packed block.
 fn unpacked(bytes: &Buf, form: PackedForm) -> BufMut {
     let mut whole = BufMut::zeroed(form.lsize as usize);
+    if form.redacted {
+        return whole;
+    }
     // The first unpacking succeeded, and this one has the same input.
     let _same = codec::compress::decompress(form.compression, bytes, &mut whole);
     whole

@@ -173,6 +173,29 @@ impl Objset {
             .map_err(locate)
     }
 
+    /// Makes whole data blocks ones whose content a redacted stream left out: reading them is an
+    /// error.
+    ///
+    /// # Errors
+    /// `NotFound`; `Invalid` when the object cannot have the blocks; those of reading.
+    pub fn redact_blocks(
+        self: &Arc<Self>,
+        tx: &Tx,
+        id: ObjectId,
+        first: u64,
+        count: u64,
+    ) -> Result<()> {
+        let lsize = self.head(tx, id, |head| head.block_size)?;
+        let form = PackedForm { compression: 0, lsize, embedded: true, redacted: true, seal: None };
+        for blkid in first..first.saturating_add(count) {
+            let put = self.change_blocks(tx, id, |inner| {
+                inner.put_packed(tx.txg(), blkid, &Buf::default(), form)
+            });
+            put.map_err(|e| e.at_block(0, blkid).in_object(id))?;
+        }
+        Ok(())
+    }
+
     /// Frees `len` bytes from `offset`, as [`Objset::free_range`], but the object ends before
     /// `offset` only if `len` is `u64::MAX`: a hole at its end remains a part of it.
     ///

@@ -10,17 +10,19 @@
 //!   with FBN, bookmark_v2 those of the long form.
 
 use base::{Error, ErrorKind, Result};
-use ondisk::ObjType;
+use dmu::Io;
 use ondisk::dslphys::{
-    BOOKMARK_HAS_FBN, BOOKMARK_SNAPSHOT_EXISTS, BookmarkPhys, RedactionListPhys, Space,
+    BOOKMARK_HAS_FBN, BOOKMARK_SNAPSHOT_EXISTS, BookmarkPhys, RedactBlock, RedactionListPhys, Space,
 };
 use ondisk::normalize::TOUPPER;
 use ondisk::zap::ZapValue;
+use ondisk::{Endian, ObjType};
 
 use super::features::{
     self, BOOKMARK_V2, BOOKMARK_WRITTEN, BOOKMARKS, REDACTION_BOOKMARKS, REDACTION_LIST_SPILL,
 };
-use super::{MosRead, SyncCx, Usage, create, deadlist, links};
+use super::{MosRead, NewObject, SyncCx, Usage, create, deadlist, links};
+use crate::mos::Mos;
 
 /// Key of a head's bookmarks.
 pub const KEY: &str = "com.delphix:bookmarks";
@@ -28,6 +30,13 @@ pub const KEY: &str = "com.delphix:bookmarks";
 const IVSET: &str = "com.datto:ivset_guid";
 /// Words of the long form.
 const LONG: usize = 12;
+/// Bytes of a block of a redaction list.
+const REDACTION_BLOCK: u32 = 128 << 10;
+/// Redaction snapshots whose guids fit into a bonus buffer of 320 bytes. Longer headers, in spill
+/// blocks, are read, but not written.
+pub const REDACTION_SNAPS_MAX: usize = 36;
+/// Runs of a redaction list that is read: 384 MiB of memory.
+const REDACTION_RUNS_MAX: u64 = 16 << 20;
 
 /// A bookmark and its name.
 #[derive(Clone, Debug)]
@@ -215,6 +224,108 @@ pub fn make(cx: &SyncCx<'_>, snapshot: u64, name: &str) -> Result<()> {
         features::add(cx, BOOKMARK_V2, 1)?;
     }
     Ok(())
+}
+
+/// Makes a redaction bookmark of snapshot `snapshot` (chapter 07 §10.2): `snaps` are the guids of
+/// the redaction snapshots, `blocks` what they have changed, in order.
+///
+/// # Errors
+/// As [`make`]; `Limit` for too many redaction snapshots.
+pub fn make_redacted(
+    cx: &SyncCx<'_>,
+    snapshot: u64,
+    name: &str,
+    snaps: &[u64],
+    blocks: &[RedactBlock],
+) -> Result<()> {
+    if snaps.len() > REDACTION_SNAPS_MAX {
+        let text = format!("there can be at most {REDACTION_SNAPS_MAX} redaction snapshots");
+        return Err(Error::limit(text));
+    }
+    if !features::is_enabled(cx.read(), REDACTION_BOOKMARKS)? {
+        return Err(Error::unsupported("redaction bookmarks feature not enabled"));
+    }
+    make(cx, snapshot, name)?;
+    let header = RedactionListPhys {
+        last_object: u64::MAX,
+        last_blkid: u64::MAX,
+        num_entries: blocks.len() as u64,
+        snaps: snaps.to_vec(),
+    };
+    let of = ObjType::OTN_UINT64_METADATA;
+    let list = NewObject::plain(of, REDACTION_BLOCK).with_bonus(of, header.encode());
+    let list = cx.mos.allocate(&list)?;
+    let per_block = REDACTION_BLOCK as usize / RedactBlock::SIZE;
+    for (blkid, part) in (0..).zip(blocks.chunks(per_block)) {
+        cx.mos.edit_block(list, blkid, &mut |block| {
+            for (to, run) in block.chunks_exact_mut(RedactBlock::SIZE).zip(part) {
+                to.copy_from_slice(&run.encode());
+            }
+            Ok(())
+        })?;
+    }
+    let head = cx.dir(cx.dataset(snapshot)?.dir_obj)?.head_dataset_obj;
+    let zap = cx.read().attribute_u64(head, KEY)?;
+    let zap = zap.ok_or_else(|| base::bug!("the bookmark just made is gone"))?;
+    let mut mark = find(cx.read(), head, name)?;
+    mark.phys.redaction_obj = list;
+    features::add(cx, REDACTION_BOOKMARKS, 1)?;
+    if put(cx, zap, name.as_bytes(), &mark.phys)? && !mark.long {
+        features::add(cx, BOOKMARK_V2, 1)?;
+    }
+    Ok(())
+}
+
+/// The header of a redaction list (chapter 07 §10.2).
+///
+/// # Errors
+/// `Corrupt`; those of reading.
+pub fn redaction_header(mos: &Mos, object: u64) -> Result<RedactionListPhys> {
+    let object = mos.object(object)?;
+    let dnode = object.dnode();
+    let fail = |e: Error| e.in_object(object.id());
+    match RedactionListPhys::parse(&dnode.bonus, dnode.endian) {
+        Ok(header) => Ok(header),
+        // The bonus is too short for so many snapshots.
+        Err(e) => match object.spill(Io::WAIT)? {
+            Some((spill, endian)) => RedactionListPhys::parse(&spill, endian).map_err(fail),
+            None => Err(fail(e)),
+        },
+    }
+}
+
+/// The header and the blocks of a redaction list (chapter 07 §10.2).
+///
+/// # Errors
+/// `Corrupt` for one that is not complete, or shorter than it says; `Limit` for one of more than
+/// 16 million runs; those of reading.
+pub fn redaction_list(mos: &Mos, object: u64) -> Result<(RedactionListPhys, Vec<RedactBlock>)> {
+    let header = redaction_header(mos, object)?;
+    let object = mos.object(object)?;
+    let dnode = object.dnode();
+    let fail = |e: Error| e.in_object(object.id());
+    if !header.is_complete() {
+        return Err(fail(Error::corrupt("the redaction list is not complete")));
+    }
+    if header.num_entries > REDACTION_RUNS_MAX {
+        return Err(fail(Error::limit("the redaction list is too long")));
+    }
+    let per_block = object.block_size() / RedactBlock::SIZE as u64;
+    let blocks = header.num_entries.div_ceil(per_block.max(1));
+    if per_block == 0 || blocks > dnode.max_blkid.saturating_add(1) {
+        return Err(fail(Error::corrupt("the redaction list is shorter than it says")));
+    }
+    let mut out = Vec::new();
+    for blkid in 0..blocks {
+        let block = object.read_little(blkid, Io::WAIT)?;
+        for entry in block.chunks_exact(RedactBlock::SIZE) {
+            if out.len() as u64 == header.num_entries {
+                break;
+            }
+            out.push(RedactBlock::parse(entry, Endian::Little).map_err(fail)?);
+        }
+    }
+    Ok((header, out))
 }
 
 /// Destroys a bookmark of a head.

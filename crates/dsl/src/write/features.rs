@@ -35,8 +35,10 @@ pub(crate) const BOOKMARKS: &str = "com.delphix:bookmarks";
 pub(crate) const BOOKMARK_V2: &str = "com.datto:bookmark_v2";
 /// Bookmarks with a count of the blocks freed since.
 pub(crate) const BOOKMARK_WRITTEN: &str = "com.delphix:bookmark_written";
+/// Datasets that a redacted stream was received into.
+pub const REDACTED_DATASETS: &str = "com.delphix:redacted_datasets";
 /// Bookmarks with redaction lists.
-pub(crate) const REDACTION_BOOKMARKS: &str = "com.delphix:redaction_bookmarks";
+pub const REDACTION_BOOKMARKS: &str = "com.delphix:redaction_bookmarks";
 /// Redaction lists too long for a bonus buffer.
 pub(crate) const REDACTION_LIST_SPILL: &str = "com.delphix:redaction_list_spill";
 /// Encrypted datasets.

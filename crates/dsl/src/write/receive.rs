@@ -10,7 +10,7 @@
 //! ([`super::rollback::swap`]), and a snapshot with the stream's identity is taken. So every
 //! uberblock has the state before the receive, or the one after it.
 
-use base::Result;
+use base::{Error, Result};
 use ondisk::dslphys::DS_FLAG_INCONSISTENT;
 use ondisk::zap::ZapValue;
 
@@ -66,6 +66,8 @@ pub struct ResumeState {
     pub compressed: bool,
     /// It is raw.
     pub raw: bool,
+    /// Guids of the redaction snapshots of the bookmark that the stream is incremental to.
+    pub from_redacted: Option<Vec<u64>>,
 }
 
 /// The stored state of the resumable receive into the head `dataset`, if there is one.
@@ -91,6 +93,10 @@ pub fn resume_state(mos: &dyn MosRead, dataset: u64) -> Result<Option<ResumeStat
         embedded: has(EMBEDDED)?,
         compressed: has(COMPRESSED)?,
         raw: has(RAW)?,
+        from_redacted: match mos.attribute(dataset, REDACT_SNAPS)? {
+            Some(value) => value.u64s(),
+            None => None,
+        },
     }))
 }
 
@@ -147,7 +153,40 @@ pub fn begin(cx: &SyncCx<'_>, head: u64, resume: Option<&ResumeState>) -> Result
         (state.raw, RAW),
     ];
     flags.iter().filter(|(set, _)| *set).try_for_each(|(_, key)| put(key, 1))?;
+    if let Some(guids) = state.from_redacted.as_ref().filter(|guids| !guids.is_empty()) {
+        features::set_attribute(cx, head, REDACT_SNAPS, &guid_list(guids)?)?;
+    }
     put_position(cx, head, state.position)
+}
+
+fn guid_list(guids: &[u64]) -> Result<ZapValue> {
+    ZapValue::from_u64s(guids).ok_or_else(|| Error::limit("too many redaction snapshots"))
+}
+
+/// Marks a head as redacted by these snapshots, or, without, as one that lacks nothing.
+///
+/// # Errors
+/// `Unsupported` unless the feature is enabled; `Limit`; those of the store.
+pub fn set_redacted(cx: &SyncCx<'_>, head: u64, guids: Option<&[u64]>) -> Result<()> {
+    features::deactivate(cx, head, features::REDACTED_DATASETS)?;
+    match guids {
+        Some(guids) => {
+            features::activate_with(cx, head, features::REDACTED_DATASETS, &guid_list(guids)?)
+        }
+        None => Ok(()),
+    }
+}
+
+/// The guids of the snapshots by which a dataset is redacted; `None` if it is not.
+///
+/// # Errors
+/// Those of reading; `Corrupt`.
+pub fn redacted_by(mos: &dyn MosRead, dataset: u64) -> Result<Option<Vec<u64>>> {
+    let odd = || Error::corrupt("the redaction snapshots are no numbers");
+    let Some(value) = mos.attribute(dataset, features::REDACTED_DATASETS)? else {
+        return Ok(None);
+    };
+    value.u64s().map(Some).ok_or_else(odd)
 }
 
 /// Stores how far a resumable receive has come, in the txg that writes its data.

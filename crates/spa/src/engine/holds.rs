@@ -15,7 +15,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use base::limits::DATASET_NAME_MAX;
 use base::{Error, ErrorKind, Result, Txg};
-use dsl::write::{bookmark, destroy};
+use dsl::write::{bookmark, destroy, features};
+use ondisk::dslphys::RedactBlock;
 
 use super::Writer;
 use super::datasets::{check_name, log};
@@ -41,6 +42,19 @@ pub struct NewBookmark {
     pub source: String,
     /// Full name of the bookmark, in the same dataset.
     pub name: String,
+}
+
+/// A redaction bookmark to make.
+#[derive(Clone, Debug)]
+pub struct NewRedaction {
+    /// The bookmark.
+    pub bookmark: NewBookmark,
+    /// The guid of the snapshot that it is made of.
+    pub guid: u64,
+    /// Guids of the redaction snapshots.
+    pub snaps: Vec<u64>,
+    /// The blocks of the snapshot that these have changed, in order.
+    pub blocks: Vec<RedactBlock>,
 }
 
 fn check_tag(tag: &str) -> Result<()> {
@@ -72,6 +86,45 @@ impl TaskCx<'_> {
     fn bookmark<'n>(&self, name: &'n str) -> Result<(u64, &'n str)> {
         let (fs, short) = name.split_once('#').ok_or_else(|| missing(name))?;
         Ok((self.head(fs)?, short))
+    }
+
+    /// Checks that bookmarks can be made; each with the head that gets it.
+    fn check_bookmarks(&self, list: Vec<NewBookmark>) -> Result<Vec<(u64, NewBookmark)>> {
+        let (mut found, mut seen) = (Vec::with_capacity(list.len()), BTreeSet::new());
+        for new in list {
+            let (head, short) = self.bookmark(&new.name)?;
+            let of = match new.source.split_once('@') {
+                Some(_) => self.snapshot(&new.source)?.0,
+                None => {
+                    let (of, from) = self.bookmark(&new.source)?;
+                    let missing = |e: Error| match e.kind() {
+                        ErrorKind::NotFound => missing(&new.source),
+                        _ => e,
+                    };
+                    bookmark::find(self.read(), of, from).map_err(missing)?;
+                    of
+                }
+            };
+            if of != head {
+                let text = "source is not an ancestor of the new bookmark's dataset";
+                return Err(Error::invalid(text).in_dataset(new.name.as_str()));
+            }
+            let taken = || Error::new(ErrorKind::Exists, "bookmark exists");
+            match bookmark::check_new(self.cx, head, short) {
+                Err(e) if e.kind() == ErrorKind::Exists => {
+                    return Err(taken().in_dataset(new.name.as_str()));
+                }
+                other => other.map_err(|e| e.in_dataset(new.name.as_str()))?,
+            }
+            if !seen.insert(new.name.clone()) {
+                return Err(taken().in_dataset(new.name.as_str()));
+            }
+            found.push((head, new));
+        }
+        if self.writer.allocatable(false) == 0 {
+            return Err(Error::new(ErrorKind::NoSpace, "out of space"));
+        }
+        Ok(found)
     }
 
     fn has_hold(&self, snap: u64, tag: &str) -> Result<bool> {
@@ -183,43 +236,7 @@ impl Writer {
             check_name(&new.name)?;
         }
         let list = list.to_vec();
-        let check = move |cx: &mut TaskCx<'_>| {
-            let (mut found, mut seen) = (Vec::with_capacity(list.len()), BTreeSet::new());
-            for new in list {
-                let (head, short) = cx.bookmark(&new.name)?;
-                let of = match new.source.split_once('@') {
-                    Some(_) => cx.snapshot(&new.source)?.0,
-                    None => {
-                        let (of, from) = cx.bookmark(&new.source)?;
-                        let missing = |e: Error| match e.kind() {
-                            ErrorKind::NotFound => missing(&new.source),
-                            _ => e,
-                        };
-                        bookmark::find(cx.read(), of, from).map_err(missing)?;
-                        of
-                    }
-                };
-                if of != head {
-                    let text = "source is not an ancestor of the new bookmark's dataset";
-                    return Err(Error::invalid(text).in_dataset(new.name.as_str()));
-                }
-                let taken = || Error::new(ErrorKind::Exists, "bookmark exists");
-                match bookmark::check_new(cx.cx, head, short) {
-                    Err(e) if e.kind() == ErrorKind::Exists => {
-                        return Err(taken().in_dataset(new.name.as_str()));
-                    }
-                    other => other.map_err(|e| e.in_dataset(new.name.as_str()))?,
-                }
-                if !seen.insert(new.name.clone()) {
-                    return Err(taken().in_dataset(new.name.as_str()));
-                }
-                found.push((head, new));
-            }
-            if cx.writer.allocatable(false) == 0 {
-                return Err(Error::new(ErrorKind::NoSpace, "out of space"));
-            }
-            Ok(found)
-        };
+        let check = move |cx: &mut TaskCx<'_>| cx.check_bookmarks(list);
         let act = move |cx: &mut TaskCx<'_>, found: Vec<(u64, NewBookmark)>| {
             // The count of blocks freed since the snapshot begins with the present deadlist.
             cx.settle()?;
@@ -238,6 +255,39 @@ impl Writer {
                 let text = format!("name={} from={}", new.name, new.source);
                 cx.log_internal("bookmark", Some((&new.name, head)), &text)?;
             }
+            log(cx, command.as_ref())
+        };
+        self.sync_task(check, act).map(|(_, txg)| txg)
+    }
+
+    /// Makes a redaction bookmark (chapter 07 §10.2) in one txg, whatever the length of its list.
+    ///
+    /// # Errors
+    /// As [`Writer::bookmark`]; `NotFound` if the snapshot is gone; `Limit` for too many
+    /// redaction snapshots.
+    pub fn redact(&self, new: NewRedaction, command: Option<Command>) -> Result<Txg> {
+        check_name(&new.bookmark.source)?;
+        check_name(&new.bookmark.name)?;
+        let (wanted, guid) = (new.bookmark.clone(), new.guid);
+        let check = move |cx: &mut TaskCx<'_>| {
+            let (_, snap) = cx.snapshot(&wanted.source)?;
+            // The list says nothing about another snapshot of the name.
+            if cx.read().dataset(snap)?.guid != guid {
+                return Err(missing(&wanted.source));
+            }
+            if !features::is_enabled(cx.read(), features::REDACTION_BOOKMARKS)? {
+                return Err(Error::unsupported("redaction bookmarks feature not enabled"));
+            }
+            let found = cx.check_bookmarks(vec![wanted])?;
+            Ok((found.first().map_or(0, |(head, _)| *head), snap))
+        };
+        let act = move |cx: &mut TaskCx<'_>, (head, snap): (u64, u64)| {
+            cx.settle()?;
+            let NewRedaction { bookmark: of, snaps, blocks, .. } = new;
+            let (_, short) = cx.bookmark(&of.name)?;
+            bookmark::make_redacted(cx.cx, snap, short, &snaps, &blocks)?;
+            let text = format!("name={} from={}", of.name, of.source);
+            cx.log_internal("bookmark", Some((&of.name, head)), &text)?;
             log(cx, command.as_ref())
         };
         self.sync_task(check, act).map(|(_, txg)| txg)

@@ -103,7 +103,7 @@ pub use datasets::{Content, NewDataset, PropChange};
 pub use delegation::PermissionChange;
 pub use effective::{effective, find_dir};
 pub use heads::objset_props;
-pub use holds::{NewBookmark, SnapshotHold};
+pub use holds::{NewBookmark, NewRedaction, SnapshotHold};
 pub use in_use::{PartialUse, SnapshotUse};
 pub use job_record::{JobKind, JobRecord, JobState, JobStatus};
 pub use leaf_jobs::FreeSpaceTuning;
@@ -112,7 +112,7 @@ pub(crate) use maps::LOGS_DIRECTORY;
 pub(crate) use open::assemble;
 pub use open::{Parts, WriterOptions};
 pub use pools::{Devices, PoolChange, init_aux_labels};
-pub use receive::{EndReceive, NewReceive, ReceiveTarget};
+pub use receive::{EndReceive, NewReceive, ReceivePlants, ReceiveTarget};
 pub use receive_raw::RawReceive;
 pub use resilver_request::ResilverTuning;
 pub use scan::ErrorScrubProgress;
@@ -156,6 +156,8 @@ pub struct Plants {
     pub scan: ScanPlants,
     /// Bugs of sequential rebuilds.
     pub rebuild: RebuildPlants,
+    /// Bugs of receives.
+    pub receive: ReceivePlants,
 }
 
 /// The state of a live pool that readers see.

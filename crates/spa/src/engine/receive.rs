@@ -32,7 +32,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
+use base::planted::BugSwitch;
 use base::rt::Mutex;
 use base::{Error, ErrorKind, Result, Txg};
 use dmu::{Io, Objset, SealedRoot};
@@ -81,6 +83,10 @@ pub struct NewReceive {
     pub resume: Option<ResumeState>,
     /// The stream continues one that was interrupted there.
     pub resumes_at: Option<(u64, u64)>,
+    /// The stream is redacted: guids of its redaction snapshots.
+    pub redacted: Option<Vec<u64>>,
+    /// Its source is a redaction bookmark: guids of that one's redaction snapshots.
+    pub from_redacted: Option<Vec<u64>>,
     /// A new dataset is not encrypted, even below one that is.
     pub is_plain: bool,
     /// What a raw stream says of its dataset.
@@ -102,6 +108,17 @@ pub struct ReceiveTarget {
     progress: Arc<ReceiveProgress>,
     /// What a raw stream says of the object set.
     root: Option<SealedRoot>,
+}
+
+/// Planted bugs ([`base::planted`]).
+#[derive(Debug, Default)]
+pub struct ReceivePlants {
+    /// The dataset gets the content that was received before the last of it is stored.
+    pub early_switch: BugSwitch,
+    /// The stored position is that of records in later txgs.
+    pub position_too_far: BugSwitch,
+    /// The position of a receive that is cut off is not on disk when the caller learns of it.
+    pub unsynced_position: BugSwitch,
 }
 
 /// The position of a receive in each txg that is not on disk yet.
@@ -256,6 +273,9 @@ impl TaskCx<'_> {
                 if new.from_guid != 0 && self.read().dataset(found)?.guid != new.from_guid {
                     return Err(no_match(name));
                 }
+                if new.from_guid != 0 {
+                    self.check_redaction(new, found)?;
+                }
                 Some(found)
             }
             None if new.from_guid != 0 => return Err(absent(name)),
@@ -376,6 +396,7 @@ impl TaskCx<'_> {
         } else if !newer.is_empty() {
             return Err(no_match(name));
         }
+        self.check_redaction(new, base)?;
         let large = self.read().attribute(base, features::LARGE_BLOCKS)?.is_some();
         if large && !new.uses.contains(&features::LARGE_BLOCKS) {
             let text = "incremental send stream requires -L (--large-block), to match previous \
@@ -383,6 +404,19 @@ impl TaskCx<'_> {
             return Err(Error::invalid(text));
         }
         Ok(ReceivePlan::Into { head, base: Some(base) })
+    }
+
+    /// A snapshot that lacks blocks is continued only by what does not need them (§13.8).
+    fn check_redaction(&self, new: &NewReceive, base: u64) -> Result<()> {
+        let Some(lacks) = dsl_receive::redacted_by(self.read(), base)? else { return Ok(()) };
+        let subset = |guids: &[u64]| guids.iter().all(|guid| lacks.contains(guid));
+        let fits = match (&new.from_redacted, &new.redacted) {
+            (Some(from), _) => subset(from),
+            (None, Some(redacted)) => subset(redacted),
+            (None, None) => lacks.contains(&new.to_guid),
+        };
+        let text = "incremental stream may not be applied to a redacted snapshot";
+        if fits { Ok(()) } else { Err(Error::invalid(text)) }
     }
 
     /// The interrupted receive that a stream continues.
@@ -459,6 +493,7 @@ impl TaskCx<'_> {
             return Ok(target);
         }
         dsl_receive::begin(self.cx, head, new.resume.as_ref())?;
+        dsl_receive::set_redacted(self.cx, head, new.redacted.as_deref())?;
         new.uses.iter().try_for_each(|guid| features::activate(self.cx, head, guid))?;
         if content {
             self.forget_inherited_log(head)?;
@@ -569,7 +604,9 @@ impl TaskCx<'_> {
         end: &EndReceive,
         newer: &[u64],
     ) -> Result<()> {
-        self.settle()?;
+        if !self.writer.plants.receive.early_switch.load(Relaxed) {
+            self.settle()?;
+        }
         let head = target.into.unwrap_or(target.head);
         let name = self.name_of_dataset(head)?;
         if let Some(into) = target.into {
@@ -705,7 +742,10 @@ impl Writer {
         let head = target.head;
         if keep && target.progress.resumable {
             // What was applied is on disk when the caller learns of the error.
-            let synced = self.sync().map(drop);
+            let synced = match self.plants.receive.unsynced_position.load(Relaxed) {
+                true => Ok(()),
+                false => self.sync().map(drop),
+            };
             self.receives.lock().remove(&head);
             return synced;
         }
@@ -726,10 +766,12 @@ impl Writer {
     pub(super) fn store_position(&self, cx: &SyncCx<'_>, head: u64) -> Result<()> {
         let Some(progress) = self.receives.lock().get(&head).cloned() else { return Ok(()) };
         let mut positions = progress.positions.lock();
+        let too_far = self.plants.receive.position_too_far.load(Relaxed);
+        let too_far = positions.values().next_back().copied().filter(|_| too_far);
         let later = positions.split_off(&cx.txg.next());
         let due = std::mem::replace(&mut *positions, later);
         drop(positions);
-        let newest = due.into_values().next_back();
+        let newest = too_far.or_else(|| due.into_values().next_back());
         newest.map_or(Ok(()), |at| dsl_receive::put_position(cx, head, at))
     }
 }

@@ -109,6 +109,7 @@ impl Receiver<'_> {
             compression: r.compression,
             lsize: shape.block_size,
             embedded: false,
+            redacted: false,
             seal: Some(seal),
         };
         let tx = self.tx()?;
@@ -157,8 +158,13 @@ impl Receiver<'_> {
         }
         let lsize = u32::try_from(r.length).map_err(|_| bad("SPILL", "length", r.object))?;
         let seal = Seal { salt: r.salt, iv: r.iv, mac: r.mac, endian: self.order_of(r.flags) };
-        let form =
-            PackedForm { compression: r.compression, lsize, embedded: false, seal: Some(seal) };
+        let form = PackedForm {
+            compression: r.compression,
+            lsize,
+            embedded: false,
+            redacted: false,
+            seal: Some(seal),
+        };
         let tx = self.tx()?;
         let done = self.into.objset.set_sealed_spill(&tx, ObjectId(r.object), payload, form);
         done.map_err(unknown("SPILL", r.object)).map_err(|e| match e.kind() {
@@ -201,6 +207,10 @@ pub(super) fn check_begin(features: crate::record::Features, flags: u32) -> Resu
         return Err(Error::invalid(
             "incompatible embedded data stream feature with encrypted receive.",
         ));
+    }
+    if features.has(Features::REDACTED) {
+        // A block that was left out has no MAC.
+        return Err(Error::invalid("raw streams cannot be redacted."));
     }
     if flags & begin_flags::SPILL_BLOCK == 0 {
         return Err(Error::invalid(

@@ -32,7 +32,7 @@ impl<'a, W: std::io::Write> Emitter<'a, W> {
         match record {
             // The tail of an object is never joined.
             StreamRecord::Free(Free { length: TO_THE_END, .. }) => self.put(&record, &payload),
-            StreamRecord::Free(_) | StreamRecord::FreeObjects(_) => {
+            StreamRecord::Free(_) | StreamRecord::Redact(_) | StreamRecord::FreeObjects(_) => {
                 self.pending = Some(record);
                 Ok(())
             }
@@ -68,7 +68,8 @@ impl<'a, W: std::io::Write> Emitter<'a, W> {
 /// Extends `before` by what follows it directly; whether it did.
 fn join(before: &mut StreamRecord, next: &StreamRecord) -> bool {
     match (before, next) {
-        (StreamRecord::Free(a), StreamRecord::Free(b)) => {
+        (StreamRecord::Free(a), StreamRecord::Free(b))
+        | (StreamRecord::Redact(a), StreamRecord::Redact(b)) => {
             let follows = a.object == b.object && a.offset.checked_add(a.length) == Some(b.offset);
             let sum = (b.length != TO_THE_END).then(|| a.length.checked_add(b.length)).flatten();
             match sum {

@@ -19,6 +19,7 @@
 mod emit;
 mod queue;
 mod raw;
+pub(crate) mod redact;
 mod walk;
 
 use std::sync::Arc;
@@ -32,6 +33,7 @@ use super::record::{Begin, End, Features, HEADER_SIZE, HeaderKind, StreamRecord,
 use super::writer::StreamWriter;
 use emit::{Counter, Emitter};
 use queue::Queue;
+use redact::RedactionList;
 use walk::SendWalk;
 
 /// What the stream may contain (`zfs send -L -e -c -w`).
@@ -129,6 +131,10 @@ pub struct SendRequest {
     /// The keys of a raw stream, wrapped, with the shape of the meta-dnode (`crypt_keydata`,
     /// §3.1).
     pub keys: Option<NvList>,
+    /// Blocks that are left out (`--redact`).
+    pub redaction: Option<Arc<RedactionList>>,
+    /// The list of the source, if that is a redaction bookmark: blocks that the receiver lacks.
+    pub lacking: Option<Arc<RedactionList>>,
 }
 
 impl SendRequest {
@@ -139,6 +145,12 @@ impl SendRequest {
     /// The payload of the BEGIN (§3.1).
     fn payload(&self) -> Vec<u8> {
         let mut list = NvList::new();
+        if let Some(redaction) = &self.redaction {
+            list.insert("redact_snaps", redaction.snaps.clone());
+        }
+        if let Some(lacking) = &self.lacking {
+            list.insert("redact_from_snaps", lacking.snaps.clone());
+        }
         if let Some(point) = self.resume {
             list.add_u64("resume_object", point.object).add_u64("resume_offset", point.offset);
         }
@@ -203,7 +215,10 @@ impl SendSnapshot {
     ) -> Result<()> {
         let source = request.source;
         let resumes = request.resume.is_some();
-        let features = self.stream_features(request.options)?.with_if(Features::RESUMING, resumes);
+        let features = self
+            .stream_features(request.options)?
+            .with_if(Features::RESUMING, resumes)
+            .with_if(Features::REDACTED, request.redaction.is_some());
         let mut flags = begin_flags::FREE_RECORDS | begin_flags::SPILL_BLOCK;
         if source.is_some_and(|source| source.is_origin) {
             flags |= begin_flags::CLONE;
@@ -224,8 +239,7 @@ impl SendSnapshot {
         writer.write(&StreamRecord::Begin(begin), &payload)?;
         let queue = Arc::new(Queue::new());
         let sink = Arc::clone(&queue);
-        let (min_txg, resume, until) = (request.min_txg(), request.resume, request.until);
-        let walk = SendWalk { snapshot: self.clone(), sink, min_txg, features, resume, until };
+        let walk = self.walk(request, sink, features);
         let walker = base::rt::spawn("send walk", move || {
             let ends = walk.sink.ends_with_walk();
             ends.with(walk.walk());
@@ -252,15 +266,26 @@ impl SendSnapshot {
         emitter.finish(&StreamRecord::End(End { to_guid: self.guid, ..End::default() }))
     }
 
+    fn walk<S>(&self, request: &SendRequest, sink: S, features: Features) -> SendWalk<S> {
+        SendWalk {
+            snapshot: self.clone(),
+            sink,
+            min_txg: request.min_txg(),
+            features,
+            resume: request.resume,
+            until: request.until,
+            redaction: request.redaction.clone(),
+            lacking: request.lacking.clone(),
+        }
+    }
+
     /// Bytes of the stream that [`SendSnapshot::send`] writes, without reading data.
     ///
     /// # Errors
     /// As [`SendSnapshot::send`].
     pub fn size(&self, request: &SendRequest) -> Result<u64> {
         let features = self.stream_features(request.options)?;
-        let sink = Counter::default();
-        let (min_txg, resume, until) = (request.min_txg(), request.resume, request.until);
-        let walk = SendWalk { snapshot: self.clone(), sink, min_txg, features, resume, until };
+        let walk = self.walk(request, Counter::default(), features);
         walk.walk()?;
         let payload = request.payload().len();
         let ends = if request.until.is_some() { 1 } else { 2 };

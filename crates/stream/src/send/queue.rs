@@ -8,9 +8,18 @@
 //! The writer makes a read itself that no other thread has begun, so one thread can do
 //! without readers.
 //!
+//! Records may be small and many, so a thread is woken only for what it can do: a reader for
+//! each read that no thread looks for, the writer when the first place is complete, the walk
+//! when half of the queue is free. The writer takes several complete places at a time.
+//!
 //! # Invariants
-//! * At most [`PLACES`] places and [`BYTES`] bytes are in the queue, or one place.
+//! * At most [`PLACES`] places and [`BYTES`] bytes are in the queue, or one place. The writer has
+//!   at most [`TAKEN_BYTES`] more, or one place.
 //! * After an error or a panic of any thread, and once the writer has ended, no thread waits.
+//! * The walk waits only while more than half of the queue is in use, or its place does not fit;
+//!   the writer only while the first place is incomplete and its read has begun; a reader only
+//!   while there are no reads. The thread that ends one of these conditions wakes the one that
+//!   waits.
 
 use std::collections::VecDeque;
 
@@ -23,6 +32,10 @@ use crate::record::StreamRecord;
 const PLACES: usize = 1024;
 /// Bytes of content in the queue at most; see `zfs_send_queue_length` (§16).
 const BYTES: u64 = 16 << 20;
+/// Places that the writer takes at a time, at most.
+const TAKEN: usize = 64;
+/// Bytes of content that the writer takes at a time; it takes at least one place.
+const TAKEN_BYTES: u64 = 1 << 20;
 
 /// SendRecords with payloads.
 pub(super) type SendRecords = Vec<(StreamRecord, Buf)>;
@@ -67,11 +80,41 @@ struct QueueState {
     finished: bool,
     /// The writer has ended.
     ended: bool,
+    /// The walk waits for room.
+    walk_waits: bool,
+    /// The writer waits for the first place.
+    writer_waits: bool,
+    /// Readers that wait for a read.
+    idle_readers: usize,
+}
+
+impl QueueState {
+    /// Complete places from the front, at most [`TAKEN`].
+    fn take(&mut self) -> Vec<Result<SendRecords>> {
+        let (mut taken, mut bytes) = (Vec::new(), 0);
+        while taken.len() < TAKEN
+            && let Some(place) = self.places.front_mut()
+            && (taken.is_empty() || bytes + place.bytes <= TAKEN_BYTES)
+            && let Some(content) = place.content.take()
+        {
+            bytes += place.bytes;
+            taken.push(content);
+            self.places.pop_front();
+            self.first += 1;
+        }
+        self.bytes -= bytes;
+        taken
+    }
 }
 
 pub(super) struct Queue {
     state: Mutex<QueueState>,
-    changed: Condvar,
+    /// There is room, or the writer has ended.
+    room: Condvar,
+    /// There is a read, or there will be none.
+    work: Condvar,
+    /// The first place is complete, or its read has not begun, or there will be none.
+    front: Condvar,
 }
 
 /// Ends the queue when it is dropped.
@@ -82,7 +125,7 @@ impl Drop for EndsQueue<'_> {
         let mut state = self.0.state.lock();
         state.ended = true;
         state.reads.clear();
-        self.0.changed.notify_all();
+        self.0.wake_all();
     }
 }
 
@@ -105,7 +148,7 @@ impl Drop for EndsWalk<'_> {
             state.places.push_back(QueuePlace { bytes: 0, content: Some(Err(e)) });
         }
         state.finished = true;
-        self.queue.changed.notify_all();
+        self.queue.wake_all();
     }
 }
 
@@ -125,7 +168,9 @@ impl Drop for FillsPlace<'_> {
         if let Some(place) = at.and_then(|at| state.places.get_mut(at)) {
             place.content = Some(content);
         }
-        self.queue.changed.notify_all();
+        if at == Some(0) && state.writer_waits {
+            self.queue.front.notify_one();
+        }
     }
 }
 
@@ -143,9 +188,20 @@ impl Queue {
                 bytes: 0,
                 finished: false,
                 ended: false,
+                walk_waits: false,
+                writer_waits: false,
+                idle_readers: 0,
             }),
-            changed: Condvar::new(),
+            room: Condvar::new(),
+            work: Condvar::new(),
+            front: Condvar::new(),
         }
+    }
+
+    fn wake_all(&self) {
+        self.room.notify_all();
+        self.work.notify_all();
+        self.front.notify_all();
     }
 
     pub(super) fn ends_with_this(&self) -> EndsQueue<'_> {
@@ -167,13 +223,23 @@ impl Queue {
             if fits || state.places.is_empty() {
                 break;
             }
-            self.changed.wait(&mut state);
+            state.walk_waits = true;
+            self.room.wait(&mut state);
+            state.walk_waits = false;
         }
         let number = state.first + state.places.len() as u64;
         state.bytes += bytes;
         state.places.push_back(QueuePlace { bytes, content });
-        state.reads.extend(read.map(|read| (number, read)));
-        self.changed.notify_all();
+        if let Some(read) = read {
+            state.reads.push_back((number, read));
+            if state.idle_readers > 0 {
+                self.work.notify_one();
+            }
+        }
+        // It is complete, or no other thread may be there to read it.
+        if state.writer_waits && state.places.len() == 1 {
+            self.front.notify_one();
+        }
         Ok(())
     }
 
@@ -197,7 +263,9 @@ impl Queue {
                 if state.finished {
                     return;
                 }
-                self.changed.wait(&mut state);
+                state.idle_readers += 1;
+                self.work.wait(&mut state);
+                state.idle_readers -= 1;
                 continue;
             };
             drop(state);
@@ -216,21 +284,22 @@ impl Queue {
     ) -> Result<()> {
         let mut state = self.state.lock();
         loop {
-            let front = state.places.front_mut();
-            let (is_empty, content) = (front.is_none(), front.and_then(|p| p.content.take()));
-            if let Some(content) = content {
-                let bytes = state.places.pop_front().map_or(0, |place| place.bytes);
-                state.first += 1;
-                state.bytes -= bytes;
-                self.changed.notify_all();
+            let taken = state.take();
+            if !taken.is_empty() {
+                let is_half = state.places.len() <= PLACES / 2 && state.bytes <= BYTES / 2;
+                if state.walk_waits && is_half {
+                    self.room.notify_one();
+                }
                 drop(state);
-                for (record, payload) in content? {
-                    sink(record, payload)?;
+                for content in taken {
+                    for (record, payload) in content? {
+                        sink(record, payload)?;
+                    }
                 }
                 state = self.state.lock();
                 continue;
             }
-            if is_empty && state.finished {
+            if state.places.is_empty() && state.finished {
                 return Ok(());
             }
             // Reads are begun in order, so the first one is that of the first place, if any.
@@ -241,7 +310,9 @@ impl Queue {
                 state = self.state.lock();
                 continue;
             }
-            self.changed.wait(&mut state);
+            state.writer_waits = true;
+            self.front.wait(&mut state);
+            state.writer_waits = false;
         }
     }
 }

@@ -18,6 +18,7 @@ use ondisk::{BlkPtr, Endian, ObjType, ObjsetPhys};
 use zio::Zio;
 
 use super::queue::{ReadSize, SendRecords, SendSink};
+use super::redact::RedactionList;
 use super::{ResumePoint, SendSnapshot};
 use crate::record::{
     Features, Free, FreeObjects, OLD_BLOCK_MAX, Object, Spill, StreamRecord, TO_THE_END, Write,
@@ -37,6 +38,10 @@ pub(super) struct SendWalk<S> {
     pub(super) resume: Option<ResumePoint>,
     /// The last object; all if there is none.
     pub(super) until: Option<u64>,
+    /// Blocks that are replaced by REDACT records.
+    pub(super) redaction: Option<Arc<RedactionList>>,
+    /// Blocks that the receiver lacks, however old they are.
+    pub(super) lacking: Option<Arc<RedactionList>>,
 }
 
 /// An object whose blocks are sent.
@@ -64,7 +69,8 @@ impl<S: SendSink> SendWalk<S> {
     /// Those of reading metadata and of the sink.
     pub(super) fn walk(&self) -> Result<()> {
         let root = &self.snapshot.root;
-        if root.is_hole() || root.birth() <= self.min_txg {
+        let lacks = self.lacking.as_ref().is_some_and(|list| !list.blocks().is_empty());
+        if root.is_hole() || (root.birth() <= self.min_txg && !lacks) {
             return Ok(());
         }
         let block = self.read(root)?;
@@ -104,14 +110,26 @@ impl<S: SendSink> SendWalk<S> {
         Ok(())
     }
 
-    fn block(&self, of: &Sent, bp: &BlkPtr, level: u8, blkid: u64) -> Result<()> {
-        if !self.is_new(bp) {
-            return Ok(());
+    /// Whether the receiver lacks one of these data blocks of an object.
+    fn is_lacking(&self, of: &Sent, first: u64, count: u64) -> bool {
+        let Some(list) = &self.lacking else { return false };
+        match of.number {
+            0 => {
+                let objects = |blocks: u64| blocks.saturating_mul(DNODES_PER_BLOCK);
+                list.has_object_in(objects(first), objects(count))
+            }
+            number => list.intersects(number, first, count),
         }
+    }
+
+    fn block(&self, of: &Sent, bp: &BlkPtr, level: u8, blkid: u64) -> Result<()> {
         // Data blocks below, and the number of the first one.
         let shift = of.dnode.epb_shift() * u32::from(level);
         let count = 1u64.checked_shl(shift).unwrap_or(u64::MAX);
         let Some(first) = blkid.checked_mul(count) else { return Ok(()) };
+        if !self.is_new(bp) && !self.is_lacking(of, first, count) {
+            return Ok(());
+        }
         if of.number == 0 {
             return self.meta_block(of, bp, level, first, count);
         }
@@ -124,7 +142,7 @@ impl<S: SendSink> SendWalk<S> {
             return Ok(());
         }
         if bp.is_hole() {
-            return self.hole(of, first, count);
+            return self.redacted_hole(of, first, count, self.is_new(bp));
         }
         match level {
             0 => self.data(of, bp, blkid),
@@ -267,6 +285,31 @@ impl<S: SendSink> SendWalk<S> {
         self.sink.add(StreamRecord::Free(record), Buf::default())
     }
 
+    /// A hole, of which parts may be listed: they are left out as data is.
+    fn redacted_hole(&self, of: &Sent, first: u64, count: u64, is_new: bool) -> Result<()> {
+        let Some(list) = &self.redaction else { return self.hole(of, first, count) };
+        let (mut at, last) = (first, first.saturating_add(count));
+        for (listed, count) in list.runs_in(of.number, first, count) {
+            if at < listed {
+                self.hole(of, at, listed - at)?;
+            }
+            if is_new {
+                self.redact(of, listed, count)?;
+            }
+            at = listed.saturating_add(count);
+        }
+        if at < last { self.hole(of, at, last - at) } else { Ok(()) }
+    }
+
+    fn redact(&self, of: &Sent, first: u64, count: u64) -> Result<()> {
+        let size = u64::from(of.dnode.data_block_size);
+        let range = first.checked_mul(size).zip(count.checked_mul(size));
+        let Some((offset, length)) = range else { return Ok(()) };
+        let to_guid = self.snapshot.guid;
+        let record = Free { object: of.number, offset, length, to_guid };
+        self.sink.add(StreamRecord::Redact(record), Buf::default())
+    }
+
     fn hole(&self, of: &Sent, first: u64, count: u64) -> Result<()> {
         let size = u64::from(of.dnode.data_block_size);
         let Some(offset) = first.checked_mul(size) else { return Ok(()) };
@@ -296,6 +339,13 @@ impl<S: SendSink> SendWalk<S> {
     fn data(&self, of: &Sent, bp: &BlkPtr, blkid: u64) -> Result<()> {
         let size = u64::from(of.dnode.data_block_size);
         let Some(offset) = blkid.checked_mul(size) else { return Ok(()) };
+        let listed = self.redaction.as_ref();
+        let listed = listed.is_some_and(|list| list.intersects(of.number, blkid, 1));
+        // What a redacted dataset lacks, its copies lack, too.
+        if listed || matches!(bp, BlkPtr::Redacted(_)) {
+            // What is old is lacking there already.
+            return if self.is_new(bp) { self.redact(of, blkid, 1) } else { Ok(()) };
+        }
         let block = DataBlock {
             object: of.number,
             object_type: of.dnode.object_type,

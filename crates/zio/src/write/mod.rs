@@ -181,6 +181,9 @@ pub struct PackedForm {
     /// It is the content of a block of an encrypted dataset, perhaps encrypted, and stored as it
     /// is whatever the properties say: `compression` may be "off".
     pub seal: Option<Seal>,
+    /// There is no content: a redacted stream left it out. The pointer says so, and nothing else
+    /// is stored.
+    pub redacted: bool,
 }
 
 /// A block to write.

@@ -40,6 +40,12 @@ impl Zio {
     pub fn prepare(&self, w: &Write<'_>) -> Result<Prepared> {
         check(w)?;
         let limits = self.space()?.limits();
+        if w.packed.is_some_and(|form| form.redacted) {
+            let (object_type, level, birth) = (w.object_type, w.level, w.txg);
+            let head = Head { object_type, level, lsize: Lsize(logical_size(w)), birth };
+            let form = PreparedForm::Done(BlkPtr::Redacted(head), Outcome::Embedded);
+            return Ok(Prepared { form });
+        }
         if let Some(form) = w.packed
             && !stays_packed(w, form, limits)
         {
