@@ -210,7 +210,8 @@ fn draw(seed: u64) -> Vec<PlannedReceive> {
 fn rest(stream: &[u8], at: (u64, u64)) -> Result<Vec<u8>> {
     let keeps = |record: &StreamRecord| match record {
         StreamRecord::Begin(_) | StreamRecord::End(_) => true,
-        StreamRecord::FreeObjects(r) => r.first > at.0,
+        // At the very beginning, object 1 may be one that is free.
+        StreamRecord::FreeObjects(r) => r.first.saturating_add(r.count) > at.0,
         StreamRecord::Write(r) => (r.object, r.offset) >= at,
         StreamRecord::WriteEmbedded(r) => (r.object, r.offset) >= at,
         StreamRecord::Free(r) if r.length != stream::TO_THE_END => (r.object, r.offset) >= at,
