@@ -14,6 +14,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 cenote=${CENOTE:-${CARGO_TARGET_DIR:-target}/release/cenote}
 machine=${CENOTE_JUDGE:-target/judge}
+pools=${CENOTE_POOLS:-../shared/pools}
 
 # name | state | disks | MiB of each | properties of the pool | vdevs; @N is disk N
 cases() {
@@ -47,6 +48,8 @@ checkpointed | checkpointed | 3 | 300 | ashift=12 | raidz1 @1 @2 @3
 initializing | initializing | 2 | 400 | ashift=12 | mirror @1 @2
 lineage      | lineage      | 2 | 400 | ashift=12 | mirror @1 @2
 lineageraidz | lineage      | 5 | 200 | ashift=9  | raidz1 @1 @2 @3 @4 @5
+received     | received     | 2 | 400 | ashift=12 | mirror @1 @2
+receivedraidz| received     | 5 | 200 | ashift=9  | raidz1 @1 @2 @3 @4 @5
 volume9      | volume       | 1 | 400 | ashift=9  | @1
 volumeraidz  | volume       | 4 | 200 | ashift=12 | raidz1 @1 @2 @3 @4
 C
@@ -250,6 +253,26 @@ make_case() {
 		zfs clone "$name/vol@first" "$name/copy" && head -c 100000 /dev/urandom | volume_write "$name/copy" 0 || return 1
 		zpool sync "$name" && head -c 300000 /dev/urandom | volume_write "$name/vol" 81920 || return 1
 		for n in vol copy sparse; do echo "$n $(sha256sum <"$(volume "$name/$n")")"; done >"$dir/volumes" ;;
+	received)
+		# A full and an incremental stream, one that was cut off and resumed, one of a clone, one
+		# that is still incomplete, a redacted one, and an encrypted dataset without its key.
+		zfs snapshot "$name/small@one" && rm -r "$mnt/$name/small/many" || return 1
+		head -c 900000 /dev/urandom >"$mnt/$name/small/sizes/text" && zfs snapshot "$name/small@two" || return 1
+		head -c 9000000 /dev/urandom >"$mnt/$name/small/new" && zfs snapshot "$name/small@three" || return 1
+		zfs send "$name/small@one" | zfs receive "$name/copy" || return 1
+		zfs send -I @one "$name/small@three" | zfs receive "$name/copy" || return 1
+		zfs send -c "$name/small@three" | head -c 6000000 | zfs receive -s "$name/resumed" 2>/dev/null
+		zfs send -t "$(zfs get -Hpo value receive_resume_token "$name/resumed")" | zfs receive -s "$name/resumed" || return 1
+		zfs clone "$name/small@two" "$name/twig" && head -c 300000 /dev/urandom >"$mnt/$name/twig/own" || return 1
+		zfs snapshot "$name/twig@grown" || return 1
+		zfs send -i "$name/small@two" "$name/twig@grown" | zfs receive -o origin="$name/copy@two" "$name/grown" || return 1
+		zfs redact "$name/small@two" hidden "$name/twig@grown" || return 1
+		zfs send --redact hidden "$name/small@two" | zfs receive "$name/redacted" || return 1
+		zfs send "$name/small@three" | head -c 7000000 | zfs receive -s "$name/part" 2>/dev/null
+		# The full stream is not in this repository.
+		for n in raw-full raw-incr; do
+			[ ! -e "$pools/raw-full.zsend.zst" ] || zstd -qdc "$pools/$n.zsend.zst" | zfs receive "$name/raw" || return 1
+		done ;;
 	renamed)
 		zpool export "$name" && zpool import -t -R "$mnt" -d "$dir" "$name" temporary || return 1
 		echo after >"$mnt/temporary/after" 2>/dev/null || echo after >"$mnt/$name/after"
@@ -298,6 +321,19 @@ for dir in /host/*/; do
 		zfs list -Hp -t snapshot -o name,referenced,written,origin,userrefs,defer_destroy -r "$name" >/tmp/lineage
 		zfs list -Hp -t bookmark -o name,referenced,guid -r "$name" >>/tmp/lineage
 		cmp -s /tmp/lineage "$dir/lineage" || { diff /tmp/lineage "$dir/lineage" >"$dir/lineage.diff"; say tended "not as listed"; } ;;
+	received*)
+		# OpenZFS continues what is incomplete, and reads what is encrypted.
+		zfs send -t "$(zfs get -Hpo value receive_resume_token "$name/part")" | zfs receive -s "$name/part" || say tended "not resumed"
+		bash /host/manifest.sh "/mnt/$name/part" >/tmp/part
+		bash /host/manifest.sh "/mnt/$name/copy" >/tmp/copy
+		cmp -s /tmp/part /tmp/copy || { diff /tmp/part /tmp/copy >"$dir/part.diff"; say tended "another content"; }
+		zfs destroy -r "$name/part"
+		[ -n "$(zfs get -Hpo value redact_snaps "$name/redacted@two" | tr -d -)" ] || say tended "not redacted"
+		if zfs list "$name/raw" >/dev/null 2>&1; then
+			echo 'correct horse battery' | zfs load-key "$name/raw" && zfs mount "$name/raw" || say tended "no key"
+			find "/mnt/$name/raw" -type f -exec cat {} + >/dev/null 2>"$dir/raw.txt" && [ -n "$(ls "/mnt/$name/raw")" ] || say tended "not decrypted"
+			zfs unmount "$name/raw"; zfs unload-key "$name/raw"
+		fi ;;
 	volume*)
 		# Device nodes come some time after the import.
 		for n in $(seq 60); do [ "$(ls /dev/zd* 2>/dev/null | grep -vc p)" -ge 3 ] && break; sleep 1; done
