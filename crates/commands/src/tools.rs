@@ -43,6 +43,7 @@ const WORKLOADS: &[&str] = &[
     "churn",
     "full",
     "lineage",
+    "clones",
     "checkpoint",
     "trim",
     "short",
@@ -68,6 +69,9 @@ const PLANTS: &[&str] = &[
     "freed-origin",
     "dropped-holds",
     "forgotten-deferral",
+    "lost-entry",
+    "ignored-frees",
+    "kept-livelist",
 ];
 const FAULTS: &[&str] = &[
     "drop",
