@@ -18,7 +18,8 @@ usage: cenote sim [--seed N] [--runs M] [option ...]
 	--vdevs NAME    single, stripe, mirror, raidz, raidz2, or classes: data, special and
 	                log mirrors
 	--workload NAME mixed, files, zaps, datasets, churn, full, checkpoint, trim; lineage:
-	                snapshots, clones, promotions, rollbacks, renames, holds; short: the
+	                snapshots, clones, promotions, rollbacks, renames, holds; clones: the
+	                same, mostly of clones, which are written and destroyed; short: the
 	                seeds count all sequences of one to three operations; posix: a file
 	                system's calls; logs: intent logs and their replay; volumes: these
 	                with their logs. Of these three, --ops, --plant, --fault and --keep
@@ -29,7 +30,8 @@ usage: cenote sim [--seed N] [--runs M] [option ...]
 	                reuse-same-group, reuse-before-commit, no-defer, lose-entry, wrong-group,
 	                free-kept, forget-range, trim-deferred; of lineages: forgotten-deadlist,
 	                forgotten-clones, left-bookmarks, kept-blocks, freed-origin,
-	                dropped-holds, forgotten-deferral
+	                dropped-holds, forgotten-deferral; of livelists: lost-entry,
+	                ignored-frees, kept-livelist
 	--fault NAME    what one disk does while the pool is in use: drop, away,
 	                write-errors, flush-errors, read-errors, stale-reads, misdirected,
 	                lying-flushes

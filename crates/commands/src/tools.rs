@@ -44,6 +44,7 @@ const WORKLOADS: &[&str] = &[
     "churn",
     "full",
     "lineage",
+    "clones",
     "checkpoint",
     "trim",
     "short",
@@ -69,6 +70,9 @@ const PLANTS: &[&str] = &[
     "freed-origin",
     "dropped-holds",
     "forgotten-deferral",
+    "lost-entry",
+    "ignored-frees",
+    "kept-livelist",
 ];
 const FAULTS: &[&str] = &[
     "drop",

@@ -21,7 +21,15 @@ use crate::setup::{Setup, Workload};
 /// Operations after a crash.
 const OPS: usize = 8;
 
-fn body(setup: &Setup, plan: &OpPlan, disks: &SimDisks, old: &Model) -> Result<Arc<Model>, String> {
+/// What is done with a pool that was imported after a crash; the txg is the import's.
+pub(crate) type AfterCrash = Arc<dyn Fn(&Driver, Txg) -> Result<(), String> + Send + Sync>;
+
+fn body(
+    setup: &Setup,
+    work: &AfterCrash,
+    disks: &SimDisks,
+    old: &Model,
+) -> Result<Arc<Model>, String> {
     let fail = |what: &str, e: &dyn std::fmt::Display| format!("{what}, after a crash: {e}");
     let leaves = SimLeaves::new(disks, &[]);
     let found = find(&leaves).map_err(|e| fail("looking for the pool", &e))?;
@@ -37,13 +45,10 @@ fn body(setup: &Setup, plan: &OpPlan, disks: &SimDisks, old: &Model) -> Result<A
     let mut driver =
         Driver::new(writer, disks, Arc::clone(&model)).map_err(|e| fail("start", &e))?;
     driver.prefix = "again-".to_owned();
-    driver.lineage = setup.workload == Workload::Lineage;
+    driver.lineage = setup.workload.is_lineage();
+    driver.clones = setup.workload == Workload::Clones;
     plant(setup, &mut driver);
-    let mut hand = driver.hand_of(txg);
-    for (number, op) in plan.iter().flatten() {
-        let done = driver.run(&mut hand, op);
-        done.map_err(|e| format!("operation {number} after a crash, {op:?}: {e}"))?;
-    }
+    work(&driver, txg)?;
     driver.sync().map_err(|e| fail("last sync", &e))?;
     driver.writer.stop();
     Ok(model)
@@ -53,13 +58,34 @@ fn body(setup: &Setup, plan: &OpPlan, disks: &SimDisks, old: &Model) -> Result<A
 /// operations.
 pub fn go_on(setup: &Setup, images: Vec<Image>, old: &Arc<Model>, seed: u64) -> Recorded {
     let workload = Workload::ALL[Rng::stream(seed, 15).below(Workload::ALL.len() as u64) as usize];
-    let workload = if setup.workload == Workload::Lineage { setup.workload } else { workload };
+    let workload = if setup.workload.is_lineage() { setup.workload } else { workload };
     let setup = Setup { seed, workload, threads: 1, ops: OPS, keep: None, ..setup.clone() };
     let plan = plan(&setup);
+    let ops = plan.clone();
+    let work: AfterCrash = Arc::new(move |driver: &Driver, txg: Txg| -> Result<(), String> {
+        let mut hand = driver.hand_of(txg);
+        for (number, op) in ops.iter().flatten() {
+            let done = driver.run(&mut hand, op);
+            done.map_err(|e| format!("operation {number} after a crash, {op:?}: {e}"))?;
+        }
+        Ok(())
+    });
+    go_on_with(setup, plan, images, old, work)
+}
+
+/// Imports `images`, whose content is that of `old`, for writing and does this `work`. The
+/// seed is that of the setup.
+pub(crate) fn go_on_with(
+    setup: Setup,
+    plan: OpPlan,
+    images: Vec<Image>,
+    old: &Arc<Model>,
+    work: AfterCrash,
+) -> Recorded {
     let disks = SimDisks::new(setup.disks(), images);
-    let (s, p, d, m) = (setup.clone(), plan.clone(), disks.clone(), Arc::clone(old));
-    let schedule = Options { max_steps: 50_000_000, ..Options::varied(seed) };
-    let run = run_with(schedule, move || body(&s, &p, &d, &m));
+    let (s, d, m) = (setup.clone(), disks.clone(), Arc::clone(old));
+    let schedule = Options { max_steps: 50_000_000, ..Options::varied(setup.seed) };
+    let run = run_with(schedule, move || body(&s, &work, &d, &m));
     let (failed, model) = match run.outcome {
         Outcome::Done(Ok(model)) => (None, model),
         Outcome::Done(Err(why)) => (Some(why), Arc::default()),

@@ -14,6 +14,7 @@ use device::sim::Image;
 use dmu::{Io, Object, Objset, Zap};
 use dsl::DslDataset;
 use dsl::write::Ratios;
+use dsl::write::check::Violation;
 use ondisk::label::usable_size;
 use spa::audit::{self, Verify};
 use spa::engine::CheckpointState;
@@ -214,6 +215,10 @@ fn verdict(spa: &Spa, model: &Model, txg: Txg, expect: &Expect) -> Result<Integr
             found = Integrity::Damaged;
         }
     }
+    // All blocks can be read.
+    if found == Integrity::Whole {
+        livelists(spa).map_err(at)?;
+    }
     Ok(found)
 }
 
@@ -326,13 +331,24 @@ pub fn report(images: &[Image]) -> Result<audit::Report, String> {
 const AUDIT: audit::AuditOptions =
     audit::AuditOptions { verify: Verify::All, leaks: true, threads: 1 };
 
-/// The DSL's sums and counts.
-pub(crate) fn books(spa: &Spa) -> Result<(), Bad> {
+fn ratios(spa: &Spa) -> Ratios {
     let tree = spa.zio().tree();
     let ids: Vec<_> = tree.top_ids().collect();
-    let ratios: Vec<u64> = ids.iter().map(|id| tree.deflate_ratio(*id).unwrap_or(512)).collect();
-    let wrong = dsl::write::check(spa.mos(), &Ratios::new(ratios));
-    let wrong = wrong.map_err(|e| text("bookkeeping", e))?;
+    Ratios::new(ids.iter().map(|id| tree.deflate_ratio(*id).unwrap_or(512)).collect())
+}
+
+/// The DSL's sums and counts.
+pub(crate) fn books(spa: &Spa) -> Result<(), Bad> {
+    no_violations(dsl::write::check(spa.mos(), &ratios(spa)))
+}
+
+/// The blocks of the livelists are those of their clones.
+fn livelists(spa: &Spa) -> Result<(), Bad> {
+    no_violations(dsl::write::check_livelists(spa.mos(), &ratios(spa), spa.zio()))
+}
+
+fn no_violations(found: base::Result<Vec<Violation>>) -> Result<(), Bad> {
+    let wrong = found.map_err(|e| text("bookkeeping", e))?;
     if wrong.is_empty() {
         return Ok(());
     }

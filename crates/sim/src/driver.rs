@@ -63,6 +63,8 @@ pub struct Driver {
     pub prefix: String,
     /// Threads have datasets of their own, whose lineage they change (`lineage`).
     pub lineage: bool,
+    /// Those datasets begin with a clone, and clones are what most operations change.
+    pub clones: bool,
     /// Operations on lineages that were done, by kind.
     pub done: plain::Mutex<BTreeSet<&'static str>>,
 }
@@ -121,6 +123,7 @@ impl Driver {
             evicts: false,
             prefix: String::new(),
             lineage: false,
+            clones: false,
             done: plain::Mutex::default(),
         })
     }
@@ -199,7 +202,13 @@ impl Driver {
         self.writer.begin_wait(logical, frees)
     }
 
-    fn create(&self, ds: DsId, block: u8, seed: u32, shared: bool) -> Result<WriteTarget> {
+    pub(crate) fn create(
+        &self,
+        ds: DsId,
+        block: u8,
+        seed: u32,
+        shared: bool,
+    ) -> Result<WriteTarget> {
         let os = self.head(ds)?;
         let bonus = content(seed | 3, (seed % 5) as usize * 40);
         let block_size = 512u32 << block;
@@ -261,7 +270,13 @@ impl Driver {
         }
     }
 
-    fn write(&self, handle: &WriteTarget, at: Option<u64>, len: u32, seed: u32) -> Result<()> {
+    pub(crate) fn write(
+        &self,
+        handle: &WriteTarget,
+        at: Option<u64>,
+        len: u32,
+        seed: u32,
+    ) -> Result<()> {
         // A small block takes a sector, too.
         let object = self.head(handle.ds)?.object(ObjectId(handle.id), Io::WAIT)?;
         let block = object.block_size();
@@ -574,8 +589,15 @@ impl Driver {
             return Ok(());
         }
         let pick_ds = |which: u32| hand.datasets[which as usize % hand.datasets.len()];
+        let preferred = self.preferred(hand);
         let pick = |which: u32, zap: bool| {
-            let fit: Vec<&WriteTarget> = hand.objects.iter().filter(|o| o.zap == zap).collect();
+            let fits = |o: &&WriteTarget| o.zap == zap;
+            let fit: Vec<&WriteTarget> = hand.objects.iter().filter(fits).collect();
+            let of_clones = |o: &&WriteTarget| fits(o) && preferred.contains(&o.ds);
+            let own: Vec<&WriteTarget> = hand.objects.iter().filter(of_clones).collect();
+            if !which.is_multiple_of(8) && !own.is_empty() {
+                return Some(own[which as usize / 8 % own.len()].clone());
+            }
             fit.get((which as usize).checked_rem(fit.len())?).map(|h| (*h).clone())
         };
         match op {

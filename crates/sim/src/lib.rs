@@ -29,6 +29,7 @@ pub mod cache_mishap;
 pub mod caches;
 mod campaign;
 pub mod check;
+pub mod destruction;
 pub mod driver;
 mod everywhere;
 mod fs;

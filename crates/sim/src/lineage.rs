@@ -37,11 +37,11 @@ fn depth(name: &str) -> usize {
 }
 
 impl Notes {
-    fn name(&self, ds: DsId) -> String {
+    pub(crate) fn name(&self, ds: DsId) -> String {
         self.datasets.get(ds).map_or(String::new(), |d| d.name.now().clone())
     }
 
-    fn living(&self) -> impl Iterator<Item = DsId> {
+    pub(crate) fn living(&self) -> impl Iterator<Item = DsId> {
         (0..self.datasets.len()).filter(|ds| self.datasets[*ds].died.is_none())
     }
 
@@ -65,7 +65,7 @@ impl Notes {
         (0..self.marks.len()).filter(|mark| own(&self.marks[*mark])).collect()
     }
 
-    fn snap_name(&self, snap: usize) -> String {
+    pub(crate) fn snap_name(&self, snap: usize) -> String {
         let (ds, own) = self.snaps[snap].home.now();
         format!("{}@{own}", self.name(*ds))
     }
@@ -88,6 +88,30 @@ impl Notes {
             }
         }
     }
+}
+
+/// Notes what a txg destroyed, by the names that it had.
+///
+/// # Errors
+/// A name that nothing has.
+pub(crate) fn note_destroyed(model: &Model, txg: Txg, names: &[String]) -> Result<()> {
+    let mut notes = model.notes.lock();
+    for name in names {
+        let unknown = || Error::bug(format!("{name} was destroyed, which does not exist"));
+        if name.contains('@') {
+            let own =
+                |snap: &usize| notes.snaps[*snap].died.is_none() && notes.snap_name(*snap) == *name;
+            let snap = (0..notes.snaps.len()).find(own).ok_or_else(unknown)?;
+            notes.snaps[snap].died = Some(txg);
+        } else {
+            let ds = notes.living().find(|ds| notes.name(*ds) == *name).ok_or_else(unknown)?;
+            notes.datasets[ds].died = Some(txg);
+            for mark in notes.marks_of(ds) {
+                notes.marks[mark].died = Some(txg);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// What a promotion moves.
@@ -140,8 +164,45 @@ impl Driver {
         hand.datasets.retain(|ds| *ds != 0);
         if hand.datasets.is_empty() {
             self.make_dataset(hand, POOL.to_owned())?;
+            if self.clones {
+                self.begin_with_clone(hand)?;
+            }
         }
         Ok(())
+    }
+
+    /// A clone of a dataset that has more blocks than a few operations write.
+    fn begin_with_clone(&self, hand: &mut Hand) -> Result<()> {
+        let ds = hand.datasets[0];
+        for seed in [3, 8] {
+            let object = self.create(ds, 3, seed, false)?;
+            self.write(&object, Some(0), 64 << 10, seed)?;
+            hand.objects.push(object);
+        }
+        self.take_snapshots(hand, ds, false)?;
+        match hand.snaps.first() {
+            Some(&snap) => self.make_clone(hand, snap, POOL.to_owned()),
+            None => Ok(()),
+        }
+    }
+
+    /// The datasets that most operations change: the clones, if a workload is about them.
+    pub(crate) fn preferred(&self, hand: &Hand) -> Vec<DsId> {
+        if !self.clones {
+            return Vec::new();
+        }
+        let notes = self.model.notes.lock();
+        let is_clone = |ds: &DsId| notes.datasets[*ds].clone_of.now().is_some();
+        hand.datasets.iter().copied().filter(is_clone).collect()
+    }
+
+    /// Whether a dataset has a livelist.
+    fn has_livelist(&self, name: &str) -> Result<bool> {
+        let _names = self.writer.names();
+        let mos = self.writer.mos();
+        let dir = dsl::DslDir::root(mos, POOL)?.find(name)?.object();
+        let mos: &dyn dsl::write::MosRead = mos;
+        Ok(mos.attribute_u64(dir, "com.delphix:livelist")?.is_some())
     }
 
     fn forget_dead(&self, hand: &mut Hand) {
@@ -198,7 +259,7 @@ impl Driver {
         format!("{}{kind}{}-{}", self.prefix, hand.thread, seed % 4)
     }
 
-    fn make_dataset(&self, hand: &mut Hand, above: String) -> Result<()> {
+    pub(crate) fn make_dataset(&self, hand: &mut Hand, above: String) -> Result<()> {
         let name = format!("{above}/{}", self.new_name(hand, 'd'));
         let new = NewDataset {
             name: name.clone(),
@@ -234,7 +295,7 @@ impl Driver {
         }
     }
 
-    fn take_snapshots(&self, hand: &mut Hand, ds: DsId, deep: bool) -> Result<()> {
+    pub(crate) fn take_snapshots(&self, hand: &mut Hand, ds: DsId, deep: bool) -> Result<()> {
         let short = self.new_name(hand, 's');
         let (all, names) = {
             let notes = self.model.notes.lock();
@@ -251,7 +312,7 @@ impl Driver {
         Ok(())
     }
 
-    fn make_clone(&self, hand: &mut Hand, snap: usize, above: String) -> Result<()> {
+    pub(crate) fn make_clone(&self, hand: &mut Hand, snap: usize, above: String) -> Result<()> {
         let name = format!("{above}/{}", self.new_name(hand, 'c'));
         let origin = self.model.notes.lock().snap_name(snap);
         let new = NewClone { origin, name: name.clone(), props: Vec::new() };
@@ -384,7 +445,7 @@ impl Driver {
         Ok(())
     }
 
-    fn bookmark(&self, hand: &Hand, snap: usize, seed: u32) -> Result<()> {
+    pub(crate) fn bookmark(&self, hand: &Hand, snap: usize, seed: u32) -> Result<()> {
         let short = self.common_name(hand, 'b', seed);
         let (new, ds, of, refused) = {
             let notes = self.model.notes.lock();
@@ -461,8 +522,13 @@ impl Driver {
             };
             (notes.name(ds), all, snaps, refused)
         };
+        let listed = self.clones && self.has_livelist(&name)?;
         let done = self.writer.destroy_dataset(&name, deep, None);
-        let what = if deep { "destroy -r" } else { "destroy" };
+        let what = match (listed && !refused, deep) {
+            (true, _) => "destroy by livelist",
+            (false, true) => "destroy -r",
+            (false, false) => "destroy",
+        };
         if let Some(txg) = self.answer(what, done, refused)? {
             let mut notes = self.model.notes.lock();
             for ds in all {
@@ -484,7 +550,11 @@ impl Driver {
         if !self.lineage {
             return Ok(false);
         }
-        let pick_ds = |which: u32| hand.datasets[which as usize % hand.datasets.len()];
+        let preferred = self.preferred(hand);
+        let pick_ds = |which: u32| match preferred.is_empty() || which.is_multiple_of(4) {
+            true => hand.datasets[which as usize % hand.datasets.len()],
+            false => preferred[which as usize / 4 % preferred.len()],
+        };
         let pick = |which: u32| {
             let at = (which as usize).checked_rem(hand.snaps.len())?;
             Some(hand.snaps[at])

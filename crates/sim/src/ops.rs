@@ -262,6 +262,13 @@ fn weights(workload: Workload) -> Weights {
                 9, 7, 4, 4, 4, 4, 4, 4, 2, 4, 2,
             ];
         }
+        Workload::Clones => {
+            return [
+                3, 0, 40, 4, 3, 8, 4, 0, 0, 0, 0, 2, 1, 12, 10, 8, 3, 12, 2, 1, 0, 2, 0, 0, 0, 0,
+                0, 0, // promote rollback rollback-r ... destroy-d destroy-r
+                2, 8, 2, 0, 0, 0, 0, 0, 0, 0, 5,
+            ];
+        }
         Workload::Mixed | Workload::Short => {
             [8, 3, 20, 8, 4, 6, 5, 3, 3, 8, 3, 2, 3, 2, 2, 4, 3, 8, 4, 2, 1, 3, 0, 0, 0, 0, 0, 0]
         }

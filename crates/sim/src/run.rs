@@ -106,9 +106,13 @@ pub(crate) fn plant(setup: &Setup, driver: &mut Driver) {
     // The datasets are small: sublists of few blocks, and lists that are kept while anything
     // is shared.
     lineage.sublist_max.store(1 + 8 * (1 + setup.seed % 3), Relaxed);
-    lineage.shared_min.store(1 + setup.seed % 2 * 30, Relaxed);
+    let kept = match setup.workload {
+        Workload::Clones => !setup.seed.is_multiple_of(4),
+        _ => setup.seed.is_multiple_of(2),
+    };
+    lineage.shared_min.store(if kept { 1 } else { 1 + 30 }, Relaxed);
     // Freeing takes several txgs, sometimes.
-    if setup.workload == Workload::Lineage && setup.seed.is_multiple_of(3) {
+    if setup.workload.is_lineage() && setup.seed.is_multiple_of(3) {
         plants.freed_at_once.store(1 + 20, Relaxed);
     }
     match setup.plant {
@@ -120,6 +124,9 @@ pub(crate) fn plant(setup: &Setup, driver: &mut Driver) {
         Some(PlantedBug::FreedOrigin) => lineage.freed_origin.store(true, Relaxed),
         Some(PlantedBug::DroppedHolds) => lineage.dropped_holds.store(true, Relaxed),
         Some(PlantedBug::ForgottenDeferral) => lineage.forgotten_deferral.store(true, Relaxed),
+        Some(PlantedBug::LostEntry) => lineage.lost_entry.store(true, Relaxed),
+        Some(PlantedBug::IgnoredFrees) => lineage.ignored_frees.store(true, Relaxed),
+        Some(PlantedBug::KeptLivelist) => lineage.kept_livelist.store(true, Relaxed),
         Some(PlantedBug::UberblockBeforeFlush) => {
             plants.commit.uberblock_before_flush.store(true, Relaxed)
         }
@@ -230,7 +237,8 @@ fn body(
     driver.sync().map_err(|e| fine("first sync", e))?;
     plant(setup, &mut driver);
     driver.faulty = setup.fault.is_some();
-    driver.lineage = setup.workload == Workload::Lineage;
+    driver.lineage = setup.workload.is_lineage();
+    driver.clones = setup.workload == Workload::Clones;
     let victim = arrange(setup, disks);
     let driver = Arc::new(driver);
     let prelude = work(&driver, plan, disks)?;

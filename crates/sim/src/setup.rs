@@ -114,6 +114,9 @@ pub enum Workload {
     /// Datasets of each thread: snapshots, clones, promotions, rollbacks, renames, holds,
     /// bookmarks. Not drawn at random.
     Lineage,
+    /// The same, beginning with a clone: most operations write clones, over and over, roll
+    /// them back and destroy them, so that they have long livelists. Not drawn at random.
+    Clones,
     /// As `Churn`, with checkpoints that are taken and discarded.
     Checkpoint,
     /// As `Churn`, with trims and initializations.
@@ -144,10 +147,16 @@ impl Workload {
             Workload::Full => "full",
             Workload::Scans => "scans",
             Workload::Lineage => "lineage",
+            Workload::Clones => "clones",
             Workload::Checkpoint => "checkpoint",
             Workload::Trim => "trim",
             Workload::Short => "short",
         }
+    }
+
+    /// Whether threads have datasets of their own, whose lineage they change.
+    pub fn is_lineage(self) -> bool {
+        matches!(self, Workload::Lineage | Workload::Clones)
     }
 }
 
@@ -188,11 +197,17 @@ pub enum PlantedBug {
     DroppedHolds,
     /// The last clone of a snapshot whose destruction is deferred does not destroy it.
     ForgottenDeferral,
+    /// A block that dies in a clone is not noted in its livelist.
+    LostEntry,
+    /// A destroyed clone frees all blocks of its livelist, also those that it freed before.
+    IgnoredFrees,
+    /// A clone that is rolled back keeps its livelist.
+    KeptLivelist,
 }
 
 impl PlantedBug {
     /// All of them.
-    pub const ALL: [PlantedBug; 17] = [
+    pub const ALL: [PlantedBug; 20] = [
         PlantedBug::UberblockBeforeFlush,
         PlantedBug::LabelOrder,
         PlantedBug::ReuseSameTxg,
@@ -210,6 +225,9 @@ impl PlantedBug {
         PlantedBug::FreedOrigin,
         PlantedBug::DroppedHolds,
         PlantedBug::ForgottenDeferral,
+        PlantedBug::LostEntry,
+        PlantedBug::IgnoredFrees,
+        PlantedBug::KeptLivelist,
     ];
 
     /// Its name.
@@ -232,6 +250,9 @@ impl PlantedBug {
             PlantedBug::FreedOrigin => "freed-origin",
             PlantedBug::DroppedHolds => "dropped-holds",
             PlantedBug::ForgottenDeferral => "forgotten-deferral",
+            PlantedBug::LostEntry => "lost-entry",
+            PlantedBug::IgnoredFrees => "ignored-frees",
+            PlantedBug::KeptLivelist => "kept-livelist",
         }
     }
 
@@ -247,6 +268,9 @@ impl PlantedBug {
             | PlantedBug::FreedOrigin
             | PlantedBug::DroppedHolds
             | PlantedBug::ForgottenDeferral => Workload::Lineage,
+            PlantedBug::LostEntry | PlantedBug::IgnoredFrees | PlantedBug::KeptLivelist => {
+                Workload::Clones
+            }
             _ => Workload::Churn,
         }
     }
@@ -486,7 +510,13 @@ impl ByName for Layout {
 
 impl ByName for Workload {
     fn named(name: &str) -> Option<Self> {
-        let more = [Workload::Lineage, Workload::Checkpoint, Workload::Trim, Workload::Short];
+        let more = [
+            Workload::Lineage,
+            Workload::Clones,
+            Workload::Checkpoint,
+            Workload::Trim,
+            Workload::Short,
+        ];
         Self::ALL.into_iter().chain(more).find(|x| x.name() == name)
     }
 }

@@ -15,6 +15,7 @@ fn campaign(plant: Option<PlantedBug>) -> Campaign {
         Some(PlantedBug::LeftBookmarks | PlantedBug::KeptBlocks) => 5,
         Some(PlantedBug::DroppedHolds) => 7,
         Some(PlantedBug::ForgottenDeferral) => 15,
+        Some(PlantedBug::KeptLivelist) => 4,
         _ => 1,
     };
     let mut campaign = Campaign::new(first, SEEDS);
@@ -22,19 +23,24 @@ fn campaign(plant: Option<PlantedBug>) -> Campaign {
     let workload = plant.map_or(Workload::Churn, PlantedBug::workload);
     (campaign.workload, campaign.ops) = (Some(workload), Some(30));
     // Most operations on lineages are txgs of their own, with many events each.
-    let stride = if workload == Workload::Lineage { 250 } else { 3 };
+    let stride = if workload.is_lineage() { 250 } else { 3 };
     (campaign.stride, campaign.more) = (stride, 0);
     campaign
 }
 
 #[test]
 fn each_planted_bug_is_found() {
-    are_found(|plant| plant.workload() != Workload::Lineage);
+    are_found(|plant| !plant.workload().is_lineage());
 }
 
 #[test]
 fn planted_bugs_of_lineages_are_found() {
     are_found(|plant| plant.workload() == Workload::Lineage);
+}
+
+#[test]
+fn planted_bugs_of_livelists_are_found() {
+    are_found(|plant| plant.workload() == Workload::Clones);
 }
 
 fn are_found(wanted: impl Fn(&PlantedBug) -> bool) {

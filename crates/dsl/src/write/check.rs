@@ -10,6 +10,7 @@
 
 mod counts;
 mod graph;
+mod livelists;
 mod sums;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,6 +21,8 @@ use ondisk::ObjType;
 use ondisk::dslphys::{DslDatasetPhys, DslDirPhys};
 
 use super::{MosRead, Ratios, Usage, birth, bookmark, bpobj, deadlist, links, props};
+
+pub use livelists::check_livelists;
 
 /// A violated rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,15 +83,7 @@ struct Checker<'a> {
 /// # Errors
 /// Those of reading the MOS.
 pub fn check(mos: &dyn MosRead, ratios: &Ratios) -> Result<Vec<Violation>> {
-    let mut c = Checker {
-        mos,
-        ratios,
-        dirs: BTreeMap::new(),
-        datasets: BTreeMap::new(),
-        shared_empty: mos.directory("empty_bpobj")?,
-        empty_refs: 0,
-        out: Vec::new(),
-    };
+    let mut c = Checker::new(mos, ratios)?;
     c.load_dirs()?;
     c.load_datasets()?;
     c.graph()?;
@@ -98,6 +93,20 @@ pub fn check(mos: &dyn MosRead, ratios: &Ratios) -> Result<Vec<Violation>> {
     c.free_dir()?;
     c.feature_counts()?;
     Ok(c.out)
+}
+
+impl<'a> Checker<'a> {
+    fn new(mos: &'a dyn MosRead, ratios: &'a Ratios) -> Result<Checker<'a>> {
+        Ok(Checker {
+            mos,
+            ratios,
+            dirs: BTreeMap::new(),
+            datasets: BTreeMap::new(),
+            shared_empty: mos.directory("empty_bpobj")?,
+            empty_refs: 0,
+            out: Vec::new(),
+        })
+    }
 }
 
 impl Checker<'_> {

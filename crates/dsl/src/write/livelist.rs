@@ -213,7 +213,7 @@ fn join_closed(cx: &SyncCx<'_>, list: u64, max: u64) -> Result<()> {
 ///
 /// # Errors
 /// Those of reading and of `f`; none of `f` if the list cannot be read.
-fn for_each_live(
+pub(crate) fn for_each_live(
     mos: &dyn MosRead,
     sub: u64,
     f: &mut dyn FnMut(&BpobjEntry) -> Result<()>,

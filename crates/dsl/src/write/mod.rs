@@ -65,7 +65,7 @@ use ondisk::dslphys::{DslDatasetPhys, DslDirPhys};
 use ondisk::zap::ZapValue;
 use ondisk::{BlkPtr, ObjType};
 
-pub use check::check;
+pub use check::{check, check_livelists};
 pub use delta::{Delta, Killed};
 pub use store::{MosRead, MosStore, NewObject, ObjectInfo};
 pub use usage::{Ratios, Usage};

@@ -46,12 +46,18 @@ fn busy(name: &str) -> Error {
     Error::busy("dataset is busy").in_dataset(name)
 }
 
+/// Is called with each txg of a request and the names of what it destroyed, or marked for
+/// deferred destruction, in their order.
+pub type EachBatch<'a> = &'a mut dyn FnMut(Txg, Vec<String>);
+
 /// What one txg may destroy.
 struct DestroyBatch {
     began: Instant,
     left: usize,
     /// Heads, too: the logs are closed.
     heads: bool,
+    /// Names of what was destroyed.
+    done: Vec<String>,
 }
 
 impl DestroyBatch {
@@ -60,7 +66,7 @@ impl DestroyBatch {
             0 => BATCH_MAX,
             n => usize::try_from(n).unwrap_or(BATCH_MAX),
         };
-        DestroyBatch { began: now(), left, heads }
+        DestroyBatch { began: now(), left, heads, done: Vec::new() }
     }
 
     /// Whether one more dataset may be destroyed; the first one always.
@@ -156,6 +162,7 @@ impl Doomed {
                 } else if batch.take() {
                     cx.destroy_one_snapshot(snap, &name, false)?;
                     self.snapshots.remove(&snap);
+                    batch.done.push(name);
                 } else {
                     return Ok(AfterBatch::More);
                 }
@@ -172,6 +179,7 @@ impl Doomed {
                 } else if batch.take() {
                     cx.destroy_head(head, &name)?;
                     self.heads.remove(&head);
+                    batch.done.push(name);
                 } else {
                     return Ok(AfterBatch::More);
                 }
@@ -254,6 +262,20 @@ impl Writer {
         recursive: bool,
         command: Option<Command>,
     ) -> Result<Txg> {
+        self.destroy_dataset_in_batches(name, recursive, command, &mut |_, _| {})
+    }
+
+    /// As [`Writer::destroy_dataset`], and says what each txg destroyed.
+    ///
+    /// # Errors
+    /// As [`Writer::destroy_dataset`].
+    pub fn destroy_dataset_in_batches(
+        &self,
+        name: &str,
+        recursive: bool,
+        command: Option<Command>,
+        each: EachBatch<'_>,
+    ) -> Result<Txg> {
         check_name(name)?;
         let (mut rest, mut heads) = (None, true);
         loop {
@@ -268,7 +290,7 @@ impl Writer {
                 if matches!(after, AfterBatch::Done) {
                     log(cx, command.as_ref())?;
                 }
-                Ok((doomed, after))
+                Ok((doomed, after, batch.done))
             };
             // Destroyed heads must have no log. The task determines which heads these are,
             // so all logs are closed.
@@ -277,7 +299,8 @@ impl Writer {
             if heads {
                 self.reopen_logs();
             }
-            let ((doomed, after), txg) = done?;
+            let ((doomed, after, names), txg) = done?;
+            each(txg, names);
             match after {
                 AfterBatch::Done => return Ok(txg),
                 // Snapshots first: they need no closed logs.
@@ -302,6 +325,20 @@ impl Writer {
         defer: bool,
         command: Option<Command>,
     ) -> Result<Txg> {
+        self.destroy_snapshots_in_batches(names, defer, command, &mut |_, _| {})
+    }
+
+    /// As [`Writer::destroy_snapshots`], and says what each txg destroyed.
+    ///
+    /// # Errors
+    /// As [`Writer::destroy_snapshots`].
+    pub fn destroy_snapshots_in_batches(
+        &self,
+        names: &[String],
+        defer: bool,
+        command: Option<Command>,
+        each: EachBatch<'_>,
+    ) -> Result<Txg> {
         if names.len() > BATCH_MAX {
             for part in names.chunks(BATCH_MAX) {
                 let part = part.to_vec();
@@ -322,6 +359,7 @@ impl Writer {
                 for (snap, name) in snaps {
                     if rest.is_empty() && batch.take() {
                         cx.destroy_one_snapshot(snap, &name, defer)?;
+                        batch.done.push(name);
                     } else {
                         rest.push(name);
                     }
@@ -329,9 +367,10 @@ impl Writer {
                 if is_last && rest.is_empty() {
                     log(cx, command.as_ref())?;
                 }
-                Ok(rest)
+                Ok((rest, batch.done))
             };
-            let (rest, txg) = self.sync_task(check, act)?;
+            let ((rest, done), txg) = self.sync_task(check, act)?;
+            each(txg, done);
             rest.into_iter().rev().for_each(|name| left.push_front(name));
             if left.is_empty() {
                 return Ok(txg);

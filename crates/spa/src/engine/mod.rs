@@ -101,6 +101,7 @@ pub use checkpoint::{CheckpointState, CheckpointStatus, Taken};
 pub use clones::NewClone;
 pub use datasets::{Content, NewDataset, PropChange};
 pub use delegation::PermissionChange;
+pub use destroy::EachBatch;
 pub use effective::{effective, find_dir};
 pub use heads::objset_props;
 pub use holds::{NewBookmark, NewRedaction, SnapshotHold};
