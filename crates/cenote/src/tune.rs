@@ -19,6 +19,7 @@ mod names;
 mod scans;
 mod space;
 mod text;
+mod txgs;
 
 use std::path::Path;
 
@@ -240,7 +241,7 @@ macro_rules! l2arc {
 }
 
 /// Every tunable, by name.
-pub static TUNABLES: [Tunable; 85] = [
+pub static TUNABLES: [Tunable; 89] = [
     l2arc!(
         "l2arc_exclude_special",
         "do not write blocks of special vdevs to cache devices",
@@ -501,6 +502,10 @@ pub static TUNABLES: [Tunable; 85] = [
         set: |e, n| change(e, |c| c.compressed = n != 0),
         in_effect: |e| e.arc_config().compressed.into(),
     },
+    space::CONDENSE_OBSOLETE_PCT,
+    space::CONDENSE_ENABLE,
+    space::CONDENSE_MAX_OBSOLETE,
+    space::CONDENSE_MIN_MAPPING,
     writing(
         "zfs_delay_max_ns",
         "longest delay of one write near the limit of dirty data, nanoseconds",
@@ -583,24 +588,8 @@ pub static TUNABLES: [Tunable; 85] = [
     space::TRIM_METASLAB_SKIP,
     space::TRIM_QUEUE_LIMIT,
     space::TRIM_TXG_BATCH,
-    writing(
-        "zfs_txg_history",
-        "number of txgs whose times are kept",
-        Unit::Count,
-        100,
-        || (0, txg::TXG_HISTORY_MAX),
-        |e| e.write_limits().txg_history,
-        |e, n| e.set_write_limits(|l| l.txg_history = n),
-    ),
-    writing(
-        "zfs_txg_timeout",
-        "longest time between the syncs of two txgs",
-        Unit::Seconds,
-        5,
-        || (1, 3600),
-        |e| e.write_limits().timeout_s,
-        |e, n| e.set_write_limits(|l| l.timeout_s = n),
-    ),
+    txgs::HISTORY,
+    txgs::TIMEOUT,
     writing(
         "zfs_vdev_adaptive_depth",
         "the number of operations of a class in flight on a device adapts to its throughput, if max_active has its default",

@@ -15,8 +15,12 @@ fn state(code: u64) -> u8 {
     u8::try_from(code).ok().filter(|c| *c <= 3).unwrap_or(0)
 }
 
-fn tops(pool: &Pool) -> &[VdevConfig] {
-    &pool.spa().config().vdev_tree.children
+/// The top-level vdevs as they are now.
+fn tops(pool: &Pool) -> Vec<VdevConfig> {
+    match pool.writer() {
+        Ok(writer) => writer.published().config.vdev_tree.children.clone(),
+        Err(_) => pool.spa().config().vdev_tree.children.clone(),
+    }
 }
 
 /// The last removal of a top-level vdev, if there ever was one.
@@ -34,7 +38,8 @@ pub(super) fn removal(pool: &Pool, root: &VdevStatus) -> Result<Option<Removal>>
     let mut mapping_memory = 0u64;
     for top in tops(pool) {
         let Some(id) = top.top.as_ref().and_then(|t| t.indirect.mapping) else { continue };
-        let object = pool.spa().mos().object(id.0)?;
+        // One that was condensed meanwhile is gone.
+        let Ok(object) = pool.spa().mos().object(id.0) else { continue };
         let dnode = object.dnode();
         let header = MappingHeader::parse(&dnode.bonus, dnode.endian)?;
         // An entry takes 24 bytes, in memory and on disk.

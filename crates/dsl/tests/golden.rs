@@ -63,8 +63,7 @@ fn pools_that_must_stay_read_only_are_known() {
         |name: &str, part: &str| what(name).is_none_or(|all| all.iter().any(|w| w.contains(part)));
     assert!(has("clonedblk", "block_cloning"));
     assert!(has("dedup", "DDT-"));
-    assert!(has("removed", "device_removal"));
-    for name in ["twomirrors", "snaps", "graidz2w6", "kitchen"] {
+    for name in ["twomirrors", "snaps", "graidz2w6", "kitchen", "removed"] {
         assert!(what(name).is_none_or(|all| all.is_empty()), "{name}: {:?}", what(name));
     }
 }

@@ -197,6 +197,8 @@ types! {
     BPOBJ_SUBOBJ = 53;
     /// Bytes, new style.
     OTN_UINT8_DATA = 0x80;
+    /// 32-bit integers, metadata, new style.
+    OTN_UINT32_METADATA = 0xc2;
     /// 64-bit integers, metadata, new style.
     OTN_UINT64_METADATA = 0xc3;
     /// ZAP, metadata, new style.

@@ -42,7 +42,7 @@ pub(crate) fn dva_words(dva: Dva) -> [u64; 2] {
 }
 
 /// The mapping object's bonus buffer (chapter 08 §D.2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MappingHeader {
     /// Every source offset below this is mapped, or was free.
     pub max_offset: u64,
@@ -64,6 +64,17 @@ impl MappingHeader {
             endian.reader(bonus, "indirect mapping header").u64s()?;
         let counts = endian.u64(bonus, 24).filter(|&o| o != 0).map(ObjectId);
         Ok(MappingHeader { max_offset, bytes_mapped, num_entries, counts })
+    }
+
+    /// The bonus buffer to write, in the form with counts.
+    pub fn encode(&self) -> [u8; 32] {
+        let counts = self.counts.map_or(0, |object| object.0);
+        let mut out = [0; 32];
+        let words = [self.max_offset, self.bytes_mapped, self.num_entries, counts];
+        for (bytes, word) in out.chunks_exact_mut(8).zip(words) {
+            bytes.copy_from_slice(&word.to_le_bytes());
+        }
+        out
     }
 }
 
@@ -328,6 +339,7 @@ mod tests {
         for endian in [Endian::Little, Endian::Big] {
             let header = MappingHeader::parse(&raw(&BONUS, endian), endian).unwrap();
             assert_eq!(header.counts, Some(ObjectId(0x5a)));
+            assert_eq!(header.encode()[..], raw(&BONUS, Endian::Little));
             let map = Mapping::parse(&header, &raw(&ENTRIES, endian), endian).unwrap();
             assert_eq!(map.entries().len(), 5);
             let sum: u64 = map.entries().iter().map(MappingEntry::len).sum();

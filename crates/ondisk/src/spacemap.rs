@@ -127,7 +127,7 @@ impl Params {
     }
 
     /// A removed vdev's obsolete map.
-    pub(crate) fn obsolete(asize: u64) -> Params {
+    pub fn obsolete(asize: u64) -> Params {
         Params { start: 0, size: asize, shift: 0, only: Some(Kind::Alloc), log: false }
     }
 

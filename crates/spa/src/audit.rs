@@ -9,7 +9,8 @@
 //! twice is allocated twice. A marked sector that is free in the maps will be overwritten.
 //! An allocated sector without a mark is leaked. Blocks counted by dedup tables or block
 //! reference tables are marked once, and the number of visits is compared with the table
-//! ([`refs`]). Livelists are compared with the trees of their clones.
+//! ([`refs`]). Livelists are compared with the trees of their clones, and the mappings of
+//! removed vdevs with the blocks that need them.
 //!
 //! # Departures from OpenZFS
 //! zdb claims blocks in range trees one after the other and aborts at the first bad claim.
@@ -28,6 +29,7 @@ pub mod bits;
 mod livelists;
 pub mod log;
 pub mod maps;
+mod obsolete;
 pub mod refs;
 pub mod stats;
 mod walk;
@@ -45,7 +47,7 @@ use ondisk::bpobj::BpobjEntry;
 use ondisk::config::VdevType;
 use ondisk::removal::{JobState, Removing};
 use ondisk::{BlkPtr, ObjType};
-use vdev::{AllocClass, IndirectMap};
+use vdev::AllocClass;
 
 use crate::import::Spa;
 use crate::space::PoolSpace;
@@ -146,6 +148,30 @@ pub enum Problem {
     /// A clone's livelist has not what its head has: directory; blocks, bytes on disk and
     /// compressed bytes of the list and of the head.
     Livelist(u64, [u64; 3], [u64; 3]),
+    /// Obsolete bytes of an entry of a removed vdev's mapping are wrong.
+    Obsolete {
+        /// The removed vdev.
+        vdev: VdevId,
+        /// The entry's first byte on it.
+        source: u64,
+        /// The entry's bytes.
+        len: u64,
+        /// Bytes of it that blocks refer to.
+        found: u64,
+        /// Bytes recorded as obsolete.
+        obsolete: u64,
+    },
+    /// The records of removed vdevs contradict each other.
+    Mapping(Error),
+    /// The count of a feature is wrong.
+    FeatureCount {
+        /// The feature.
+        guid: &'static str,
+        /// Its count.
+        counted: u64,
+        /// The number of its uses.
+        due: u64,
+    },
 }
 
 /// Space of one allocation class.
@@ -202,6 +228,9 @@ impl Report {
                             | Problem::Contradiction(..)
                             | Problem::MapSum(..)
                             | Problem::Livelist(..)
+                            | Problem::Obsolete { .. }
+                            | Problem::Mapping(_)
+                            | Problem::FeatureCount { .. }
                     )
                 }))
     }
@@ -244,8 +273,8 @@ impl Spa {
         watch.begin(space.vdevs.iter().map(crate::space::VdevSpace::allocated).sum());
         let mut report = Report { leaks_checked: replayed.is_some(), ..Report::default() };
         let refs = References::load(self)?;
-        let maps = self.mappings()?;
-        report.indirect = maps.iter().map(|(v, m)| (*v, m.entries().len())).collect();
+        let maps = obsolete::mappings(self)?;
+        report.indirect = maps.iter().map(|(v, m)| (*v, m.map.entries().len())).collect();
         report.indirect.sort_unstable();
         let bits = replayed.map(|r| keep_problems(r, &mut report));
         let walker = Walker {
@@ -264,6 +293,9 @@ impl Spa {
         let mut report = self.finish_audit(walker, space, kept, report)?;
         if report.unreadable == 0 {
             livelists::check(self, options, &mut report)?;
+            if options.leaks {
+                obsolete::check(self, &maps, &mut report)?;
+            }
         }
         Ok(report)
     }
@@ -296,7 +328,7 @@ impl Spa {
         options: AuditOptions,
     ) -> Result<WalkFindings> {
         let refs = References::load(self)?;
-        let maps = self.mappings()?;
+        let maps = obsolete::mappings(self)?;
         let walker = Walker {
             zio: Arc::clone(self.zio()),
             bits,
@@ -313,23 +345,6 @@ impl Spa {
             walker.claim_range(dva.vdev, dva.offset, dva.asize.0, 0, &mut Claim::default());
         }
         Ok(walker.found)
-    }
-
-    /// Mappings of removed vdevs.
-    fn mappings(&self) -> Result<HashMap<VdevId, IndirectMap>> {
-        let mut out = HashMap::new();
-        for config in &self.config().vdev_tree.children {
-            if config.kind == VdevType::Indirect {
-                let keys = config.top.as_ref().map(|t| t.indirect.clone()).unwrap_or_default();
-                let map = crate::indirect::load(
-                    self.mos(),
-                    keys.mapping.map(|o| o.0),
-                    keys.births.map(|o| o.0),
-                )?;
-                out.insert(VdevId(config.id), map);
-            }
-        }
-        Ok(out)
     }
 
     /// The MOS and every dataset.

@@ -425,6 +425,9 @@ impl Spa {
             if v.raidz.as_ref().is_some_and(|r| r.expanding) {
                 add("raidz_expansion", "a raidz vdev is being expanded");
             }
+            if v.top.as_ref().is_some_and(|top| top.removing) {
+                add("com.delphix:removing", "a device is being removed");
+            }
         });
         Ok(out)
     }
@@ -492,6 +495,7 @@ impl Spa {
             writer.txgs().set_failmode(txg::FailMode::Continue);
         }
         writer.load_checkpoint(&self.mos).map_err(damaged_maps)?;
+        writer.load_removed(&self.mos).map_err(damaged_maps)?;
         for (txg, object) in logs {
             let mut replay = |range| writer.space().replay_log(txg, &range);
             self.for_each_entry(object, Params::log(), &mut replay).map_err(damaged_maps)?;

@@ -32,6 +32,7 @@ mod indirect;
 pub mod labels;
 pub mod leaves;
 mod multihost;
+mod obsolete;
 mod opener;
 pub mod rebuild;
 pub mod rewind;

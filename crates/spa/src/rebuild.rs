@@ -43,6 +43,7 @@ use crate::audit::bits::{Slab, SpaceBits, VdevBits};
 use crate::audit::{Owner, Owners, PROBLEMS_MAX, Problem, maps};
 use crate::engine::{LOGS_DIRECTORY, checkpoint};
 use crate::import::Spa;
+use crate::obsolete::{CONDENSING_KEY, MAP_KEY};
 use crate::space::PoolSpace;
 use crate::specs;
 
@@ -180,13 +181,13 @@ impl Spa {
         });
         let mut drop = BTreeSet::new();
         for config in &self.config().vdev_tree.children {
-            kept.extend(maps::top_zap(self, config, "com.delphix:indirect_obsolete_sm")?);
+            kept.extend(maps::top_zap(self, config, MAP_KEY)?);
             let array = config.top.as_ref().map(|t| t.metaslab_array);
             drop.extend(array.filter(|o| self.is_of_type(*o, ObjType::OBJECT_ARRAY)));
             let unflushed = maps::top_zap(self, config, "com.delphix:ms_unflushed_phys_txgs")?;
             drop.extend(unflushed.filter(|o| self.is_of_type(*o, ObjType::OTN_UINT64_METADATA)));
         }
-        if let Some(words) = self.mos().lookup_words("com.delphix:condensing_indirect")? {
+        if let Some(words) = self.mos().lookup_words(CONDENSING_KEY)? {
             kept.extend(words);
         }
         if let Some(logs) = self.mos().lookup(LOGS_DIRECTORY)?

@@ -315,6 +315,11 @@ impl Tree {
         node.children().iter().for_each(|&child| self.add_partial(child, all));
     }
 
+    /// Whether the pool has removed vdevs.
+    pub fn has_removed(&self) -> bool {
+        self.nodes().any(|(_, n)| *n.kind() == VdevKind::Indirect)
+    }
+
     /// The range of births that a resilver has to visit: blocks born after the first txg and
     /// not after the second one. Only leaves that can be written count; `None` if none of
     /// them misses anything.
@@ -322,8 +327,17 @@ impl Tree {
         let behind = self.nodes().filter(|(_, n)| has_dtl(n) && n.readable());
         let missing = behind.map(|(_, n)| n.dtl()).filter(|dtl| !dtl.is_empty());
         let ends = missing.filter_map(|dtl| Some((dtl.first()?, dtl.last()?)));
-        ends.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)))
-            .map(|(first, last)| (Txg(first.0.saturating_sub(1)), last))
+        let (first, last) = ends.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)))?;
+        // Copies of blocks of removed vdevs are younger than the blocks.
+        let copied = |node: &Node| {
+            let map = node.live.map();
+            map.is_some_and(|map| map.births().any(|birth| first <= birth && birth <= last))
+        };
+        let first = match self.nodes().any(|(_, n)| copied(n)) {
+            true => Txg::ZERO,
+            false => Txg(first.0.saturating_sub(1)),
+        };
+        Some((first, last))
     }
 
     /// Sets a vdev's missing transaction groups, as stored; false if there is no such vdev.

@@ -66,11 +66,10 @@ impl Node {
 
 impl Tree {
     /// Whether blocks of a top-level vdev can be healed, that is, lie where writes
-    /// would put them. False for a vdev that was removed or is being expanded.
+    /// would put them, or where the mapping of a removed vdev says. False for a vdev that is
+    /// being expanded.
     pub fn can_heal(&self, vdev: VdevId) -> bool {
-        let moves = |node: &Node| {
-            matches!(node.kind(), VdevKind::Indirect | VdevKind::Raidz { reflow: Some(_), .. })
-        };
+        let moves = |node: &Node| matches!(node.kind(), VdevKind::Raidz { reflow: Some(_), .. });
         self.top(vdev).is_ok_and(|node| !moves(node))
     }
 
@@ -91,8 +90,24 @@ impl Tree {
     /// # Errors
     /// As [`Tree::write`], for a write that cannot be planned.
     pub fn rewrite(&self, vdev: VdevId, offset: u64, data: &Buf, birth: Txg) -> Result<Healed> {
-        let plan = WritePlan::new(self, vdev, offset, data, birth)?;
         let mut healed = Healed::default();
+        for part in self.pieces(vdev, offset, data.len() as u64, birth)? {
+            let start = usize::try_from(part.start).unwrap_or(usize::MAX);
+            let end = start.saturating_add(usize::try_from(part.len).unwrap_or(usize::MAX));
+            let (to, piece) = ((part.vdev, part.offset), data.slice(start..end));
+            self.rewrite_piece(to, &piece, part.birth.unwrap_or(birth), &mut healed)?;
+        }
+        Ok(healed)
+    }
+
+    fn rewrite_piece(
+        &self,
+        (vdev, offset): (VdevId, u64),
+        data: &Buf,
+        birth: Txg,
+        healed: &mut Healed,
+    ) -> Result<()> {
+        let plan = WritePlan::new(self, vdev, offset, data, birth)?;
         for piece in plan.pieces.into_iter().filter(|piece| !piece.optional) {
             let stale = piece.through.iter().any(|&id| self.node(id).dtl().contains(birth));
             if !stale {
@@ -101,7 +116,7 @@ impl Tree {
                 healed.note(piece.len, done);
             }
         }
-        Ok(healed)
+        Ok(())
     }
 
     /// Returns false if the leaf must not be written.

@@ -561,6 +561,12 @@ impl Tree {
         Ok(())
     }
 
+    /// The mapping of a removed vdev; `None` for any other one, and before it is loaded.
+    pub fn indirect(&self, vdev: VdevId) -> Option<Arc<IndirectMap>> {
+        let node = self.top(vdev).ok()?;
+        (*node.kind() == VdevKind::Indirect).then(|| node.live.map()).flatten()
+    }
+
     /// Bytes that a block takes from a top-level vdev (chapter 02 §10.1, 10.2, 11.1).
     ///
     /// # Errors

@@ -6,6 +6,7 @@ use base::rt::Mutex;
 use base::{Error, Result};
 use cenote::inspect::dmu::traverse::Bookmark;
 use cenote::inspect::ondisk::BlkPtr;
+use cenote::inspect::ondisk::features::by_guid;
 use cenote::inspect::spa::Spa;
 use cenote::inspect::spa::audit::stats::{BUCKETS, BlockStats, LEVELS, ROWS, Sums, row_name};
 use cenote::inspect::spa::audit::{
@@ -184,6 +185,17 @@ fn space_errors(report: &Report, out: &mut String) {
                  clone {} of {}",
                 listed[0], listed[1], found[0], found[1]
             ),
+            Problem::Obsolete { vdev, source, len, found, obsolete } => writeln!(
+                out,
+                "obsolete indirect mapping count mismatch on {}:{source:x}:{len:x} : {found:x} \
+                 bytes referenced, {obsolete:x} bytes obsolete",
+                vdev.0
+            ),
+            Problem::Mapping(e) => writeln!(out, "indirect mapping: {e}"),
+            Problem::FeatureCount { guid, counted, due } => {
+                let name = by_guid(guid).map_or(*guid, |feature| feature.name());
+                writeln!(out, "{name} feature refcount mismatch: {due} != {counted}")
+            }
             _ => Ok(()),
         };
     }

@@ -53,6 +53,42 @@ pub(super) const DISCARD_MEMORY_LIMIT: Tunable = free_space!(
     |t| t.discard_memory,
     |t, n| t.discard_memory = n
 );
+pub(super) const CONDENSE_ENABLE: Tunable = free_space!(
+    "zfs_condense_indirect_vdevs_enable",
+    "condense the mappings of removed vdevs",
+    Unit::Choice(OFF_ON),
+    1,
+    || (0, 1),
+    |t| t.condense.into(),
+    |t, n| t.condense = n != 0
+);
+pub(super) const CONDENSE_OBSOLETE_PCT: Tunable = free_space!(
+    "zfs_condense_indirect_obsolete_pct",
+    "part of a mapping that became obsolete at which it is condensed",
+    Unit::Percent,
+    25,
+    || (0, 100),
+    |t| t.condense_percent,
+    |t, n| t.condense_percent = n
+);
+pub(super) const CONDENSE_MAX_OBSOLETE: Tunable = free_space!(
+    "zfs_condense_max_obsolete_bytes",
+    "length of an obsolete map at which its vdev's mapping is condensed",
+    Unit::Bytes,
+    1 << 30,
+    || (4 << 10, 1 << 40),
+    |t| t.condense_map_max,
+    |t, n| t.condense_map_max = n
+);
+pub(super) const CONDENSE_MIN_MAPPING: Tunable = free_space!(
+    "zfs_condense_min_mapping_bytes",
+    "mappings of removed vdevs that take less stay as they are",
+    Unit::Bytes,
+    128 << 10,
+    || (0, 1 << 40),
+    |t| t.condense_mapping_min,
+    |t, n| t.condense_mapping_min = n
+);
 pub(super) const TRIM_EXTENT_BYTES_MAX: Tunable = free_space!(
     "zfs_trim_extent_bytes_max",
     "larger ranges are trimmed in parts",

@@ -29,7 +29,7 @@ use super::scan::ScanEvent;
 use super::trees::{Trees, Walked};
 use super::{
     FREE_LIST, MosRead, SyncCx, Usage, accounting, background, bookmark, bpobj, counts, deadlist,
-    links, livelist, props, scan, snapshot, usage,
+    links, livelist, props, remap, scan, snapshot, usage,
 };
 
 /// Blocks added to a list at once.
@@ -52,7 +52,7 @@ pub fn check_snapshot(mos: &dyn MosRead, snap: u64) -> Result<()> {
     if s.num_children > 1 {
         return Err(Error::new(ErrorKind::Exists, "the snapshot has clones"));
     }
-    Ok(())
+    remap::check(mos, s.next_snap_obj)
 }
 
 /// Tags that hold a snapshot, with the times since when (Unix seconds).
@@ -124,7 +124,7 @@ fn snapshot_unchecked(
         deadlist::free_from(cx, list, s.prev_snap_txg.0)?;
     }
     deadlist::merge(cx, list, s.deadlist_obj)?;
-    links::drop_remap_deadlist(cx, snap)?;
+    remap::snapshot_destroyed(cx, snap, next_obj, s.prev_snap_txg)?;
     if !keep_key {
         links::remove_key_from_clones(cx, dir, s.creation_txg)?;
     }
@@ -256,7 +256,7 @@ pub fn head(cx: &SyncCx<'_>, head: u64, trees: &dyn Trees) -> Result<()> {
     features::deactivate_all(cx, head)?;
     leave_origin(cx, head, &ds)?;
     deadlist::free(cx, ds.deadlist_obj)?;
-    links::drop_remap_deadlist(cx, head)?;
+    remap::head_destroyed(cx, head)?;
     let dir = cx.dir(ds.dir_obj)?;
     let all = Usage::of(dir.used_bytes, dir.compressed_bytes, dir.uncompressed_bytes);
     if let Some((list, usage)) = live {

@@ -11,11 +11,12 @@
 
 use base::{Error, Result};
 use ondisk::features::{ACTIVATE_ON_ENABLE, FEATURES, Feature, by_guid};
+use ondisk::removal::{JobState, Removing};
 use ondisk::zap::ZapValue;
 use ondisk::{BlkPtr, ObjType};
 
 use super::store::DIRECTORY;
-use super::{MosRead, SyncCx};
+use super::{MosRead, SyncCx, bpobj, remap};
 
 /// References to the shared empty list.
 pub(crate) const EMPTY_BPOBJ: &str = "com.delphix:empty_bpobj";
@@ -356,23 +357,11 @@ const NOT_MAINTAINED: &[(&str, &str)] = &[
         "com.klarasystems:fast_dedup",
         "blocks are deduplicated, and freeing one would need its reference count",
     ),
-    (
-        "com.delphix:device_removal",
-        "a device was removed, and frees of its blocks must be noted in its mapping",
-    ),
-    (
-        "com.delphix:obsolete_counts",
-        "a device was removed, and frees of its blocks must be noted in its mapping",
-    ),
     ("com.seagate:draid_failure_domains", "its layout is not known"),
 ];
 
-/// Entries of the object directory with the same consequence, whatever the features are.
-const DIRECTORY_OBSTACLES: &[(&str, &str)] = &[
-    ("com.delphix:removing", "a device is being removed or was removed"),
-    ("com.delphix:condensing_indirect", "a removed device's mapping is being condensed"),
-    ("com.delphix:obsolete_bpobj", "a removed device's blocks wait to be noted"),
-];
+/// The state of the removal of a device, in the object directory.
+const REMOVING: &str = "com.delphix:removing";
 
 /// The reasons why the pool can be opened only for reading; none if Cenote maintains all
 /// features in use. Obstacles that only labels and vdevs show (a RAID-Z expansion in
@@ -409,9 +398,28 @@ pub fn obstacles(mos: &dyn MosRead) -> Result<Vec<Obstacle>> {
             if name != "DDT-statistics" {
                 out.push(Obstacle { what: name, why });
             }
-        } else if let Some((_, why)) = DIRECTORY_OBSTACLES.iter().find(|(n, _)| *n == name) {
-            out.push(Obstacle { what: name, why });
         }
+    }
+    out.extend(removal_obstacles(mos)?);
+    Ok(out)
+}
+
+/// A removal that has not ended, and lists of obsolete addresses of an unknown form.
+fn removal_obstacles(mos: &dyn MosRead) -> Result<Vec<Obstacle>> {
+    let mut out = Vec::new();
+    if let Some(value) = mos.zap_lookup(DIRECTORY, REMOVING.as_bytes())? {
+        let words = value.u64s().unwrap_or_default();
+        let removing = words.first_chunk().map(Removing::from_words);
+        if !removing.is_some_and(|r| r.is_ok_and(|r| r.state != JobState::Scanning)) {
+            let why = "a device is being removed";
+            out.push(Obstacle { what: REMOVING.to_owned(), why });
+        }
+    }
+    if let Some(list) = mos.directory(remap::OBSOLETE_LIST)?
+        && bpobj::for_each(mos, list, &mut |_| Ok(())).is_err()
+    {
+        let why = "the addresses to be noted in a removed device's mapping cannot be read";
+        out.push(Obstacle { what: remap::OBSOLETE_LIST.to_owned(), why });
     }
     Ok(out)
 }

@@ -81,18 +81,6 @@ pub fn snapshots_changed(cx: &SyncCx<'_>, dir: u64) -> Result<()> {
     features::set_attribute(cx, dir, SNAPSHOTS_CHANGED, &value)
 }
 
-/// Frees a list of obsolete segments (chapter 08): a deadlist under an attribute of a
-/// dataset.
-///
-/// # Errors
-/// Those of the store.
-pub(crate) fn drop_remap_deadlist(cx: &SyncCx<'_>, dataset: u64) -> Result<()> {
-    const KEY: &str = "com.delphix:remap_deadlist";
-    let Some(list) = cx.read().attribute_u64(dataset, KEY)? else { return Ok(()) };
-    deadlist::free(cx, list)?;
-    cx.mos.zap_remove(dataset, KEY.as_bytes())
-}
-
 /// Whether a list is empty.
 ///
 /// # Errors

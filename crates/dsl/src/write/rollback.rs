@@ -20,12 +20,10 @@ use ondisk::dslphys::UsedKind;
 use super::accounting::{diduse, transfer};
 use super::trees::Trees;
 use super::{SyncCx, Usage, bookmark, counts, create, deadlist, destroy, features, links};
-use super::{livelist, props, scan};
+use super::{livelist, props, remap, scan};
 
 /// Name of the directory that exists within the txg of a rollback only.
 const CLONE_NAME: &str = "%rollback";
-/// Key of segments on indirect vdevs that are obsolete for a dataset.
-const REMAP: &str = "com.delphix:remap_deadlist";
 
 /// Whether a head can return to its newest snapshot `snap` now. The caller checks the space
 /// that its refreservation needs, and refquota.
@@ -143,11 +141,11 @@ pub fn swap(cx: &SyncCx<'_>, head: u64, clone: u64) -> Result<()> {
 
 /// Exchanges the lists of obsolete segments (chapter 08).
 fn exchange_remap(cx: &SyncCx<'_>, a: u64, b: u64) -> Result<()> {
-    let (of_a, of_b) = (cx.read().attribute(a, REMAP)?, cx.read().attribute(b, REMAP)?);
+    let (of_a, of_b) = (cx.read().attribute(a, remap::KEY)?, cx.read().attribute(b, remap::KEY)?);
     for (object, had, gets) in [(a, &of_a, &of_b), (b, &of_b, &of_a)] {
         match gets {
-            Some(value) => features::set_attribute(cx, object, REMAP, value)?,
-            None if had.is_some() => cx.mos.zap_remove(object, REMAP.as_bytes())?,
+            Some(value) => features::set_attribute(cx, object, remap::KEY, value)?,
+            None if had.is_some() => cx.mos.zap_remove(object, remap::KEY.as_bytes())?,
             None => {}
         }
     }

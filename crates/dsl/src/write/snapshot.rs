@@ -13,12 +13,12 @@ use ondisk::zap::ZapValue;
 
 use super::features::{self, BOOKMARK_V2};
 use super::scan::ScanEvent;
-use super::{SyncCx, Usage, accounting, bookmark, counts, create, deadlist, links, props, scan};
+use super::{
+    SyncCx, Usage, accounting, bookmark, counts, create, deadlist, links, props, remap, scan,
+};
 
 /// Key of the identity of an encrypted snapshot's initialisation vectors.
 const IVSET: &str = "com.datto:ivset_guid";
-/// Key of segments on indirect vdevs that are obsolete for a dataset.
-const REMAP: &str = "com.delphix:remap_deadlist";
 
 /// The snapshot of `head` by this name.
 ///
@@ -123,9 +123,9 @@ pub(crate) fn replace_next(cx: &SyncCx<'_>, prev: u64, old: u64, new: u64) -> Re
 
 /// Moves the attributes that belong to the snapshot from now on.
 fn move_attributes(cx: &SyncCx<'_>, head: u64, snapshot: u64, dir: u64) -> Result<()> {
-    if let Some(value) = cx.read().attribute(head, REMAP)? {
-        cx.mos.zap_remove(head, REMAP.as_bytes())?;
-        features::set_attribute(cx, snapshot, REMAP, &value)?;
+    if let Some(value) = cx.read().attribute(head, remap::KEY)? {
+        cx.mos.zap_remove(head, remap::KEY.as_bytes())?;
+        features::set_attribute(cx, snapshot, remap::KEY, &value)?;
     }
     let encrypted = cx.read().attribute(dir, "com.datto:crypto_key_obj")?.is_some();
     if encrypted && features::is_enabled(cx.read(), BOOKMARK_V2)? {

@@ -734,3 +734,6 @@ proptest! {
         prop_assert!(lost == 0 || written > 128 << 10);
     }
 }
+
+#[path = "remap_tests.rs"]
+mod remap_tests;

@@ -1,6 +1,6 @@
 //! The visitor: counts, claims and verifies every pointer.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -10,10 +10,10 @@ use base::{Dva, Error, ErrorKind, Psize, Result, VdevId};
 use dmu::traverse::{Bookmark, Flow, Visitor};
 use ondisk::BlkPtr;
 use ondisk::blkptr::Block;
-use vdev::IndirectMap;
 use zio::{Io, Zio};
 
 use super::bits::{Claim, SpaceBits};
+use super::obsolete::Mappings;
 use super::refs::{RefVisit, References};
 use super::stats::{BlockStats, row_of};
 use super::{Problem, Verify, Watch};
@@ -33,7 +33,7 @@ pub(super) struct Walker<'a, W> {
     pub(super) bits: Option<&'a SpaceBits>,
     /// Ranges whose owners are searched for.
     pub(super) owners: Option<&'a Owners>,
-    pub(super) maps: &'a HashMap<VdevId, IndirectMap>,
+    pub(super) maps: &'a Mappings,
     pub(super) refs: &'a References,
     pub(super) verify: Verify,
     pub(super) watch: &'a W,
@@ -286,16 +286,17 @@ impl<W: Watch> Walker<'_, W> {
         out: &mut Claim,
     ) {
         let Some(bits) = self.bits else { return };
-        let Some(map) = self.maps.get(&vdev) else {
+        let Some(removed) = self.maps.get(&vdev) else {
             let claim = bits.claim(vdev, offset, len);
             out.twice += claim.twice;
             out.free += claim.free;
             out.outside += claim.outside;
             return;
         };
-        match map.segments(offset, len) {
+        match removed.map.segments(offset, len) {
             Ok(segments) if hops < INDIRECT_HOPS_MAX => {
                 for s in segments {
+                    removed.note(s.entry, s.len);
                     self.claim_range(s.vdev, s.offset, s.len, hops + 1, out);
                 }
             }

@@ -16,36 +16,51 @@ use base::{Dva, Result, Txg, VdevId};
 use dsl::write::MosRead;
 use metaslab::Space;
 use ondisk::BlkPtr;
+use vdev::Tree;
 use zio::{InUse, Origin, Pin};
 
 use super::Writer;
 
+/// Bytes of the smallest sector, and of the part of a gang's header that every one has.
+const GANG_HEADER: u64 = 512;
+
 /// [`InUse`] of a pool open for writing.
 pub(super) struct WriterInUse(pub(super) Weak<Writer>);
 
-/// A pinned metaslab.
-pub(super) struct PinnedMetaslab {
+/// The pinned metaslabs of an address: one, or those of its copies if its vdev was removed.
+pub(super) struct PinnedMetaslabs {
     space: Arc<Space>,
-    vdev: VdevId,
-    offset: u64,
+    places: Vec<(VdevId, u64)>,
 }
 
-impl PinnedMetaslab {
-    /// Pins the metaslab of an address ([`Space::pin`]); `None` if space freed after `since`
+impl PinnedMetaslabs {
+    /// Pins the metaslabs of an address ([`Space::pin`]); `None` if space freed after `since`
     /// may have been given away there.
     ///
     /// # Errors
     /// `Corrupt` if there is no such address.
-    pub(super) fn new(space: &Arc<Space>, dva: Dva, since: Txg) -> Result<Option<PinnedMetaslab>> {
-        let (vdev, offset) = (dva.vdev, dva.offset);
-        let pinned = space.pin(vdev, offset, since)?;
-        Ok(pinned.then(|| PinnedMetaslab { space: Arc::clone(space), vdev, offset }))
+    pub(super) fn new(
+        space: &Arc<Space>,
+        tree: &Tree,
+        dva: Dva,
+        since: Txg,
+    ) -> Result<Option<PinnedMetaslabs>> {
+        let mut pins = PinnedMetaslabs { space: Arc::clone(space), places: Vec::new() };
+        // Of a gang's address this is its header.
+        let len = if dva.gang { GANG_HEADER } else { dva.asize.0.max(GANG_HEADER) };
+        for piece in tree.pieces(dva.vdev, dva.offset, len, since)? {
+            if !space.pin(piece.vdev, piece.offset, since)? {
+                return Ok(None);
+            }
+            pins.places.push((piece.vdev, piece.offset));
+        }
+        Ok(Some(pins))
     }
 }
 
-impl Drop for PinnedMetaslab {
+impl Drop for PinnedMetaslabs {
     fn drop(&mut self) {
-        self.space.unpin(self.vdev, self.offset);
+        self.places.iter().for_each(|(vdev, offset)| self.space.unpin(*vdev, *offset));
     }
 }
 
@@ -68,7 +83,8 @@ impl InUse for WriterInUse {
             return None;
         }
         // An address outside the vdev comes from a damaged pointer.
-        let pinned = PinnedMetaslab::new(&writer.space, dva, since).ok().flatten()?;
+        let tree = writer.zio.tree();
+        let pinned = PinnedMetaslabs::new(&writer.space, &tree, dva, since).ok().flatten()?;
         Some(Box::new(pinned) as Pin)
     }
 }

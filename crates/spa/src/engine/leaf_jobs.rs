@@ -86,6 +86,14 @@ pub struct FreeSpaceTuning {
     pub trim_batch: u64,
     /// `zfs_spa_discard_memory_limit`: memory for the ranges of a checkpoint that a txg frees.
     pub discard_memory: u64,
+    /// `zfs_condense_indirect_vdevs_enable`: mappings of removed vdevs are condensed.
+    pub condense: bool,
+    /// `zfs_condense_indirect_obsolete_pct`: when so much of a mapping became obsolete.
+    pub condense_percent: u64,
+    /// `zfs_condense_max_obsolete_bytes`: when an obsolete map is so long.
+    pub condense_map_max: u64,
+    /// `zfs_condense_min_mapping_bytes`: shorter mappings stay as they are.
+    pub condense_mapping_min: u64,
     /// `zfs_initialize_value`.
     pub pattern: u64,
     /// `zfs_initialize_chunk_size`: bytes of one write.
@@ -101,6 +109,10 @@ impl Default for FreeSpaceTuning {
             trim_queue: 10,
             trim_batch: 32,
             discard_memory: 16 << 20,
+            condense: true,
+            condense_percent: 25,
+            condense_map_max: 1 << 30,
+            condense_mapping_min: 128 << 10,
             pattern: 0xdead_beef_dead_beee,
             chunk: 1 << 20,
         }

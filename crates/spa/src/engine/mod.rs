@@ -32,6 +32,7 @@
 pub(crate) mod checkpoint;
 pub(crate) mod claim;
 mod clones;
+mod condense;
 mod config;
 pub mod create;
 mod datasets;
@@ -52,6 +53,7 @@ pub(crate) mod leaf_jobs;
 mod ledger;
 mod log;
 mod maps;
+mod obsolete;
 mod open;
 mod outage;
 mod pools;
@@ -110,6 +112,7 @@ pub use job_record::{JobKind, JobRecord, JobState, JobStatus};
 pub use leaf_jobs::FreeSpaceTuning;
 pub use ledger::SpaceAccount;
 pub(crate) use maps::LOGS_DIRECTORY;
+pub use obsolete::RemovedPlants;
 pub(crate) use open::assemble;
 pub use open::{Parts, WriterOptions};
 pub use pools::{Devices, PoolChange, init_aux_labels};
@@ -228,6 +231,7 @@ pub struct Writer {
     /// Tasks that run before anything else of their txg.
     early_tasks: Mutex<BTreeMap<Txg, Vec<SyncTask>>>,
     checkpoint: checkpoint::Checkpoint,
+    removed: obsolete::Removed,
     jobs: Arc<leaf_jobs::LeafJobs>,
     autotrim: Arc<trim::Autotrim>,
     rebuilds: Arc<vdev_rebuild::Rebuilds>,

@@ -217,6 +217,7 @@ pub(crate) fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Write
         snapshots_in_use: Mutex::default(),
         early_tasks: Mutex::default(),
         checkpoint: Default::default(),
+        removed: Default::default(),
         jobs: Default::default(),
         autotrim: Default::default(),
         rebuilds: Default::default(),

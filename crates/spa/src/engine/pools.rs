@@ -31,6 +31,7 @@ use super::open::{class_for, describe};
 use super::tasks::{Command, TaskCx};
 use super::topology::TreeChange;
 use super::{Writer, effective};
+use crate::obsolete::removed_vdevs;
 use crate::write::config::{PoolFacts, aux, has_labels, initial};
 use crate::write::labels;
 use crate::write::topology::Built;
@@ -156,6 +157,10 @@ impl TaskCx<'_> {
     }
 }
 
+/// Mappings of removed vdevs lead to vdevs without parity.
+const NO_PARITY: &str = "invalid config; a pool with removing/removed vdevs does not support \
+                         adding raidz or dRAID vdevs";
+
 fn config_text(text: &str) -> Result<Option<NvStr>> {
     if text.is_empty() { Ok(None) } else { NvStr::new(text.as_bytes()).map(Some) }
 }
@@ -186,8 +191,8 @@ impl Writer {
     /// The caller checks redundancy and use by others.
     ///
     /// # Errors
-    /// `Busy` when the configuration changed since; those of the devices; those of a
-    /// suspension.
+    /// `Busy` when the configuration changed since; `Invalid` for RAID-Z and dRAID in a pool
+    /// with removed vdevs; those of the devices; those of a suspension.
     pub fn add_vdevs(
         &self,
         built: Built,
@@ -195,6 +200,10 @@ impl Writer {
         command: Option<Command>,
     ) -> Result<()> {
         let now = self.published().config;
+        let has_parity = |top: &VdevConfig| top.raidz.is_some() || top.draid.is_some();
+        if removed_vdevs(&now).next().is_some() && built.tops.iter().any(|(t, _)| has_parity(t)) {
+            return Err(Error::invalid(NO_PARITY));
+        }
         let facts = PoolFacts::of(&grown(&now, &built));
         for (top, _) in &built.tops {
             for (guid, list) in initial(&facts, top, self.txgs.open_txg()) {

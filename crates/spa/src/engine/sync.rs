@@ -275,10 +275,7 @@ impl Writer {
         self.scans.freed(txg, block);
         let kept = self.checkpoint.keeps(bp);
         for dva in self.zio.dvas_to_free(block)? {
-            match kept {
-                true => self.checkpoint.keep(&self.space, dva)?,
-                false => self.space.free(txg, dva)?,
-            }
+            self.free_address(txg, dva, kept)?;
         }
         self.zio.freed(block);
         Ok(())
@@ -293,6 +290,7 @@ impl Writer {
             || self.tasks.lock().contains_key(&txg)
             || self.early_tasks.lock().contains_key(&txg)
             || self.checkpoint.is_discarding()
+            || self.is_condensing()
             || self.jobs.is_dirty()
             || self.rebuilds.has_work()
             || self.orphaned_blocks.lock().iter().any(|bp| bp.birth() <= txg)
@@ -420,8 +418,10 @@ impl Writer {
             state.maps = maps;
             stored?;
             self.write_checkpoint(state, &sync)?;
+            self.write_obsolete(state, &sync)?;
             if pass == PASS_SETTLE && self.mos.objset().is_dirty(txg) {
                 self.settle_checkpoint(&sync)?;
+                self.settle_obsolete(&sync)?;
             }
             let dirty = self.mos.objset().is_dirty(txg);
             if dirty {
@@ -511,9 +511,12 @@ impl Writer {
             let mut budget = tested.checked_sub(1).unwrap_or(BACKGROUND_BLOCKS);
             let mut free = |bp: &BlkPtr| self.free(sync.txg, bp);
             let progress = background::step(sync.cx, &self.zio, &mut budget, &mut free)?;
-            state.background = progress.more;
             state.again = progress.more && progress.blocks > 0;
+            let obsolete = self.mark_obsolete(sync, BACKGROUND_BLOCKS)?;
+            state.background = progress.more || obsolete;
+            state.again |= obsolete;
         }
+        state.again |= self.condense_some(state, sync)?;
         state.again |= more;
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use base::Result;
 use ondisk::ObjType;
 
-use super::super::{bookmark, deadlist, features, livelist};
+use super::super::{bookmark, deadlist, features, livelist, remap};
 use super::Checker;
 
 impl Checker<'_> {
@@ -64,7 +64,7 @@ impl Checker<'_> {
         }
         due.insert(features::LIVELIST, livelists);
         for object in self.datasets.keys() {
-            lists.extend(self.mos.attribute_u64(*object, "com.delphix:remap_deadlist")?);
+            lists.extend(self.mos.attribute_u64(*object, remap::KEY)?);
         }
         for list in lists {
             let keys = deadlist::keys(self.mos, list)?;

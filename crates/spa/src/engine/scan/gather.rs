@@ -38,7 +38,7 @@ use ondisk::dslphys::{BookmarkPlace, DslDatasetPhys};
 use ondisk::scan::{Scan, ScanFunc};
 use ondisk::zil::{LogPtr, Record, ZilHeader};
 use ondisk::{BlkPtr, ObjsetPhys};
-use vdev::TxgRanges;
+use vdev::{Tree, TxgRanges};
 use zio::{Access, ErrorEntry, Io};
 
 use super::queue::{QueuedAddress, ScanBlock};
@@ -78,6 +78,8 @@ struct Gatherer<'a> {
     max_txg: Txg,
     /// For a resilver: what is missing somewhere on each vdev.
     partial: Option<&'a [TxgRanges]>,
+    /// For a resilver of a pool with removed vdevs: its tree.
+    removed: Option<Arc<Tree>>,
     limits: ScanLimits,
     began: Instant,
     left: usize,
@@ -93,12 +95,20 @@ impl Gatherer<'_> {
     fn is_wanted(&self, block: &ondisk::blkptr::Block) -> bool {
         let Some(partial) = self.partial else { return true };
         let birth = block.effective_physical_birth();
-        let misses = |vdev: u32| partial.get(vdev as usize).is_some_and(|t| t.contains(birth));
+        let misses =
+            |vdev: u32, birth| partial.get(vdev as usize).is_some_and(|t| t.contains(birth));
         // The members of a gang may be on any vdev.
-        match block.is_gang() {
-            true => (0..partial.len() as u32).any(misses),
-            false => block.dvas().any(|dva| misses(dva.vdev.0)),
+        if block.is_gang() {
+            return self.removed.is_some() || (0..partial.len() as u32).any(|v| misses(v, birth));
         }
+        let Some(tree) = &self.removed else {
+            return block.dvas().any(|dva| misses(dva.vdev.0, birth));
+        };
+        // The copies of blocks on removed vdevs have births of their own.
+        block.dvas().any(|dva| match tree.pieces(dva.vdev, dva.offset, dva.asize.0, birth) {
+            Ok(pieces) => pieces.iter().any(|p| misses(p.vdev.0, p.birth.unwrap_or(birth))),
+            Err(_) => true,
+        })
     }
 
     fn note(&mut self, bp: &BlkPtr, at: Bookmark, log: Option<Box<LogPtr>>) {
@@ -235,12 +245,15 @@ impl Writer {
             ScanFunc::Resilver => Some(self.partial_txgs()),
             _ => None,
         };
+        let tree = self.zio.tree();
+        let removed = (partial.is_some() && tree.has_removed()).then_some(tree);
         let mut gatherer = Gatherer {
             writer: self,
             serial,
             since,
             max_txg: scan.max_txg,
             partial: partial.as_deref(),
+            removed,
             limits: limits.clone(),
             began: base::rt::now(),
             left: limits.slice_blocks,

@@ -23,7 +23,7 @@
 //! * At most [`BATCH_BYTES`] bytes of content are in memory for each thread, and as many bytes
 //!   of parity and copies as the vdevs make of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use base::rt::Mutex;
@@ -32,7 +32,7 @@ use ondisk::zil::LogBlock;
 use vdev::{BadCopy, ReadOutcome, ReadReq, Tree};
 use zio::ErrorEntry;
 
-use super::super::heal::PinnedMetaslab;
+use super::super::heal::PinnedMetaslabs;
 use super::Writer;
 use super::gather::Slice;
 use super::queue::{GatheringEnd, PlaceRun, QueuedAddress, ScanBlock};
@@ -66,7 +66,20 @@ pub(super) struct Issued {
 #[derive(Default)]
 struct Repairs {
     bad: Vec<(BadCopy, Txg)>,
-    pins: Vec<PinnedMetaslab>,
+    pins: Vec<PinnedMetaslabs>,
+}
+
+impl Repairs {
+    /// Adds copies of the block at an address, with its birth. On a removed vdev the births are
+    /// those of its copies. If a block was copied in several txgs, each copy gets all of them,
+    /// so that a leaf that cannot be repaired goes on to miss them.
+    fn add(&mut self, tree: &Tree, (dva, birth): (Dva, Txg), bad: Vec<BadCopy>) {
+        let pieces = tree.pieces(dva.vdev, dva.offset, dva.asize.0, birth).unwrap_or_default();
+        let births: BTreeSet<Txg> = pieces.iter().filter_map(|piece| piece.birth).collect();
+        for copy in bad {
+            self.bad.extend(births.iter().map(|birth| (copy.clone(), *birth)));
+        }
+    }
 }
 
 fn error_entry(block: &ScanBlock) -> Option<ErrorEntry> {
@@ -190,14 +203,14 @@ impl Writer {
 
     /// Pins an address of an entry that is being read; `None` if the block is freed, or may
     /// be.
-    fn pin_entry(&self, entry: &QueuedAddress, dva: Dva) -> Option<PinnedMetaslab> {
+    fn pin_entry(&self, entry: &QueuedAddress, dva: Dva) -> Option<PinnedMetaslabs> {
         for _ in 0..PIN_ATTEMPTS {
             // In this order: see the module head.
             let since = self.zio.healing_since()?;
             if !self.scans.queue.is_in_use(entry.dva) {
                 return None;
             }
-            if let Ok(pin) = PinnedMetaslab::new(&self.space, dva, since) {
+            if let Ok(pin) = PinnedMetaslabs::new(&self.space, &self.zio.tree(), dva, since) {
                 match pin {
                     Some(pin) => return Some(pin),
                     // A txg has ended and is about to be announced.
@@ -239,7 +252,7 @@ impl Writer {
         }
         if outcome.data.is_ok() {
             tree.count_damage(&outcome.report.bad);
-            repairs.bad.extend(outcome.report.bad.into_iter().map(|bad| (bad, birth)));
+            repairs.add(tree, (entry.dva, birth), outcome.report.bad);
             repairs.pins.extend(pin);
             return;
         }
@@ -250,7 +263,7 @@ impl Writer {
         let again = |req: ReadReq| self.zio.tree().scan(&[req], &accepts).pop();
         let Some(second) = again(req) else { return };
         if second.data.is_ok() {
-            repairs.bad.extend(second.report.bad.into_iter().map(|bad| (bad, birth)));
+            repairs.add(tree, (entry.dva, birth), second.report.bad);
             repairs.pins.extend(pin);
             return;
         }
@@ -274,7 +287,7 @@ impl Writer {
         req.speculative = true;
         match again(req) {
             Some(third) if third.data.is_ok() => {
-                repairs.bad.extend(third.report.bad.into_iter().map(|bad| (bad, birth)));
+                repairs.add(tree, (entry.dva, birth), third.report.bad);
                 repairs.pins.extend(pin);
             }
             _ => issued.unnamed += 1,
@@ -288,9 +301,12 @@ impl Writer {
         }
     }
 
-    /// Whether some leaf of a vdev misses a txg.
-    fn misses(&self, vdev: base::VdevId, txg: Txg) -> bool {
-        self.zio.tree().partial(vdev).is_ok_and(|missing| missing.contains(txg))
+    /// Whether some leaf misses a part of what is at an address.
+    fn misses(&self, at: Dva, birth: Txg) -> bool {
+        let tree = self.zio.tree();
+        let misses = |vdev, txg| tree.partial(vdev).is_ok_and(|missing| missing.contains(txg));
+        let pieces = tree.pieces(at.vdev, at.offset, at.asize.0, birth);
+        pieces.is_ok_and(|all| all.iter().any(|p| misses(p.vdev, p.birth.unwrap_or(birth))))
     }
 
     fn note_lost(&self, block: &ScanBlock, issued: &mut Issued) {
@@ -326,11 +342,11 @@ impl Writer {
                             let done = tree.rewrite(at.vdev, at.offset, &good, piece.birth);
                             issued.repaired += done.map_or(0, |healed| healed.bytes);
                             // A leaf that missed the txg was not written.
-                            issued.unnamed += u64::from(self.misses(at.vdev, piece.birth));
+                            issued.unnamed += u64::from(self.misses(at, piece.birth));
                         }
                         None => tree.count_damage(&bad),
                     }
-                    repairs.bad.extend(bad.into_iter().map(|bad| (bad, piece.birth)));
+                    repairs.add(tree, (piece.dva, piece.birth), bad);
                     repairs.pins.push(pin);
                 }
             }
