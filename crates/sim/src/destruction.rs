@@ -39,7 +39,7 @@ const FREED: usize = 100;
 
 /// What is destroyed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Doom {
+pub enum DestroyTarget {
     /// Most snapshots of a file system (`zfs destroy fs@a%b`).
     Snapshots,
     /// A file system with snapshots, children and clones (`zfs destroy -r`).
@@ -52,7 +52,7 @@ pub struct Destruction {
     pub recorded: Recorded,
     /// The txgs of the batches.
     pub batches: Vec<Txg>,
-    what: Doom,
+    what: DestroyTarget,
     names: Vec<String>,
     /// The first event after the request began.
     begin: u64,
@@ -89,12 +89,12 @@ fn name_of(driver: &Driver, ds: usize) -> String {
 }
 
 /// Makes what is destroyed then; the names that the request gives, or must reach.
-fn prepare(driver: &Driver, hand: &mut Hand, what: Doom) -> Result<Vec<String>> {
+fn prepare(driver: &Driver, hand: &mut Hand, what: DestroyTarget) -> Result<Vec<String>> {
     hand.datasets.clear();
     driver.make_dataset(hand, POOL.to_owned())?;
     let root = hand.datasets[0];
     match what {
-        Doom::Snapshots => {
+        DestroyTarget::Snapshots => {
             grow(driver, hand, SNAPSHOTS)?;
             let all = hand.snaps.clone();
             // A clone of one that stays, and a bookmark of one that goes.
@@ -103,7 +103,7 @@ fn prepare(driver: &Driver, hand: &mut Hand, what: Doom) -> Result<Vec<String>> 
             let notes = driver.model.notes.lock();
             Ok(all[1..SNAPSHOTS - 1].iter().map(|snap| notes.snap_name(*snap)).collect())
         }
-        Doom::Tree => {
+        DestroyTarget::Tree => {
             grow(driver, hand, 3)?;
             let (above, origin) = (name_of(driver, root), hand.snaps[1]);
             driver.make_clone(hand, origin, above.clone())?;
@@ -122,7 +122,12 @@ fn prepare(driver: &Driver, hand: &mut Hand, what: Doom) -> Result<Vec<String>> 
 
 /// Gives the command, and compares what each txg destroyed with `names`, in the order of the
 /// request. The model has it as of those txgs.
-fn destroy(driver: &Driver, what: Doom, names: &[String], most: usize) -> Result<Vec<Txg>> {
+fn destroy(
+    driver: &Driver,
+    what: DestroyTarget,
+    names: &[String],
+    most: usize,
+) -> Result<Vec<Txg>> {
     let (mut seen, mut txgs): (Vec<String>, Vec<Txg>) = Default::default();
     let mut wrong: Option<Error> = None;
     let mut each = |txg: Txg, batch: Vec<String>| {
@@ -134,10 +139,10 @@ fn destroy(driver: &Driver, what: Doom, names: &[String], most: usize) -> Result
         seen.extend(batch);
     };
     let last = match what {
-        Doom::Snapshots => {
+        DestroyTarget::Snapshots => {
             driver.writer.destroy_snapshots_in_batches(names, false, None, &mut each)
         }
-        Doom::Tree => {
+        DestroyTarget::Tree => {
             let root = names.first().ok_or_else(|| Error::bug("nothing to destroy"))?;
             driver.writer.destroy_dataset_in_batches(root, true, None, &mut each)
         }
@@ -146,7 +151,7 @@ fn destroy(driver: &Driver, what: Doom, names: &[String], most: usize) -> Result
     if let Some(e) = wrong {
         return Err(e);
     }
-    if what == Doom::Tree {
+    if what == DestroyTarget::Tree {
         seen.sort_unstable();
     }
     if seen != names || txgs.last() != Some(&last) {
@@ -165,7 +170,7 @@ fn body(
     plan: &OpPlan,
     disks: &SimDisks,
     model: &Arc<Model>,
-    what: Doom,
+    what: DestroyTarget,
 ) -> std::result::Result<Done, String> {
     let fail = |what: &str, e: Error| format!("{what}: {e}");
     let writer = make(setup, disks).map_err(|e| fail("making the pool", e))?;
@@ -207,7 +212,7 @@ fn freeing(driver: &Driver) -> Result<u64> {
 
 impl Destruction {
     /// Records a destruction, beside one thread of the setup's operations.
-    pub fn record(setup: &Setup, what: Doom) -> Destruction {
+    pub fn record(setup: &Setup, what: DestroyTarget) -> Destruction {
         let setup = Setup { workload: Workload::Clones, threads: 1, ..setup.clone() };
         let plan = plan(&setup);
         let disks = SimDisks::blank(setup.disks(), setup.layout.disks(), setup.disk_size());

@@ -6,7 +6,7 @@ mod zdb;
 
 use std::collections::BTreeSet;
 
-use sim::destruction::{Destruction, Doom};
+use sim::destruction::{DestroyTarget, Destruction};
 use sim::{Layout, Recorded, Setup, Workload};
 
 /// Crash points in `make test`, and in `make nightly`.
@@ -113,7 +113,7 @@ fn destructions_in_batches_are_ended_after_a_crash() {
     let runs = if nightly() { 60 } else { 2 };
     let (mut points, mut images, mut between, mut finished) = (0, 0, 0, 0);
     for seed in 1..=runs {
-        let what = if seed % 2 == 0 { Doom::Tree } else { Doom::Snapshots };
+        let what = if seed % 2 == 0 { DestroyTarget::Tree } else { DestroyTarget::Snapshots };
         let run = Destruction::record(&setup(seed), what);
         let events = run.crash_points();
         let stride = if nightly() { 1 } else { (events.len() / 40).max(1) };
