@@ -251,6 +251,10 @@ fn real_clients_of_network_block_devices() {
     let e = s.fail(1, &["zpool", "export", "tank"]);
     assert_eq!(e, "cannot export 'tank': pool is busy\n");
     assert!(s.ok(&["daemon", "status"]).contains("nbd: "));
+    // It may change its size meanwhile.
+    s.ok(&["zfs", "set", "volsize=96M", "tank/v"]);
+    assert_eq!(run("nbdinfo", &["--size", &v]).trim(), (96 << 20).to_string());
+    s.ok(&["zfs", "set", "volsize=64M", "tank/v"]);
     // Nor can the volume be destroyed, alone or with others, or while its file is open.
     for args in [&["zfs", "destroy", "-r", "tank/v"][..], &["zfs", "destroy", "-rf", "tank"]] {
         assert_eq!(s.fail(1, args), "cannot destroy 'tank/v': dataset is busy\n");

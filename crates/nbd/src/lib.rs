@@ -22,6 +22,14 @@
 //! **Bytes.** A read is answered with slices of cached blocks, which are not copied. The
 //! payload of a write is received into the buffer that the volume is written from.
 //!
+//! # Sizes
+//! A volume may grow and shrink while clients use it. Each request is judged by the size at
+//! that moment: behind the end, those that write are refused with `ENOSPC`, others with
+//! `EINVAL`. A client is told the size in its handshake; another handshake (the option `INFO`
+//! suffices) tells the new one. The protocol has no message for it: `NBD_CMD_RESIZE` is
+//! reserved for an extension that was not published with it and that no client uses, so it is
+//! not offered.
+//!
 //! # Limits
 //! A connection has at most [`Limits::connection_bytes`] in requests and replies, or one larger
 //! request; while it has more, nothing is received from it. A client that takes no reply for

@@ -348,6 +348,93 @@ fn extended_lengths_and_snapshots() {
     assert_eq!(r.read(0, 4), Ok(vec![0; 4]));
 }
 
+fn resize(rig: &NbdRig, size: u64) {
+    let size = [("volsize".to_owned(), cenote::PropData::Num(size))];
+    rig.pool.set_props("tank/vol", &size, None).unwrap();
+}
+
+/// A volume grows and shrinks under its clients. Each request is judged by the size at that
+/// moment; new handshakes tell the new one.
+#[test]
+fn sizes_change_under_clients() {
+    let rig = NbdRig::new("sizes", Limits::default());
+    let told = || {
+        let mut s = rig.raw();
+        hello(&mut s);
+        let info = ask(&mut s, 6, &[counted("tank/vol"), vec![0, 0]].concat());
+        u64_at(&info[0].1, 2)
+    };
+    let mut clients = STYLES.map(|style| Client::new(&rig, "tank/vol", style));
+    rig.volume().write(SIZE - 4, b"tail").unwrap();
+    resize(&rig, 2 * SIZE);
+    assert_eq!(told(), 2 * SIZE);
+    for c in &mut clients {
+        assert_eq!(c.size, SIZE);
+        assert_eq!(c.read(SIZE - 4, 8), Ok(b"tail\0\0\0\0".to_vec()));
+        assert_eq!(c.call(0, 1, 2 * SIZE - 4, 4, b"more"), 0);
+        assert_eq!(c.read(2 * SIZE - 4, 4), Ok(b"more".to_vec()));
+        assert_eq!(c.call(0, 1, 2 * SIZE - 1, 2, b"xy"), 28);
+        if c.style != Style::Simple {
+            let list = c.status(0, 0, 2 * SIZE);
+            assert_eq!(list.iter().map(|e| e.0).sum::<u64>(), 2 * SIZE, "{list:?}");
+        }
+    }
+    resize(&rig, SIZE / 2);
+    assert_eq!(told(), SIZE / 2);
+    for c in &mut clients {
+        assert_eq!(c.read(SIZE / 2 - 4, 4), Ok(vec![0; 4]));
+        assert_eq!(c.read(SIZE / 2 - 1, 2), Err(22));
+        assert_eq!(c.read(SIZE - 4, 4), Err(22));
+        assert_eq!(c.call(0, 1, SIZE - 4, 4, b"gone"), 28);
+        assert_eq!(c.call(0, 4, SIZE - 4, 4, &[]), 28, "trim");
+        assert_eq!(c.call(0, 6, SIZE - 4, 4, &[]), 28, "zeroes");
+        assert_eq!(c.call(0, 5, SIZE - 4, 4, &[]), 22, "cache");
+        assert_eq!(c.call(0, 7, SIZE - 4, 4, &[]), 22, "block status");
+        assert_eq!(c.call(0, 3, 0, 0, &[]), 0, "flush");
+    }
+    resize(&rig, SIZE);
+    for c in &mut clients {
+        assert_eq!(c.read(SIZE - 4, 4), Ok(vec![0; 4]), "what was cut off comes back");
+    }
+}
+
+/// Requests that race with a new size succeed or are refused, and nothing else.
+#[test]
+fn requests_race_with_new_sizes() {
+    let rig = NbdRig::new("races", Limits::default());
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for (n, style) in STYLES.into_iter().enumerate() {
+            let (rig, done) = (&rig, &done);
+            scope.spawn(move || {
+                let mut c = Client::new(rig, "tank/vol", style);
+                // Ranges that end at the larger end, across the smaller one and inside it.
+                let (at, len) = [(SIZE - 9000, 9000), (SIZE / 2 - 50_000, 100_000), (0, 70_000)][n];
+                let data = vec![n as u8 + 1; len as usize];
+                let mut refused = 0;
+                while !done.load(std::sync::atomic::Ordering::SeqCst) {
+                    let wrote = c.call(0, 1, at, len, &data);
+                    let read = c.read(at, len);
+                    let zeroed = c.call(0, 6, at, len, &[]);
+                    assert!([0, 28].contains(&wrote) && [0, 28].contains(&zeroed));
+                    match read {
+                        Ok(seen) => assert!(seen.iter().all(|b| [0, n as u8 + 1].contains(b))),
+                        Err(e) => assert_eq!(e, 22),
+                    }
+                    refused += u32::from(wrote != 0) + u32::from(zeroed != 0);
+                }
+                assert!(n < 2 || refused == 0, "{refused} refused inside both sizes");
+            });
+        }
+        for _ in 0..20 {
+            resize(&rig, SIZE / 2);
+            resize(&rig, SIZE);
+        }
+        done.store(true, std::sync::atomic::Ordering::SeqCst);
+    });
+    assert_eq!(rig.volume().size(), SIZE);
+}
+
 #[test]
 fn options() {
     let rig = NbdRig::new("options", Limits::default());

@@ -474,6 +474,8 @@ impl DslModel {
         let found = check(&self.mos, &self.ratios).unwrap();
         let found: Vec<String> = found.iter().map(ToString::to_string).collect();
         assert!(found.is_empty(), "{found:#?}");
+        let found = check_livelists(&self.mos, &self.ratios, &ModelTrees(&self.trees)).unwrap();
+        assert!(found.is_empty(), "{found:#?}");
         let mos: &dyn MosRead = &self.mos;
         let of = |object: u64| {
             let p = mos.dataset(object).unwrap();
