@@ -104,8 +104,13 @@ fn what_cannot_be_sent() {
         &["-R", "snaps/promoted"],
         "cannot send 'snaps/promoted': only snapshots can be sent with their descendants\n",
     );
-    let err = s.fail(1, &["zfs", "send", "-d", "snaps#mark", "snaps/promoted@one"]);
-    assert!(err.contains("is not supported by this version of Cenote"), "{err}");
+    for mark in ["nosuch", "#nosuch", "snaps/promoted#nosuch"] {
+        cannot(
+            &["--redact", mark, "snaps/promoted@one"],
+            "cannot send 'snaps/promoted@one': redaction bookmark (snaps/promoted#nosuch) does \
+             not exist\n",
+        );
+    }
     cannot(
         &["-S", "snaps"],
         "cannot send 'snaps': dataset does not have any resumable receive state\n",
@@ -121,6 +126,8 @@ fn what_cannot_be_sent() {
         &["-X", "a/c", "a@b"],
         &["-S", "-R", "a"],
         &["-S", "-i", "@b", "a"],
+        &["--redact", "b", "-R", "a@b"],
+        &["--redact", "b", "-I", "@c", "a@b"],
     ] {
         let err = s.fail(2, &[&["zfs", "send"], args].concat());
         assert!(err.contains("usage:"), "{args:?}: {err}");

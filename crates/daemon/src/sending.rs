@@ -90,7 +90,7 @@ pub(super) fn send(
     };
     by.require_send(&pool, &snapshot, options.raw).map_err(|e| failed(name, &e))?;
     if let Some(mark) = &args.redact {
-        let mark = source(&pool, name, mark)?;
+        let mark = named(&pool, name, mark, "redaction bookmark")?;
         return redacted((&snapshot, from.as_ref(), &mark), options, args.dry_run, to);
     }
     let plan = snapshot.plan_send(from.as_ref(), &package).map_err(|e| failed(name, &e))?;
@@ -211,9 +211,14 @@ fn resume(
 
 /// The snapshot or bookmark that a stream is incremental to.
 fn source(pool: &Pool, name: &str, from: &str) -> Result<Dataset> {
-    pool.dataset(from).map_err(|e| {
+    named(pool, name, from, "incremental source")
+}
+
+/// The snapshot or bookmark that a stream of `name` refers to.
+fn named(pool: &Pool, name: &str, other: &str, what: &str) -> Result<Dataset> {
+    pool.dataset(other).map_err(|e| {
         let text = match e.kind() {
-            ErrorKind::NotFound => format!("incremental source ({from}) does not exist"),
+            ErrorKind::NotFound => format!("{what} ({other}) does not exist"),
             _ => e.to_string(),
         };
         Error::new(e.kind(), format!("cannot send '{name}': {text}"))
