@@ -332,7 +332,7 @@ for dir in /host/*/; do
 		if zfs list "$name/raw" >/dev/null 2>&1; then
 			echo 'correct horse battery' | zfs load-key "$name/raw" && zfs mount "$name/raw" || say tended "no key"
 			find "/mnt/$name/raw" -type f -size -64M -exec cat {} + >/dev/null 2>"$dir/raw.txt" && [ -n "$(ls "/mnt/$name/raw")" ] || say tended "not decrypted"
-			zfs unmount "$name/raw"; zfs unload-key "$name/raw"
+			zfs unmount "$name/raw"; zfs unload-key "$name/raw"; rmdir "/mnt/$name/raw"
 		fi ;;
 	volume*)
 		# Device nodes come some time after the import.
