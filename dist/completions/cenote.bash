@@ -56,7 +56,7 @@ _cenote_flags() {
 	'zfs mount') echo '-a -R -o -O -f -j --json' ;;
 	'zfs unmount' | 'zfs umount') echo '-a -f' ;;
 	'zfs rewrite') echo '-r -x -v -P -S -C -o -l' ;;
-	'zfs send') echo '-i -I -L --large-block -e --embed -c --compressed -w --raw -n --dryrun -v --verbose -P --parsable -R --replicate -p --props -b --backup -h --holds -s --skip-missing -X --exclude -t --resume -S --saved -d --redact' ;;
+	'zfs send') echo '-i -I -L --large-block -e --embed -c --compressed -w --raw -n --dryrun -v --verbose -P --parsable -V --proctitle -R --replicate -p --props -b --backup -h --holds -s --skip-missing -X --exclude -t --resume -S --saved -d --redact' ;;
 	'zfs allow') echo '-l -d -u -g -e -c -s' ;;
 	'zfs unallow') echo '-r -l -d -u -g -e -c -s' ;;
 	'zfs userspace') echo '-H -n -p -o -s -S -t' ;;

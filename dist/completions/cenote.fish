@@ -591,6 +591,7 @@ __cenote_complete -n '__cenote_at zfs send' -s w -l raw -d 'encrypted blocks as 
 __cenote_complete -n '__cenote_at zfs send' -s n -l dryrun -d 'tell the size only'
 __cenote_complete -n '__cenote_at zfs send' -s v -l verbose -d 'tell the size first, then what was sent, each second'
 __cenote_complete -n '__cenote_at zfs send' -s P -l parsable -d 'these figures for programs'
+__cenote_complete -n '__cenote_at zfs send' -s V -l proctitle -d 'the name of the process (ps -o comm) tells the share that was sent'
 __cenote_complete -n '__cenote_at zfs send' -s R -l replicate -d 'also all datasets below, with their snapshots and properties'
 __cenote_complete -n '__cenote_at zfs send' -s p -l props -d 'also the properties'
 __cenote_complete -n '__cenote_at zfs send' -s b -l backup -d 'of properties, those that were received'

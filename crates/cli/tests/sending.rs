@@ -4,10 +4,14 @@
 
 mod common;
 
+use std::fs::File;
 use std::io::Read;
 use std::process::{Command, Stdio};
 
-use common::Sandbox;
+use cenote::props::nicebytes;
+use common::{Sandbox, eventually};
+use rustix::fs::OFlags;
+use rustix::pty::{OpenptFlags, openpt, ptsname, unlockpt};
 use testkit::{Need, golden, golden_streams};
 
 /// The golden pool `snaps`, imported read-only.
@@ -70,6 +74,55 @@ fn streams_and_their_sizes() {
             assert!(out.status.success() && text.contains(&format!("= {} (", stream.len())));
         }
     }
+    s.ok(&["zpool", "export", "snaps"]);
+}
+
+/// Both ends of a pseudo-terminal; reading from the first does not wait.
+fn pseudo_terminal() -> (File, File) {
+    let first = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    unlockpt(&first).unwrap();
+    let path = ptsname(&first, Vec::new()).unwrap();
+    let second = File::options().write(true).open(path.to_str().unwrap()).unwrap();
+    rustix::fs::fcntl_setfl(&first, OFlags::RDWR | OFlags::NONBLOCK).unwrap();
+    (first.into(), second)
+}
+
+/// What the user did: began a long send at a terminal, and asked `ps` how far it is.
+#[test]
+fn progress_at_a_terminal() {
+    let s = imported("send-terminal");
+    let whole = sent(&s, &["-V", "snaps/promoted@one"]);
+    let (mut screen, terminal) = pseudo_terminal();
+    let mut send = s.command(&["zfs", "send", "-v", "-V", "snaps/promoted@one"]);
+    let mut send = send.stdout(Stdio::piped()).stderr(terminal).spawn().unwrap();
+    let (mut stream, mut seen) = (send.stdout.take().unwrap(), Vec::new());
+    let (mut shown, mut title) = (Vec::new(), String::new());
+    let mut look = |shown: &mut Vec<u8>| {
+        // Until nothing is there, or no process has the other end.
+        let _now = screen.read_to_end(shown);
+        String::from_utf8_lossy(shown).into_owned()
+    };
+    // A reader that is so slow that the send takes seconds.
+    eventually("neither bar nor title", || {
+        let mut piece = [0; 2048];
+        let n = stream.read(&mut piece).unwrap();
+        assert!(n > 0, "the stream ended first: {title} {}", look(&mut shown));
+        seen.extend(&piece[..n]);
+        let name = std::fs::read_to_string(format!("/proc/{}/comm", send.id())).unwrap();
+        if name.starts_with("zfs send ") {
+            title = name;
+        }
+        !title.is_empty() && look(&mut shown).contains("\r\x1b[Ksnaps/promoted@one  [")
+    });
+    let share = title.trim_end().strip_prefix("zfs send ").and_then(|t| t.strip_suffix('%'));
+    assert!(share.unwrap().parse::<u32>().unwrap() < 100, "{title}");
+    stream.read_to_end(&mut seen).unwrap();
+    assert!(send.wait().unwrap().success() && seen == whole);
+    let shown = look(&mut shown);
+    assert!(shown.starts_with("full send of snaps/promoted@one estimated size is "), "{shown}");
+    assert!(shown.contains(&format!(" of {}", nicebytes(whole.len() as u64))), "{shown}");
+    assert!(!shown.contains("TIME"), "lines beside the bar: {shown}");
+    assert!(shown.ends_with("\r\x1b[K"), "the bar is left: {shown:?}");
     s.ok(&["zpool", "export", "snaps"]);
 }
 

@@ -304,7 +304,8 @@ pub(super) const COMMANDS: &[Command] = &[
             flag('v', "tell the size first, then what was sent, each second").or("verbose"),
             flag('P', "these figures for programs").or("parsable"),
             ignored('D').or("dedup"),
-            ignored('V').or("proctitle"),
+            flag('V', "the name of the process (ps -o comm) tells the share that was sent")
+                .or("proctitle"),
             flag('R', "also all datasets below, with their snapshots and properties")
                 .or("replicate"),
             flag('p', "also the properties").or("props"),

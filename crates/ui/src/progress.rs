@@ -23,6 +23,13 @@ impl Progress {
         Progress { label: label.into(), total, start: rt::now(), drawn: None, terminal }
     }
 
+    /// The work goes on with something else.
+    pub fn rename(&mut self, label: &str) {
+        if self.label != label {
+            label.clone_into(&mut self.label);
+        }
+    }
+
     /// `done` bytes are done; redraws five times a second.
     pub fn at(&mut self, done: u64) {
         let recent = |t: Instant| t.elapsed() < Duration::from_millis(200);

@@ -11,6 +11,7 @@ use commands::getopt::Parsed;
 use proto::client::Client;
 use proto::runtime::Runtime;
 use proto::{PackageArgs, Reply, Request, SendArgs, SendSize};
+use ui::progress::Progress;
 use ui::{Exit, time};
 
 use super::{misuse, options};
@@ -102,7 +103,7 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     let mut client = Client::connect(&Runtime::from_env()?)?;
     let mut steps = Vec::new();
     // Its reply names what is left out, too.
-    if dry_run || parsed.has('v') || parsed.has('s') {
+    if dry_run || "vVs".chars().any(|letter| parsed.has(letter)) {
         let request = SendArgs { dry_run: true, ..args.clone() };
         let reply = client.request(&Request::Send(Box::new(request)))?;
         let Reply::SendSizes { sizes, skipped } = reply else {
@@ -123,7 +124,8 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     if dry_run {
         return Ok(Exit::OK);
     }
-    let progress = parsed.has('v').then(|| SendProgress::new(parsable, steps));
+    let (shows, title) = (parsed.has('v'), parsed.has('V'));
+    let progress = (shows || title).then(|| SendProgress::new(parsable, shows, title, steps));
     stream(&mut client, &args, progress)
 }
 
@@ -187,9 +189,15 @@ fn short<'a>(from: &'a str, snapshot: &str) -> &'a str {
     from.strip_prefix(fs).filter(|rest| rest.starts_with(['@', '#'])).unwrap_or(from)
 }
 
-/// What `-v` tells each second.
+/// What `-v` and `-V` tell each second.
 struct SendProgress {
     parsable: bool,
+    /// Lines or a bar.
+    shows: bool,
+    /// The name of the process tells the share that was sent.
+    title: bool,
+    /// Instead of lines, where standard error is a terminal.
+    bar: Option<Progress>,
     /// The streams, in order, with their sizes.
     steps: Vec<SendSize>,
     shown: rt::Instant,
@@ -197,39 +205,61 @@ struct SendProgress {
 }
 
 impl SendProgress {
-    fn new(parsable: bool, steps: Vec<SendSize>) -> SendProgress {
-        if let (false, Some(first)) = (parsable, steps.first()) {
+    fn new(parsable: bool, shows: bool, title: bool, steps: Vec<SendSize>) -> SendProgress {
+        let is_terminal = std::io::stderr().is_terminal();
+        let first = steps.first().filter(|_| shows && !parsable);
+        if let Some(first) = first.filter(|_| !is_terminal) {
             let fs = first.snapshot.split('@').next().unwrap_or_default();
             ui::err(&format!("TIME        SENT   SNAPSHOT {fs}"));
         }
-        SendProgress { parsable, steps, shown: rt::now(), sent: 0 }
-    }
-
-    /// The snapshot that is sent now, and how much of it was sent.
-    fn current(&self) -> (&str, u64) {
-        let mut before = 0;
-        for step in &self.steps {
-            if self.sent < before + step.bytes {
-                return (&step.snapshot, self.sent - before);
-            }
-            before += step.bytes;
-        }
-        let last = self.steps.last();
-        last.map_or(("", self.sent), |last| (&last.snapshot, last.bytes))
+        let total = steps.iter().map(|step| step.bytes).sum();
+        let bar = first.filter(|_| is_terminal).map(|of| Progress::new(&*of.snapshot, Some(total)));
+        SendProgress { parsable, shows, title, bar, steps, shown: rt::now(), sent: 0 }
     }
 
     fn add(&mut self, bytes: u64) {
         self.sent += bytes;
+        let (name, sent) = step_at(&self.steps, self.sent);
+        if let Some(bar) = &mut self.bar {
+            bar.rename(name);
+            bar.at(self.sent);
+        }
         if self.shown.elapsed() < Duration::from_secs(1) {
             return;
         }
         self.shown = rt::now();
+        if self.title {
+            set_title(self.sent, self.steps.iter().map(|step| step.bytes).sum());
+        }
+        if !self.shows || self.bar.is_some() {
+            return;
+        }
         let now = time::strftime("%T", rt::wall_clock().as_secs());
-        let (name, sent) = self.current();
         ui::err(&match self.parsable {
             true => format!("{now}\t{sent}\t{name}"),
             false => format!("{now}   {:>5}   {name}", nicebytes(sent)),
         });
+    }
+}
+
+/// The snapshot that is sent after so many bytes of all steps, and how much of it was sent.
+fn step_at(steps: &[SendSize], sent: u64) -> (&str, u64) {
+    let mut before = 0;
+    for step in steps {
+        if sent < before + step.bytes {
+            return (&step.snapshot, sent - before);
+        }
+        before += step.bytes;
+    }
+    steps.last().map_or(("", sent), |last| (&last.snapshot, last.bytes))
+}
+
+/// Names the process after the share that was sent (`ps -o comm`).
+fn set_title(sent: u64, total: u64) {
+    let share = (u128::from(sent) * 100).checked_div(total.into()).unwrap_or(100).min(100);
+    if let Ok(name) = std::ffi::CString::new(format!("zfs send {share}%")) {
+        // The name is for people; without it everything is the same.
+        let _ignored = rustix::thread::set_name(&name);
     }
 }
 
