@@ -9,7 +9,7 @@ use base::rt::Mutex;
 use base::{Error, ErrorKind, Guid, Result};
 use device::{Device, EngineKind};
 use ondisk::config::PoolState;
-use spa::engine::{FreeSpaceTuning, RebuildTuning, ResilverTuning};
+use spa::engine::{FreeSpaceTuning, RebuildTuning, RemovalTuning, ResilverTuning};
 use spa::status::{ImportReason, VdevState, VdevStatus};
 use spa::{ImportOptions, Search, Spa};
 
@@ -105,6 +105,7 @@ struct Writing {
     free_space: FreeSpaceTuning,
     resilver: ResilverTuning,
     rebuild: RebuildTuning,
+    removal: RemovalTuning,
 }
 
 /// The result of a scan.
@@ -197,6 +198,7 @@ impl Engine {
                 free_space: FreeSpaceTuning::default(),
                 resilver: ResilverTuning::default(),
                 rebuild: RebuildTuning::default(),
+                removal: RemovalTuning::default(),
             }),
             _monitor: Monitor::start(root.clone(), Arc::clone(&watched), hooks)?,
             watched,
@@ -288,6 +290,22 @@ impl Engine {
         };
         for writer in self.imported().iter().filter_map(|p| p.writer().ok()) {
             writer.set_rebuild_tuning(tuning);
+        }
+    }
+
+    /// Tunables of removals of vdevs.
+    pub(crate) fn removal_tuning(&self) -> RemovalTuning {
+        self.writing.lock().removal
+    }
+
+    pub(crate) fn set_removal_tuning(&self, f: impl FnOnce(&mut RemovalTuning)) {
+        let tuning = {
+            let mut writing = self.writing.lock();
+            f(&mut writing.removal);
+            writing.removal
+        };
+        for writer in self.imported().iter().filter_map(|p| p.writer().ok()) {
+            writer.set_removal_tuning(tuning);
         }
     }
 

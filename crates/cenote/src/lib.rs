@@ -75,6 +75,7 @@ pub use dsl::props::{PropData, PropValue, Source};
 pub use ondisk::config::PoolState;
 pub use spa::engine::{CheckpointState, CheckpointStatus, JobKind, JobStatus};
 pub use spa::engine::{RebuildProgress, RebuildRecord, RebuildState};
+pub use spa::engine::{RemovalEstimate, RemovalTuning};
 pub use spa::status::{ClassDetail, ImportReason, IoDetail, VdevClass, VdevState, VdevStatus};
 pub use spa::{ImportOptions, Rebuilt, Search};
 pub use stream::SendOptions;

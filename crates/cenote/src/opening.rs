@@ -310,6 +310,7 @@ impl Engine {
             writer.set_free_space_tuning(self.free_space_tuning());
             writer.set_resilver_tuning(self.resilver_tuning());
             writer.set_rebuild_tuning(self.rebuild_tuning());
+            writer.set_removal_tuning(self.removal_tuning());
         }
         let kstats = Some(Arc::clone(self.kstats()));
         let opened = Arc::new(Pool::with_writer(spa, kstats, writer, because, leaves));

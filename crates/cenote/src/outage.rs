@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use base::{Error, Guid, Result};
-use spa::engine::Command;
+use spa::engine::{Command, RemovalEstimate};
 use spa::status::VdevStatus;
 
 use crate::dataset::Dataset;
@@ -52,12 +52,14 @@ impl Pool {
         found.ok_or_else(|| Error::not_found("no such device in pool"))
     }
 
-    /// Removes a log vdev, a cache device or a spare, by its name or guid or that of a
-    /// device below it (`zpool remove`); its devices are free for other uses then.
+    /// Removes a vdev, a cache device or a spare, by its name or guid (`zpool remove`). A log
+    /// vdev, which may also be named by a device below it, a cache device and a spare are gone
+    /// when this returns. What is on any other vdev is copied to the rest of the pool in the
+    /// background; [`Pool::removal`] tells how far it is.
     ///
     /// # Errors
-    /// `ReadOnly`; `NotFound`; `Invalid` for a vdev that is none of these; `Busy` while it
-    /// has a log that was not replayed; that of a suspension.
+    /// `ReadOnly`; `NotFound`; `Busy` while a log vdev has a log that was not replayed; those of
+    /// [`spa::engine::Writer::begin_vdev_removal`]; that of a suspension.
     pub fn remove_vdev(&self, device: &str, command: Option<&str>) -> Result<()> {
         let command = command.map(Command::new);
         let aux = crate::pool::aux_devices(self.spa());
@@ -69,9 +71,43 @@ impl Pool {
             return Ok(());
         }
         let guid = self.vdev_named(device)?;
+        if !self.is_log_vdev(guid) {
+            return self.writer()?.begin_vdev_removal(guid, command);
+        }
         self.writer()?.remove_log(guid, command)?;
         self.vdev_event("vdev_remove_dev", guid);
         Ok(())
+    }
+
+    /// Whether a vdev is one for intent logs, or below such a vdev.
+    fn is_log_vdev(&self, guid: Guid) -> bool {
+        let config = self.core.config();
+        let top = config.vdev_tree.children.iter().find(|v| v.find(guid).is_some());
+        top.and_then(|top| top.top.as_ref()).is_some_and(|top| top.is_log)
+    }
+
+    /// What the removal of a data vdev would take (`zpool remove -n`).
+    ///
+    /// # Errors
+    /// As for [`Pool::remove_vdev`].
+    pub fn estimate_removal(&self, device: &str) -> Result<RemovalEstimate> {
+        let aux = crate::pool::aux_devices(self.spa());
+        if aux.iter().any(|v| is_called(v, device)) {
+            return Ok(RemovalEstimate::default());
+        }
+        let guid = self.vdev_named(device)?;
+        match self.is_log_vdev(guid) {
+            true => Ok(RemovalEstimate::default()),
+            false => self.writer()?.estimate_removal(guid),
+        }
+    }
+
+    /// Cancels the removal of a data vdev (`zpool remove -s`): it is used as before.
+    ///
+    /// # Errors
+    /// `ReadOnly`; `NotFound` if none is under way; that of a suspension.
+    pub fn cancel_removal(&self, command: Option<&str>) -> Result<()> {
+        self.writer()?.cancel_removal(command.map(Command::new))
     }
 }
 

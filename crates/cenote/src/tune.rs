@@ -241,7 +241,7 @@ macro_rules! l2arc {
 }
 
 /// Every tunable, by name.
-pub static TUNABLES: [Tunable; 89] = [
+pub static TUNABLES: [Tunable; 91] = [
     l2arc!(
         "l2arc_exclude_special",
         "do not write blocks of special vdevs to cache devices",
@@ -506,6 +506,8 @@ pub static TUNABLES: [Tunable; 89] = [
     space::CONDENSE_ENABLE,
     space::CONDENSE_MAX_OBSOLETE,
     space::CONDENSE_MIN_MAPPING,
+    space::REMOVE_MAX_SEGMENT,
+    space::REMOVAL_IGNORE_ERRORS,
     writing(
         "zfs_delay_max_ns",
         "longest delay of one write near the limit of dirty data, nanoseconds",

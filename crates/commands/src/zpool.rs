@@ -203,9 +203,14 @@ pub(super) const COMMANDS: &[Command] = &[
     },
     Command {
         name: "remove",
-        about: "remove log devices, cache devices and spares from a pool",
-        synopsis: "remove [-w] <pool> <device> ...",
-        flags: &[ignored('w')],
+        about: "remove devices from a pool",
+        synopsis: "remove [-npw] <pool> <device> ... | remove -s <pool>",
+        flags: &[
+            flag('n', "only say how much memory the mappings would take"),
+            flag('p', "with -n: exact numbers"),
+            flag('s', "cancel the removal under way"),
+            flag('w', "wait until the removal has ended"),
+        ],
         words: &[Word::Pool, Word::PoolOrVdev],
         ..POOL
     },

@@ -214,6 +214,17 @@ pub(super) fn change(
                 Error::new(e.kind(), format!("cannot remove {device}: {}", e.message()))
             })?;
         }
+        Change::EstimateRemoval(device) => {
+            let estimate = pool()?.estimate_removal(device).map_err(|e| {
+                Error::new(e.kind(), format!("cannot remove {device}: {}", e.message()))
+            })?;
+            return Ok(Reply::RemovalMemory(estimate.memory));
+        }
+        Change::CancelRemoval => {
+            pool()?.cancel_removal(command).map_err(|e| {
+                Error::new(e.kind(), format!("cannot cancel removal: {}", e.message()))
+            })?;
+        }
         Change::Offline { device, temporary, fault } => {
             let mode = if *fault { OfflineMode::Fault } else { OfflineMode::Offline };
             let how = Offline { mode, temporary: *temporary };

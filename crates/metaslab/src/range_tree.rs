@@ -160,7 +160,10 @@ impl RangeTree {
     }
 
     /// Removes the parts of a range that are in the set, and returns them.
-    pub(crate) fn clear_range(&mut self, start: u64, len: u64) -> Result<Vec<Seg>> {
+    ///
+    /// # Errors
+    /// `Corrupt` for a range that overflows.
+    pub fn clear_range(&mut self, start: u64, len: u64) -> Result<Vec<Seg>> {
         let end = end_of(start, len)?;
         let first = self.at_or_before(start).filter(|&(_, e)| e > start).map_or(start, |(s, _)| s);
         let parts: Vec<Seg> = self

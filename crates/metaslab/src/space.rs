@@ -203,11 +203,20 @@ impl Space {
     /// `Busy` if something on it is allocated, deferred or in flight, `Corrupt` if
     /// there is no such vdev.
     pub fn remove_vdev(&self, vdev: VdevId) -> Result<()> {
-        let mut layout = self.layout.write();
-        let totals = layout.group(vdev)?.totals();
+        let totals = self.layout().group(vdev)?.totals();
         if totals.allocated + totals.deferred + totals.reserved > 0 {
             return Err(Error::busy(format!("vdev {vdev} still holds something")));
         }
+        self.abandon_vdev(vdev)
+    }
+
+    /// As [`Space::remove_vdev`], whatever is on it: its blocks have copies elsewhere.
+    ///
+    /// # Errors
+    /// `Corrupt` if there is no such vdev.
+    pub fn abandon_vdev(&self, vdev: VdevId) -> Result<()> {
+        let mut layout = self.layout.write();
+        layout.group(vdev)?;
         let gone = layout.index.remove(&vdev);
         for ring in &mut layout.rings {
             ring.members.retain(|&i| Some(i) != gone);
@@ -608,6 +617,19 @@ impl Space {
     /// `Corrupt` if there is no such vdev.
     pub fn vdev_totals(&self, vdev: VdevId) -> Result<Totals> {
         self.layout().group(vdev).map(MetaslabGroup::totals)
+    }
+
+    /// Whether space may be allocated from a vdev.
+    pub fn is_allocating(&self, vdev: VdevId) -> bool {
+        self.layout().group(vdev).is_ok_and(|g| g.allocating.load(Ordering::Relaxed))
+    }
+
+    /// Sums of the vdevs of one class from which space may be allocated.
+    pub fn allocating_totals(&self, class: SpaceClass) -> Totals {
+        let layout = self.layout();
+        let groups = layout.ring(class).members.iter().map(|&i| &layout.groups[i]);
+        let groups = groups.filter(|g| g.allocating.load(Ordering::Relaxed));
+        groups.fold(Totals::default(), |sum, g| sum.plus(&g.totals()))
     }
 
     /// Sums of one class.

@@ -1,4 +1,4 @@
-//! Used space of a metaslab, for the rebuild of a leaf.
+//! Used space of a metaslab, for the rebuild of a leaf and the removal of a vdev.
 //!
 //! # Theory
 //! A rebuild copies what a vdev's space maps say is used, without a look at block pointers. Used
@@ -10,6 +10,9 @@
 //! right bytes. So a metaslab notes what it allocates from [`Space::note_allocations`] on, and
 //! [`Space::used_ranges`] leaves that out. The notes are a hint: they are dropped above
 //! [`NOTED_MAX`] ranges, and at the end of an import.
+//!
+//! The removal of a vdev copies blocks, not deferred frees: nothing would ever free the copies of
+//! those ([`Space::live_ranges`]).
 //!
 //! # Invariants
 //! * A range that was used before [`Space::note_allocations`] and is used since is returned.
@@ -78,7 +81,49 @@ impl Metaslab {
     }
 }
 
+impl Metaslab {
+    fn live_ranges(&self, from: u64, most: u64) -> UsedSpace {
+        let UsedSpace::Ranges(mut live, end) = self.used_ranges(from, most) else {
+            return UsedSpace::NotLoaded;
+        };
+        let pending = self.pending.as_ref().map(|pending| &pending.free);
+        let freed = [&self.freeing, &self.freed, &self.held];
+        for set in freed.into_iter().chain(&self.defer).chain(pending) {
+            if !set.is_empty() {
+                live = live.into_iter().flat_map(|seg| without(seg, set)).collect();
+            }
+        }
+        UsedSpace::Ranges(live, end)
+    }
+}
+
+/// The parts of a range that are not in a set.
+fn without(seg: Seg, set: &RangeTree) -> Vec<Seg> {
+    let (mut out, mut at) = (Vec::new(), seg.start);
+    for hole in set.from(seg.start).take_while(|hole| hole.start < seg.end()) {
+        if hole.start > at {
+            out.push(Seg { start: at, len: hole.start - at });
+        }
+        at = at.max(hole.end());
+    }
+    if at < seg.end() {
+        out.push(Seg { start: at, len: seg.end() - at });
+    }
+    out
+}
+
 impl Space {
+    /// The ranges of a metaslab that hold blocks, from an offset on, out of about `most` used
+    /// bytes: without those that were freed and are not allocatable yet.
+    ///
+    /// # Errors
+    /// `Bug` if it does not exist.
+    pub fn live_ranges(&self, key: MsKey, from: u64, most: u64) -> Result<UsedSpace> {
+        let layout = self.layout();
+        let (_, slab) = layout.slab(key)?;
+        Ok(slab.with(|ms| ms.live_ranges(from, most)))
+    }
+
     /// The used ranges of a metaslab from an offset on, of about `most` bytes.
     ///
     /// # Errors
@@ -205,6 +250,36 @@ mod tests {
             unreachable!("it is loaded")
         };
         assert!(none.is_empty() && end >= 16 << 20, "an offset from a disk may be anything");
+    }
+
+    /// Frees are not live from the moment at which they are made.
+    #[test]
+    fn live_is_what_was_not_freed() {
+        let space = space(0);
+        let blocks: Vec<Dva> = (0..40).map(|_| allocate(&space, 4, 5 << 9)).collect();
+        write(&space, 4);
+        let live = |from, most| match space.live_ranges(KEY, from, most).unwrap() {
+            UsedSpace::Ranges(ranges, _) => ranges,
+            UsedSpace::NotLoaded => unreachable!("it is loaded"),
+        };
+        let check = |when: &str| {
+            let ranges = live(0, 1 << 20);
+            for (i, block) in blocks.iter().enumerate() {
+                assert_eq!(has(&ranges, *block), i % 3 != 0, "{i} {when}");
+            }
+            assert_eq!(ranges.iter().map(|s| s.len).sum::<u64>(), 26 * (5 << 9), "{when}");
+        };
+        for block in blocks.iter().step_by(3) {
+            space.free(Txg(5), *block).unwrap();
+        }
+        check("being freed");
+        for txg in 5..10 {
+            write(&space, txg);
+            check("freed");
+        }
+        let middle = blocks[4].offset + 512;
+        let first = live(middle, 512);
+        assert_eq!(first, [Seg { start: middle, len: 512 }]);
     }
 
     #[test]

@@ -316,6 +316,19 @@ impl Removing {
             copied,
         })
     }
+
+    /// The seven words to write.
+    pub fn words(&self) -> [u64; 7] {
+        let id = |vdev: Option<VdevId>| vdev.map_or(u64::MAX, |vdev| u64::from(vdev.0));
+        let (vdev, prev) = (id(self.vdev), id(self.prev_indirect));
+        let state = match self.state {
+            JobState::None => 0,
+            JobState::Scanning => 1,
+            JobState::Finished => 2,
+            JobState::Canceled => 3,
+        };
+        [state, vdev, prev, self.start_time, self.end_time, self.to_copy, self.copied]
+    }
 }
 
 #[cfg(test)]

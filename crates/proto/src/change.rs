@@ -111,8 +111,12 @@ pub enum Change {
     SetVdev(String, String, String),
     /// Clear the errors of all devices or of one, and use them again.
     Clear(Option<String>),
-    /// Remove a log device, a cache device or a spare.
+    /// Remove a device; what is on a data vdev is copied to the others in the background.
     Remove(String),
+    /// What the removal of a device would take; nothing is changed.
+    EstimateRemoval(String),
+    /// Cancel the removal under way.
+    CancelRemoval,
     /// Take a device offline.
     Offline {
         /// The device.

@@ -501,6 +501,8 @@ pub enum Reply {
     Names(Vec<String>),
     /// Answer to [`Request::Import`]: the pool's name, and lines for standard output.
     Imported(String, Vec<String>),
+    /// Answer to [`Change::EstimateRemoval`]: bytes of memory for the mapping.
+    RemovalMemory(u64),
     /// Answer to [`Change::Split`].
     Split(Box<SplitReport>),
     /// Answer to [`Request::Status`].

@@ -119,6 +119,7 @@ impl Beginning {
         self.writer.topology_settled();
         self.writer.resume_jobs();
         self.writer.wake_rebuilds();
+        self.writer.wake_removal();
         Ok(self.writer)
     }
 
@@ -425,9 +426,6 @@ impl Spa {
             if v.raidz.as_ref().is_some_and(|r| r.expanding) {
                 add("raidz_expansion", "a raidz vdev is being expanded");
             }
-            if v.top.as_ref().is_some_and(|top| top.removing) {
-                add("com.delphix:removing", "a device is being removed");
-            }
         });
         Ok(out)
     }
@@ -496,6 +494,7 @@ impl Spa {
         }
         writer.load_checkpoint(&self.mos).map_err(damaged_maps)?;
         writer.load_removed(&self.mos).map_err(damaged_maps)?;
+        writer.load_removal(&self.mos).map_err(damaged_maps)?;
         for (txg, object) in logs {
             let mut replay = |range| writer.space().replay_log(txg, &range);
             self.for_each_entry(object, Params::log(), &mut replay).map_err(damaged_maps)?;

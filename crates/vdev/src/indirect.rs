@@ -84,6 +84,25 @@ impl IndirectMap {
         IndirectMap { entries, births: self.births.clone(), mapped }
     }
 
+    /// Adds the segments that one txg copied. They are ascending and behind all others, and the
+    /// last one ends at `end`.
+    ///
+    /// # Errors
+    /// `Corrupt` if they are out of order; nothing is added then.
+    pub fn append(&mut self, entries: &[IndirectEntry], end: u64, txg: Txg) -> Result<()> {
+        let more = IndirectMap::new(entries.to_vec(), vec![(end, txg)])?;
+        let before = self.entries.last().map_or(0, |last| last.src + last.len);
+        let last = more.entries.last().map_or(0, |last| last.src + last.len);
+        let births = self.births.last().is_none_or(|(at, _)| *at <= end);
+        if more.entries.first().is_some_and(|first| first.src < before) || last > end || !births {
+            return Err(Error::corrupt("a removed vdev's mapping is out of order"));
+        }
+        self.mapped = self.mapped.saturating_add(more.mapped);
+        self.entries.extend(more.entries);
+        self.births.extend(more.births);
+        Ok(())
+    }
+
     /// Bytes of all entries.
     pub fn mapped(&self) -> u64 {
         self.mapped
@@ -217,6 +236,27 @@ mod tests {
         assert!(less.segments(0, 1024).is_err());
         let found = less.segments(4096, 512).unwrap();
         assert_eq!((found[0].entry, found[0].vdev, found[0].birth), (1, VdevId(3), Some(Txg(5))));
+    }
+
+    #[test]
+    fn a_mapping_grows_txg_by_txg() {
+        let mut map = IndirectMap::default();
+        map.append(&[entry(0x1000, 0x1000, 1, 0)], 0x2000, Txg(7)).unwrap();
+        map.append(&[entry(0x2000, 512, 2, 0), entry(0x4000, 512, 2, 512)], 0x4200, Txg(9))
+            .unwrap();
+        let all =
+            [entry(0x1000, 0x1000, 1, 0), entry(0x2000, 512, 2, 0), entry(0x4000, 512, 2, 512)];
+        let whole = IndirectMap::new(all.to_vec(), vec![(0x2000, Txg(7)), (0x4200, Txg(9))]);
+        assert_eq!(map, whole.unwrap());
+        for (entries, end) in [
+            (vec![entry(0x4100, 512, 1, 0)], 0x4300),
+            (vec![entry(0x4200, 512, 1, 0)], 0x4300),
+            (vec![], 0x4000),
+        ] {
+            let before = map.clone();
+            assert!(map.append(&entries, end, Txg(10)).is_err(), "{entries:?}");
+            assert_eq!(map, before);
+        }
     }
 
     #[test]

@@ -21,9 +21,7 @@ const KNOWN_TO_2_3: usize = 44;
 
 /// Features whose data Cenote does not write. A new pool has them only on request, and they
 /// never become active.
-const NOT_WRITTEN: [&str; 6] = [
-    "com.delphix:device_removal",
-    "com.delphix:obsolete_counts",
+const NOT_WRITTEN: [&str; 4] = [
     "com.delphix:redaction_list_spill",
     "com.fudosecurity:block_cloning",
     "com.klarasystems:fast_dedup",

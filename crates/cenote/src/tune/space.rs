@@ -89,6 +89,30 @@ pub(super) const CONDENSE_MIN_MAPPING: Tunable = free_space!(
     |t| t.condense_mapping_min,
     |t, n| t.condense_mapping_min = n
 );
+pub(super) const REMOVE_MAX_SEGMENT: Tunable = writing(
+    "zfs_remove_max_segment",
+    "largest piece that the removal of a device copies as one",
+    Unit::Bytes,
+    16 << 20,
+    || (4 << 10, 16 << 20),
+    |e| e.removal_tuning().segment,
+    |e, n| {
+        e.set_removal_tuning(|t| t.segment = n);
+        Ok(())
+    },
+);
+pub(super) const REMOVAL_IGNORE_ERRORS: Tunable = writing(
+    "zfs_removal_ignore_errors",
+    "the removal of a device goes on after bytes that cannot be read",
+    Unit::Choice(OFF_ON),
+    0,
+    || (0, 1),
+    |e| e.removal_tuning().ignore_errors.into(),
+    |e, n| {
+        e.set_removal_tuning(|t| t.ignore_errors = n != 0);
+        Ok(())
+    },
+);
 pub(super) const TRIM_EXTENT_BYTES_MAX: Tunable = free_space!(
     "zfs_trim_extent_bytes_max",
     "larger ranges are trimmed in parts",

@@ -5,6 +5,7 @@ use std::ffi::OsString;
 
 use base::{Error, Result};
 use cenote::create::{When, feature_set, pool_setting};
+use cenote::props::nicenum;
 use proto::client::Client;
 use proto::runtime::Runtime;
 use proto::{Change, Pool, Reply, Request, VdevHealth};
@@ -111,7 +112,31 @@ pub(super) fn sync(argv: &[OsString]) -> Result<Exit> {
     change_each(&parsed.words(), &Change::Sync, "")
 }
 
-/// `zpool remove <pool> <device> ...`
+/// The memory that the mappings of these devices would take.
+fn estimate_removal(pool: &str, devices: Vec<String>, exact: bool) -> Result<Exit> {
+    let mut failed = false;
+    for device in devices {
+        let request = Request::Change {
+            pool: pool.to_owned(),
+            change: Change::EstimateRemoval(device.clone()),
+            command: String::new(),
+        };
+        match Client::connect(&Runtime::from_env()?)?.request(&request) {
+            Ok(Reply::RemovalMemory(bytes)) => {
+                let size = if exact { bytes.to_string() } else { nicenum(bytes) };
+                ui::out(&format!("Memory that will be used after removing {device}: {size}\n"));
+            }
+            Ok(_) => return Err(unexpected_reply()),
+            Err(e) => {
+                ui::err(e.message());
+                failed = true;
+            }
+        }
+    }
+    Ok(Exit::failed_if(failed))
+}
+
+/// `zpool remove [-npw] <pool> <device> ...`, `zpool remove -s <pool>`
 pub(super) fn remove(argv: &[OsString]) -> Result<Exit> {
     let parsed = match options("remove", argv) {
         Ok(parsed) => parsed,
@@ -122,19 +147,35 @@ pub(super) fn remove(argv: &[OsString]) -> Result<Exit> {
         return Ok(misuse("remove", Some("missing pool name argument")));
     }
     let devices = words.split_off(1);
-    if devices.is_empty() {
+    let stop = parsed.has('s');
+    if stop && (parsed.has('n') || parsed.has('w')) {
+        return Ok(misuse("remove", Some("-s is exclusive of -n and -w")));
+    }
+    if stop && !devices.is_empty() {
+        return Ok(misuse("remove", Some("too many arguments")));
+    }
+    if !stop && devices.is_empty() {
         return Ok(misuse("remove", Some("missing device")));
     }
     let name = match one_pool("remove", words, "missing pool name argument")? {
         Ok(name) => name,
         Err(exit) => return Ok(exit),
     };
+    if stop {
+        return request_change(&name, Change::CancelRemoval, command("remove", argv));
+    }
+    if parsed.has('n') {
+        return estimate_removal(&name, devices, parsed.has('p'));
+    }
     let mut failed = false;
     for device in devices {
         if let Err(e) = request_change(&name, Change::Remove(device), command("remove", argv)) {
             ui::err(e.message());
             failed = true;
         }
+    }
+    if parsed.has('w') {
+        super::wait::until_over(&name, &["remove"])?;
     }
     Ok(Exit::failed_if(failed))
 }

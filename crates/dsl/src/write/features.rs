@@ -11,7 +11,7 @@
 
 use base::{Error, Result};
 use ondisk::features::{ACTIVATE_ON_ENABLE, FEATURES, Feature, by_guid};
-use ondisk::removal::{JobState, Removing};
+use ondisk::removal::Removing;
 use ondisk::zap::ZapValue;
 use ondisk::{BlkPtr, ObjType};
 
@@ -404,14 +404,14 @@ pub fn obstacles(mos: &dyn MosRead) -> Result<Vec<Obstacle>> {
     Ok(out)
 }
 
-/// A removal that has not ended, and lists of obsolete addresses of an unknown form.
+/// Records of removals, and lists of obsolete addresses, of an unknown form.
 fn removal_obstacles(mos: &dyn MosRead) -> Result<Vec<Obstacle>> {
     let mut out = Vec::new();
     if let Some(value) = mos.zap_lookup(DIRECTORY, REMOVING.as_bytes())? {
         let words = value.u64s().unwrap_or_default();
         let removing = words.first_chunk().map(Removing::from_words);
-        if !removing.is_some_and(|r| r.is_ok_and(|r| r.state != JobState::Scanning)) {
-            let why = "a device is being removed";
+        if !removing.is_some_and(|r| r.is_ok()) {
+            let why = "the record of a device's removal cannot be read";
             out.push(Obstacle { what: REMOVING.to_owned(), why });
         }
     }

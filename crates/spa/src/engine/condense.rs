@@ -91,7 +91,7 @@ fn contradiction() -> Error {
 }
 
 /// The entry as it is stored.
-fn encoded(entry: &IndirectEntry) -> [u8; MAPPING_ENTRY_SIZE] {
+pub(super) fn encoded(entry: &IndirectEntry) -> [u8; MAPPING_ENTRY_SIZE] {
     let asize = base::Asize(entry.len);
     let dest = base::Dva { vdev: entry.dst_vdev, offset: entry.dst_offset, asize, gang: false };
     MappingEntry { source: entry.src, dest }.encode()

@@ -42,7 +42,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use base::limits::DATASET_DEPTH_MAX;
 use base::planted::TestValue;
@@ -138,6 +138,10 @@ pub(super) struct Ledger {
     unfreed: AtomicU64,
     /// Deflated bytes that only the checkpoint keeps.
     checkpointed: AtomicU64,
+    /// Bytes that the removal of a vdev is still to copy to the others.
+    to_copy: AtomicU64,
+    /// The vdev that is being removed; `u32::MAX` for none.
+    leaving: AtomicU32,
     /// Reserved dsize by the MOS object of the bound: directories, and heads with a quota or
     /// reservation of their own.
     dirs: Mutex<BTreeMap<u64, Arc<SpaceReservation>>>,
@@ -388,6 +392,8 @@ impl Ledger {
             costs: BlockCosts::default(),
             unfreed: AtomicU64::new(0),
             checkpointed: AtomicU64::new(0),
+            to_copy: AtomicU64::new(0),
+            leaving: AtomicU32::new(u32::MAX),
             dirs: Mutex::default(),
         };
         ledger.vdevs_changed();
@@ -407,6 +413,13 @@ impl Ledger {
     /// Sets the deflated bytes that only the checkpoint keeps.
     pub(super) fn set_checkpointed(&self, bytes: u64) {
         self.checkpointed.store(bytes, Relaxed);
+    }
+
+    /// Sets the vdev that is being removed, and the bytes on it that are still to be copied.
+    pub(super) fn set_leaving(&self, leaving: Option<(VdevId, u64)>) {
+        let (vdev, bytes) = leaving.map_or((u32::MAX, 0), |(vdev, bytes)| (vdev.0, bytes));
+        self.to_copy.store(bytes, Relaxed);
+        self.leaving.store(vdev, Relaxed);
     }
 
     /// Bytes of a vdev in the unit of space accounting.
@@ -429,8 +442,9 @@ impl Ledger {
         });
     }
 
+    /// The space of the vdevs that may be allocated from.
     fn normal(&self) -> metaslab::Totals {
-        self.metaslabs.class_totals(SpaceClass::Normal)
+        self.metaslabs.allocating_totals(SpaceClass::Normal)
     }
 
     fn slop(&self) -> u64 {
@@ -445,7 +459,8 @@ impl Ledger {
         let normal = self.normal();
         let slop = self.slop();
         let kept = if frees { slop / 2 } else { slop };
-        normal.capacity.saturating_sub(normal.allocated).saturating_sub(kept)
+        let free = normal.capacity.saturating_sub(normal.allocated).saturating_sub(kept);
+        free.saturating_sub(self.to_copy.load(Relaxed))
     }
 
     /// The same without space that cannot be reused yet: a txg that needed more would find
@@ -461,9 +476,18 @@ impl Ledger {
         let (mut capacity, mut others) = (0u64, 0u64);
         for (vdev, class) in self.metaslabs.vdevs() {
             let Ok(totals) = self.metaslabs.vdev_totals(vdev) else { continue };
+            // A vdev without allocation has room for what is on it; one that is being removed has
+            // none, because all of that moves to the others.
+            let bytes = match self.metaslabs.is_allocating(vdev) {
+                true => totals.capacity,
+                false if self.leaving.load(Relaxed) == vdev.0 => 0,
+                false => totals.allocated,
+            };
             match class {
-                Normal => capacity += self.deflated(&tree, vdev, totals.capacity),
-                Special | Dedup => others += self.deflated(&tree, vdev, totals.allocated),
+                Normal => capacity += self.deflated(&tree, vdev, bytes),
+                Special | Dedup => {
+                    others += self.deflated(&tree, vdev, totals.allocated.min(bytes))
+                }
                 Log => {}
             }
         }

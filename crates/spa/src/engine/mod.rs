@@ -39,6 +39,7 @@ mod datasets;
 mod declare;
 mod delegation;
 mod destroy;
+mod device_removal;
 mod effective;
 mod errlog;
 mod exclusion;
@@ -104,6 +105,7 @@ pub use clones::NewClone;
 pub use datasets::{Content, NewDataset, PropChange};
 pub use delegation::PermissionChange;
 pub use destroy::EachBatch;
+pub use device_removal::{RemovalEstimate, RemovalPlants, RemovalTuning};
 pub use effective::{effective, find_dir};
 pub use heads::objset_props;
 pub use holds::{NewBookmark, NewRedaction, SnapshotHold};
@@ -232,6 +234,7 @@ pub struct Writer {
     early_tasks: Mutex<BTreeMap<Txg, Vec<SyncTask>>>,
     checkpoint: checkpoint::Checkpoint,
     removed: obsolete::Removed,
+    removal: Arc<device_removal::DeviceRemoval>,
     jobs: Arc<leaf_jobs::LeafJobs>,
     autotrim: Arc<trim::Autotrim>,
     rebuilds: Arc<vdev_rebuild::Rebuilds>,
@@ -351,6 +354,7 @@ impl Writer {
         self.end_settling();
         self.scans.stop();
         self.rebuilds.stop(true);
+        self.removal.stop(true);
         self.autotrim.stop(true);
         self.jobs.stop(true);
         self.closing.store(true, Relaxed);
@@ -374,6 +378,8 @@ impl Writer {
         self.jobs.allow();
         self.rebuilds.allow();
         self.wake_rebuilds();
+        self.removal.allow();
+        self.wake_removal();
         self.autotrim.allow();
         self.resume_jobs();
         // The property can be read as long as the pool is in use; else nothing is trimmed.
@@ -427,6 +433,7 @@ impl Writer {
         // Threads that a suspended pool holds up end when it is given up.
         let wait = self.txgs.suspended().is_none();
         self.rebuilds.stop(wait);
+        self.removal.stop(wait);
         self.autotrim.stop(wait);
         self.jobs.stop(wait);
         self.txgs.stop();
@@ -444,6 +451,7 @@ impl Drop for Writer {
         self.autotrim.stop(false);
         self.jobs.stop(false);
         self.rebuilds.stop(false);
+        self.removal.stop(false);
         self.scans.begin_stop();
         self.txgs.abandon(Error::bug("the pool was closed"));
     }

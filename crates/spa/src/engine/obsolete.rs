@@ -45,7 +45,7 @@ use base::rt::Mutex;
 use base::{Asize, Dva, Error, ObjectId, Result, Txg, VdevId};
 use dsl::write::{MosRead, features, remap};
 use metaslab::RangeTree;
-use ondisk::config::{PoolConfig, Top};
+use ondisk::config::{PoolConfig, Top, VdevConfig, VdevType};
 use ondisk::spacemap::{Encoder, HEADER_V0_SIZE, HISTOGRAM_SIZE, Header, Kind, Params, Range};
 use ondisk::zap::ZapValue;
 use vdev::IndirectMap;
@@ -54,7 +54,7 @@ use super::condense::Condensing;
 use super::maps::{LOG_BLOCK, create_map};
 use super::sync::SyncPass;
 use super::{SyncState, Writer};
-use crate::obsolete::{MAP_KEY, is_space_map, removed_vdevs};
+use crate::obsolete::{MAP_KEY, is_space_map};
 
 /// An obsolete map.
 #[derive(Clone, Copy, Debug)]
@@ -70,7 +70,7 @@ pub(super) struct ObsoleteMap {
 #[derive(Default)]
 pub(crate) struct Removed {
     /// There are some.
-    any: AtomicBool,
+    pub(super) any: AtomicBool,
     /// Addresses that became obsolete in this pass.
     freed: Mutex<BTreeMap<VdevId, RangeTree>>,
     pub(super) maps: Mutex<BTreeMap<VdevId, ObsoleteMap>>,
@@ -94,9 +94,16 @@ pub struct RemovedPlants {
     pub condensed_at_once: TestValue,
 }
 
-/// The geometry of a removed vdev.
+/// The vdevs that are or were removed.
+fn with_mapping(config: &PoolConfig) -> impl Iterator<Item = &VdevConfig> {
+    let leaving = |v: &&VdevConfig| v.top.as_ref().is_some_and(|top| top.removing);
+    let tops = config.vdev_tree.children.iter();
+    tops.filter(move |v| v.kind == VdevType::Indirect || leaving(v))
+}
+
+/// The geometry of a vdev that is or was removed.
 pub(super) fn geometry(config: &PoolConfig, vdev: VdevId) -> Result<&Top> {
-    let top = removed_vdevs(config).find(|v| v.id == vdev.0).and_then(|v| v.top.as_ref());
+    let top = with_mapping(config).find(|v| v.id == vdev.0).and_then(|v| v.top.as_ref());
     top.ok_or_else(|| Error::corrupt(format!("vdev {vdev} was not removed")))
 }
 
@@ -105,7 +112,7 @@ impl Removed {
     ///
     /// # Errors
     /// `Corrupt` if part of it became so in this pass already.
-    fn note(&self, vdev: VdevId, offset: u64, len: u64) -> Result<()> {
+    pub(super) fn note(&self, vdev: VdevId, offset: u64, len: u64) -> Result<()> {
         if self.plants.unrecorded.load(Relaxed) {
             return Ok(());
         }
@@ -113,10 +120,20 @@ impl Removed {
     }
 }
 
+impl Removed {
+    /// Forgets what became obsolete in this pass on a vdev whose removal is canceled.
+    pub(super) fn forget_freed(&self, vdev: VdevId) {
+        self.freed.lock().remove(&vdev);
+    }
+}
+
 impl Writer {
     /// Frees the space of one address in the txg being written; `kept`: the checkpoint needs
     /// the block.
     pub(super) fn free_address(&self, txg: Txg, dva: Dva, kept: bool) -> Result<()> {
+        if self.removal.is_active() && self.free_leaving(txg, dva)? {
+            return Ok(());
+        }
         if self.removed.any.load(Relaxed)
             && let Some(map) = self.zio.tree().indirect(dva.vdev)
         {
@@ -165,8 +182,10 @@ impl Writer {
         let config = Arc::clone(&self.published.read().config);
         let read: &dyn MosRead = mos;
         let mut maps = BTreeMap::new();
-        for vdev in removed_vdevs(&config) {
-            self.removed.any.store(true, Relaxed);
+        for vdev in with_mapping(&config) {
+            if vdev.kind == VdevType::Indirect {
+                self.removed.any.store(true, Relaxed);
+            }
             let zap = vdev.top.as_ref().and_then(|top| top.zap).filter(|zap| zap.0 != 0);
             let Some(zap) = zap else { continue };
             let Some(object) = read.number(zap.0, MAP_KEY)? else { continue };

@@ -218,6 +218,7 @@ pub(crate) fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Write
         early_tasks: Mutex::default(),
         checkpoint: Default::default(),
         removed: Default::default(),
+        removal: Default::default(),
         jobs: Default::default(),
         autotrim: Default::default(),
         rebuilds: Default::default(),

@@ -201,7 +201,8 @@ impl Writer {
     ) -> Result<()> {
         let now = self.published().config;
         let has_parity = |top: &VdevConfig| top.raidz.is_some() || top.draid.is_some();
-        if removed_vdevs(&now).next().is_some() && built.tops.iter().any(|(t, _)| has_parity(t)) {
+        let leaving = self.removal.is_active() || removed_vdevs(&now).next().is_some();
+        if leaving && built.tops.iter().any(|(t, _)| has_parity(t)) {
             return Err(Error::invalid(NO_PARITY));
         }
         let facts = PoolFacts::of(&grown(&now, &built));

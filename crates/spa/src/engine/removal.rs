@@ -74,14 +74,18 @@ impl TaskCx<'_> {
 
     /// Frees all objects of a vdev in the MOS.
     fn drop_objects(&mut self, top: &VdevConfig, objects: &VdevObjects) -> Result<()> {
-        let id = VdevId(top.id);
-        let space = top.top.clone().unwrap_or_default();
+        self.drop_space(top, objects)?;
+        let map = self.read().number(DIRECTORY, ZAP_MAP)?;
+        self.drop_zap(map, top.top.as_ref().and_then(|space| space.zap))
+    }
+
+    /// Frees the objects of a vdev that only its space and its leaves need.
+    pub(super) fn drop_space(&mut self, top: &VdevConfig, objects: &VdevObjects) -> Result<()> {
         let mut maps = std::mem::take(&mut self.state.maps);
-        let done = self.writer.forget_maps(self.sync, &mut maps, id, objects);
+        let done = self.writer.forget_maps(self.sync, &mut maps, VdevId(top.id), objects);
         self.state.maps = maps;
         done?;
         let map = self.read().number(DIRECTORY, ZAP_MAP)?;
-        self.drop_zap(map, space.zap)?;
         for leaf in top.leaves() {
             self.drop_zap(map, leaf.leaf.zap)?;
             if let Some(dtl) = leaf.leaf.dtl.filter(|o| o.0 != 0) {

@@ -32,7 +32,9 @@
 //! the next one. The flag is no more than a hint what need not be repaired now.
 //!
 //! While a vdev is rebuilt sequentially, requests wait for its end: the rebuild may make them
-//! unnecessary, and a resilver would count as complete what the rebuild still copies.
+//! unnecessary, and a resilver would count as complete what the rebuild still copies. They wait
+//! for the end of a vdev's removal, too: until then no pointer leads to the copies that a leaf
+//! missed.
 //!
 //! # Invariants
 //! * A request is not lost while the pool is open: it stays until it is taken. The next import
@@ -151,7 +153,7 @@ impl Writer {
     /// The request, if there is one and it is due in the txg that is being written. The scan
     /// calls it in syncing context. It stays until [`Writer::forget_resilver_request`].
     pub(super) fn due_resilver_request(&self) -> Option<(Txg, ResilverWish)> {
-        if self.is_rebuilding() {
+        if self.is_rebuilding() || self.removal.is_active() {
             return None;
         }
         let syncing = self.txgs.synced_txg().next();

@@ -237,6 +237,9 @@ impl Writer {
                 self.fault_failed_leaves();
                 self.after_scan();
                 self.after_rebuilds();
+                if !self.opening.load(Relaxed) {
+                    self.wake_removal();
+                }
                 self.after_discard();
                 if repaired {
                     self.topology_settled();
@@ -291,6 +294,7 @@ impl Writer {
             || self.early_tasks.lock().contains_key(&txg)
             || self.checkpoint.is_discarding()
             || self.is_condensing()
+            || self.removal.has_work(txg)
             || self.jobs.is_dirty()
             || self.rebuilds.has_work()
             || self.orphaned_blocks.lock().iter().any(|bp| bp.birth() <= txg)
@@ -482,6 +486,7 @@ impl Writer {
         writes: &Writes,
         pending: &mut Vec<Pending>,
     ) -> Result<()> {
+        self.sync_removal(sync)?;
         let early = self.early_tasks.lock().remove(&sync.txg).unwrap_or_default();
         self.run_tasks(early, state, sync, writes, pending)?;
         let more = self.checkpoint.is_discarding() && self.discard_some(state, sync)?;

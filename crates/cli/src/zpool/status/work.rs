@@ -107,13 +107,29 @@ pub(super) fn removal_lines(r: &Removal) -> String {
             out
         }
         3 => format!("remove: Removal of {} canceled on {}\n", r.name, ctime(r.end)),
-        1 => format!(
-            "remove: Evacuation of {} in progress since {}\n\t{} copied out of {}\n",
-            r.name,
-            ctime(r.start),
-            nicebytes(r.copied),
-            nicebytes(r.to_copy)
-        ),
+        1 => {
+            let now = base::rt::wall_clock().as_secs();
+            let mut out =
+                format!("remove: Evacuation of {} in progress since {}\n", r.name, ctime(r.start));
+            let rate = (r.copied / now.saturating_sub(r.start).max(1)).max(1);
+            let hundredths = (u128::from(r.copied) * 10_000).checked_div(u128::from(r.to_copy));
+            let hundredths = hundredths.unwrap_or(10_000).min(10_000);
+            let left = r.to_copy.saturating_sub(r.copied) / rate;
+            let _ = write!(
+                out,
+                "\t{} copied out of {} at {}/s, {}.{:02}% done",
+                nicebytes(r.copied),
+                nicebytes(r.to_copy),
+                nicebytes(rate),
+                hundredths / 100,
+                hundredths % 100
+            );
+            out.push_str(&match left / 3600 {
+                hours if hours < 30 * 24 => format!(", {} to go\n", hours_minutes(left)),
+                _ => ", (copy is slow, no estimated time)\n".to_owned(),
+            });
+            out
+        }
         _ => String::new(),
     }
 }

@@ -139,8 +139,8 @@ fn plan(root: &VdevConfig, old: Guid, new: &NewMember, mode: AttachMode) -> Resu
         let text = "a distributed spare can only replace a device of its own dRAID vdev";
         return Err(Error::unsupported(text));
     }
-    if space.removing {
-        return Err(Error::busy("device removal is in progress"));
+    if root.children.iter().any(|top| top.top.as_ref().is_some_and(|t| t.removing)) {
+        return Err(Error::busy("device removal in progress"));
     }
     if top.raidz.as_ref().is_some_and(|r| r.expanding) {
         return Err(Error::busy("raidz expansion in progress"));

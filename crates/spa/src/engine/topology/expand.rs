@@ -43,7 +43,9 @@ impl TaskCx<'_> {
         let tree = self.writer.zio.tree();
         let tops = &self.state.config.vdev_tree.children;
         let Some(top) = tops.iter().find(|v| v.id == id.0).cloned() else { return Ok(false) };
-        let Some(space) = top.top.filter(|s| s.metaslab_shift != 0) else { return Ok(false) };
+        let Some(space) = top.top.filter(|s| s.metaslab_shift != 0 && !s.removing) else {
+            return Ok(false);
+        };
         let grown = could_grow(&tree, id, space.asize, space.metaslab_shift);
         let available = top_node(&tree, id).and_then(|node| tree.available(node));
         let (Some(asize), true) = (available, grown > 0) else { return Ok(false) };
@@ -101,7 +103,7 @@ impl Writer {
     fn growing(&self, config: &PoolConfig) -> Vec<VdevId> {
         let tree = self.zio.tree();
         let grows = |v: &&ondisk::config::VdevConfig| {
-            let space = v.top.as_ref().filter(|s| s.metaslab_shift != 0);
+            let space = v.top.as_ref().filter(|s| s.metaslab_shift != 0 && !s.removing);
             let more = |s: &ondisk::config::Top| {
                 could_grow(&tree, VdevId(v.id), s.asize, s.metaslab_shift)
             };
