@@ -24,6 +24,7 @@ _cenote_flags() {
 	'zpool offline') echo '-f -t' ;;
 	'zpool online') echo '-e' ;;
 	'zpool scrub') echo '-e -s -p -C -w' ;;
+	'zpool remove') echo '-n -p -s -w' ;;
 	'zpool labelclear') echo '-f' ;;
 	'zpool initialize') echo '-c --cancel -s --suspend -u --uninit -w --wait' ;;
 	'zpool list') echo '-g -H -L -p -P -v -o -T -j --json --json-int --json-pool-key-guid' ;;

@@ -228,7 +228,7 @@ fn log_vdevs_come_and_go() {
     assert!(status.contains("mirror-2") && status.contains("logs"), "{status}");
     assert_eq!(
         s.fail(1, &["zpool", "remove", "tank", a]),
-        format!("cannot remove {a}: only log devices can be removed\n")
+        format!("cannot remove {a}: out of space\n")
     );
     assert_eq!(
         s.fail(1, &["zpool", "remove", "tank", "none"]),

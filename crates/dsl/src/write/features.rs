@@ -410,7 +410,7 @@ fn removal_obstacles(mos: &dyn MosRead) -> Result<Vec<Obstacle>> {
     if let Some(value) = mos.zap_lookup(DIRECTORY, REMOVING.as_bytes())? {
         let words = value.u64s().unwrap_or_default();
         let removing = words.first_chunk().map(Removing::from_words);
-        if !removing.is_some_and(|r| r.is_ok()) {
+        if removing.is_none_or(|r| r.is_err()) {
             let why = "the record of a device's removal cannot be read";
             out.push(Obstacle { what: REMOVING.to_owned(), why });
         }

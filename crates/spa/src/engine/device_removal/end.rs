@@ -13,6 +13,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use base::{Dva, Error, ErrorKind, Guid, ObjectId, Result, VdevId};
 use device::Device;
 use dmu::OutagePolicy;
+use dsl::write::store::DIRECTORY;
 use dsl::write::{features, remap};
 use metaslab::UsedSpace;
 use nvlist::NvList;
@@ -96,6 +97,7 @@ impl TaskCx<'_> {
         evac.record.end_time = self.cx.now.0;
         evac.record.prev_indirect = Some(vdev);
         store(self.sync, &evac.record)?;
+        self.move_directory()?;
         let guid = Guid(base::rt::random_u64()?.max(1));
         let config = self.config();
         if let Some(place) = config.vdev_tree.children.iter_mut().find(|v| v.id == vdev.0) {
@@ -109,6 +111,17 @@ impl TaskCx<'_> {
         writer.space.abandon_vdev(vdev)?;
         self.state.missed.retain(|(guid, _)| top.find(*guid).is_none());
         writer.ledger.set_leaving(None);
+        Ok(())
+    }
+
+    /// Rewrites the object directory. An import reads it before it knows the mapping, and its
+    /// blocks that no change has reached since may be on the vdev. (The configuration object, which
+    /// is read then, too, is written whole in this txg.)
+    fn move_directory(&self) -> Result<()> {
+        let os = self.mos().objset();
+        for blkid in 0..self.read().info(DIRECTORY)?.blocks {
+            os.edit_block(self.tx, ObjectId(DIRECTORY), blkid, &mut |_| Ok(()))?;
+        }
         Ok(())
     }
 

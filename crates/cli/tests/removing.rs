@@ -1,0 +1,77 @@
+//! `zpool remove` of devices with data, as an administrator sees it.
+
+#![allow(clippy::disallowed_methods, clippy::disallowed_types, clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use common::Sandbox;
+
+/// Sparse files, as large as the 128 MiB of slop want them.
+fn files(s: &Sandbox, names: &[&str]) -> Vec<String> {
+    let make = |name: &&str| {
+        let path = s.path(name);
+        std::fs::File::create(&path).unwrap().set_len(512 << 20).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    names.iter().map(make).collect()
+}
+
+#[test]
+fn a_device_is_removed() {
+    let s = Sandbox::new("removing");
+    let f = files(&s, &["a", "b", "c", "d"]);
+    let (a, b, c, d) = (&*f[0], &*f[1], &*f[2], &*f[3]);
+    s.ok(&["zpool", "create", "-f", "-O", "mountpoint=none", "tank", a, "mirror", b, c]);
+    s.ok(&["zfs", "create", "-V", "64M", "-o", "compression=off", "tank/vol"]);
+    // What it would take.
+    let estimate = s.ok(&["zpool", "remove", "-n", "tank", a]);
+    let begin = format!("Memory that will be used after removing {a}: ");
+    assert!(estimate.starts_with(&begin), "{estimate}");
+    let exact = s.ok(&["zpool", "remove", "-np", "tank", "mirror-1"]);
+    let bytes = exact.trim_end().rsplit(' ').next().unwrap().parse::<u64>().unwrap();
+    assert!(bytes > 0 && bytes.is_multiple_of(24), "{exact}");
+    // What is refused changes nothing.
+    let refused = s.fail(1, &["zpool", "remove", "tank", b]);
+    assert_eq!(
+        refused,
+        format!("cannot remove {b}: operation not supported on this type of pool\n")
+    );
+    let refused = s.fail(1, &["zpool", "remove", "-s", "tank"]);
+    assert_eq!(refused, "cannot cancel removal: there is no device removal in progress\n");
+    assert!(s.fail(2, &["zpool", "remove", "-s", "tank", a]).contains("too many arguments"));
+    assert!(s.fail(2, &["zpool", "remove", "tank"]).contains("missing device"));
+    assert!(!s.ok(&["zpool", "status", "tank"]).contains("remove:"));
+    // It goes, and the rest stays.
+    s.ok(&["zpool", "remove", "-w", "tank", a]);
+    let status = s.ok(&["zpool", "status", "tank"]);
+    assert!(status.contains("remove: Removal of vdev 0 copied "), "{status}");
+    assert!(status.contains("memory used for removed device mappings"), "{status}");
+    assert!(!status.contains("indirect") && !status.contains(a), "{status}");
+    assert!(
+        status.contains("mirror-1") && status.contains("errors: No known data errors"),
+        "{status}"
+    );
+    let history = s.ok(&["zpool", "history", "-i", "tank"]);
+    assert!(
+        history.contains("vdev remove started") && history.contains("vdev remove completed"),
+        "{history}"
+    );
+    assert!(history.contains(&format!("zpool remove -w tank {a}")), "{history}");
+    assert_eq!(
+        s.ok(&["zpool", "get", "-Ho", "value", "feature@device_removal", "tank"]),
+        "active\n"
+    );
+    // Its device is free, and RAID-Z does not come in.
+    s.ok(&["zpool", "create", "-O", "canmount=off", "other", a]);
+    s.ok(&["zpool", "destroy", "other"]);
+    let text = s.fail(1, &["zpool", "add", "-f", "tank", "raidz", a, d]);
+    assert!(text.contains("invalid config"), "{text}");
+    s.ok(&["zpool", "add", "-f", "tank", d]);
+    s.ok(&["zpool", "remove", "-w", "tank", "mirror-1"]);
+    let status = s.ok(&["zpool", "status", "tank"]);
+    assert!(status.contains("remove: Removal of vdev 1 copied ") && status.contains(d), "{status}");
+    let dir = s.path("").to_str().unwrap().to_owned();
+    s.ok(&["zpool", "export", "tank"]);
+    s.ok(&["zpool", "import", "-d", &dir, "-N", "tank"]);
+    assert!(s.ok(&["zpool", "status", "tank"]).contains(" state: ONLINE\n"));
+}
