@@ -50,6 +50,8 @@ lineage      | lineage      | 2 | 400 | ashift=12 | mirror @1 @2
 lineageraidz | lineage      | 5 | 200 | ashift=9  | raidz1 @1 @2 @3 @4 @5
 received     | received     | 2 | 400 | ashift=12 | mirror @1 @2
 receivedraidz| received     | 5 | 200 | ashift=9  | raidz1 @1 @2 @3 @4 @5
+evacuated    | removed      | 3 | 400 | ashift=12 | @1 mirror @2 @3
+evacuating   | removing     | 2 | 400 | ashift=9  | @1 @2
 volume9      | volume       | 1 | 400 | ashift=9  | @1
 volumeraidz  | volume       | 4 | 200 | ashift=12 | raidz1 @1 @2 @3 @4
 C
@@ -231,6 +233,12 @@ make_case() {
 	initializing)
 		zpool initialize "$name" "$dir/disk1" && zpool initialize -s "$name" "$dir/disk1" || return 1
 		zpool trim -r 1M "$name" "$dir/disk2" && zpool trim -s "$name" "$dir/disk2" || return 1 ;;
+	removed)
+		# Blocks move to the mirror; some of them are freed there.
+		bulk "$mnt/$name" && zpool remove -w "$name" "$dir/disk1" && rm -r "$mnt/$name/sizes" || return 1
+		rm "$dir/disk1" ;;
+	removing)
+		bulk "$mnt/$name" && zpool remove "$name" "$dir/disk1" || return 1 ;;
 	lineage)
 		# A clone that is rolled back and renamed, another one that is promoted, a snapshot that is
 		# renamed and held, one whose destruction waits for its hold, and bookmarks.
@@ -317,6 +325,11 @@ for dir in /host/*/; do
 	initializing)
 		zpool status -i "$name" | grep -q 'initialized, suspended' && zpool status -t "$name" | grep -q 'trimmed, suspended' || say tended "not suspended"
 		zpool initialize -w "$name" "${dir%/}/disk1" && zpool trim -w "$name" "${dir%/}/disk2" || say tended "not continued" ;;
+	evacuating)
+		grep -q 'Evacuation of' "$dir/found.txt" || say tended "not found"
+		zpool wait -t remove "$name"; zpool status "$name" | grep -q 'Removal of vdev 0 copied' || say tended "not removed" ;;
+	evacuated)
+		grep -q 'Removal of vdev 0 copied' "$dir/found.txt" || say tended "not found" ;;
 	lineage*)
 		zfs list -Hp -t snapshot -o name,referenced,written,origin,userrefs,defer_destroy -r "$name" >/tmp/lineage
 		zfs list -Hp -t bookmark -o name,referenced,guid -r "$name" >>/tmp/lineage

@@ -155,14 +155,14 @@ impl PoolCore {
         Ok(*self.origin.get_or_init(|| object))
     }
 
-    /// The pool's space; that of a read-only pool is read once, because it does not change.
+    /// The pool's space, as the writer knows it; that of a read-only pool is read once, because it
+    /// does not change.
     pub(crate) fn space(&self) -> Result<Arc<PoolSpace>> {
         if let Some(space) = self.space.get() {
             return Ok(Arc::clone(space));
         }
         if let Some(writer) = &self.writer {
-            let config = writer.published().config;
-            let space = Arc::new(self.spa.load_space_of(&config)?);
+            let space = Arc::new(writer.pool_space()?);
             *self.last_space.lock() = Some(Arc::clone(&space));
             return Ok(space);
         }

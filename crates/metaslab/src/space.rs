@@ -13,7 +13,10 @@ use crate::range_tree::{RangeTree, Seg};
 use crate::rotor::VdevRing;
 use crate::slab::Metaslab;
 use crate::sync::{MapFacts, MapWrite};
-use crate::{CLASSES, ForceGanging, Fragmentation, MsKey, Plant, SpaceClass, Totals, VdevDesc};
+use crate::{
+    CLASSES, ForceGanging, Fragmentation, MetaslabStatus, MsKey, Plant, SpaceClass, Totals,
+    VdevDesc,
+};
 
 /// The vdevs, in classes.
 #[derive(Debug)]
@@ -617,6 +620,16 @@ impl Space {
     /// `Corrupt` if there is no such vdev.
     pub fn vdev_totals(&self, vdev: VdevId) -> Result<Totals> {
         self.layout().group(vdev).map(MetaslabGroup::totals)
+    }
+
+    /// The metaslabs of a vdev, ascending.
+    ///
+    /// # Errors
+    /// `Corrupt` if there is no such vdev.
+    pub fn metaslab_status(&self, vdev: VdevId) -> Result<Vec<MetaslabStatus>> {
+        let layout = self.layout();
+        let of = |slab: &LockedMetaslab| slab.with(|ms| ms.status());
+        Ok(layout.group(vdev)?.slabs.iter().map(of).collect())
     }
 
     /// Whether space may be allocated from a vdev.

@@ -1,6 +1,10 @@
 //! Sums and statistics of space.
 
+use base::Txg;
 use ondisk::spacemap::HISTOGRAM_SIZE;
+
+use crate::range_tree::Seg;
+use crate::slab::Metaslab;
 
 /// Bytes by state; raw, parity included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,6 +34,42 @@ impl Totals {
             allocated: self.allocated + other.allocated,
             deferred: self.deferred + other.deferred,
             reserved: self.reserved + other.reserved,
+        }
+    }
+}
+
+/// A metaslab, as of the last write of a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MetaslabStatus {
+    /// Its place.
+    pub seg: Seg,
+    /// Its space map; 0 for none.
+    pub object: u64,
+    /// Bytes of that map.
+    pub length: u64,
+    /// Bytes that are allocated according to that map alone.
+    pub own_allocated: u64,
+    /// Bytes that are allocated.
+    pub allocated: u64,
+    /// Free segments by size, as stored; `None` if the map does not have them.
+    pub histogram: Option<[u64; HISTOGRAM_SIZE]>,
+    /// The first txg whose changes are in the log space maps alone; 0 for none.
+    pub unflushed_txg: Txg,
+    /// Ranges of these changes.
+    pub unflushed_ranges: u64,
+}
+
+impl Metaslab {
+    pub(crate) fn status(&self) -> MetaslabStatus {
+        MetaslabStatus {
+            seg: Seg { start: self.start, len: self.size },
+            object: self.object,
+            length: self.length,
+            own_allocated: self.own_alloc,
+            allocated: self.allocated(),
+            histogram: (self.object != 0 && self.long_header).then_some(self.histogram),
+            unflushed_txg: self.unflushed_txg,
+            unflushed_ranges: (self.unflushed_allocs.len() + self.unflushed_frees.len()) as u64,
         }
     }
 }

@@ -176,6 +176,11 @@ const UPGRADE: &str = "pool must be upgraded to support this operation";
 pub(crate) const NO_CHECKPOINT: &str = "checkpoint does not exist";
 
 impl Checkpoint {
+    /// Bytes of a vdev that only the checkpoint keeps.
+    pub(super) fn kept_on(&self, vdev: VdevId) -> u64 {
+        self.maps.lock().get(&vdev).map_or(0, |map| map.kept)
+    }
+
     /// Whether a block must be kept when it is freed.
     pub(super) fn keeps(&self, bp: &BlkPtr) -> bool {
         let txg = self.txg.load(Relaxed);

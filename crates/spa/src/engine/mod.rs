@@ -67,6 +67,7 @@ mod rename;
 mod resilver_request;
 mod scan;
 mod space_io;
+mod space_status;
 mod store;
 pub(crate) mod sync;
 mod tasks;

@@ -10,7 +10,7 @@ use ondisk::ObjType;
 use ondisk::config::{IndirectKeys, PoolConfig, VdevConfig, VdevType};
 use ondisk::removal::{JobState, MAPPING_ENTRY_SIZE, MappingHeader, Removing};
 use ondisk::zap::ZapValue;
-use vdev::IndirectMap;
+use vdev::{AllocClass, IndirectMap};
 
 use super::super::Writer;
 use super::super::config::is_concrete;
@@ -197,7 +197,8 @@ impl Writer {
     fn check_room_for(&self, vdev: VdevId) -> Result<()> {
         let on_it = self.space.vdev_totals(vdev)?;
         let mut free = self.allocatable(false);
-        if self.space.is_allocating(vdev) {
+        let normal = self.zio.tree().top(vdev)?.class() == AllocClass::Normal;
+        if normal && self.space.is_allocating(vdev) {
             free = free.saturating_sub(on_it.capacity.saturating_sub(on_it.allocated));
         }
         match on_it.allocated < free {
@@ -215,6 +216,7 @@ impl Writer {
     /// resilver, or when the vdev lacks something; `NoSpace`; those of a suspension.
     pub fn begin_vdev_removal(&self, guid: Guid, command: Option<Command>) -> Result<()> {
         let (id, _) = self.sync_task(move |cx| cx.check_removal(guid), |_, id| Ok(id))?;
+        let before = self.space.is_allocating(id);
         self.space.set_allocating(id, false)?;
         let begun = self.passivated().and_then(|()| {
             let check = move |cx: &mut TaskCx<'_>| cx.check_removal(guid);
@@ -225,7 +227,10 @@ impl Writer {
             self.sync_task(check, act).map(drop)
         });
         if begun.is_err() {
-            let _again = self.space.set_allocating(id, true);
+            // Another call may have begun the removal of the same vdev.
+            if self.removal().is_none_or(|(vdev, _)| vdev != id) {
+                let _again = self.space.set_allocating(id, before);
+            }
             return begun;
         }
         self.wake_removal();

@@ -229,12 +229,15 @@ enum RemovalStep {
 }
 
 /// The body of the thread.
-fn removal_thread(weak: &Weak<Writer>) {
+fn removal_thread(weak: &Weak<Writer>, removal: &DeviceRemoval) {
     loop {
         let Some(writer) = weak.upgrade() else { return };
-        match writer.removal_step() {
+        let step = writer.removal_step();
+        // The pool may be closed meanwhile.
+        drop(writer);
+        match step {
             RemovalStep::More => {}
-            RemovalStep::Wait => writer.removal.pause(),
+            RemovalStep::Wait => removal.pause(),
             RemovalStep::End => return,
         }
     }
@@ -276,7 +279,14 @@ impl Writer {
         let map = indirect::load(mos, Some(mapping.0), Some(births.0))?;
         let end = map.entries().last().map_or(0, |last| last.src + last.len);
         let asize = top.top.as_ref().map_or(0, |t| t.asize);
-        if header.max_offset < end || header.max_offset > asize {
+        let tree = self.zio.tree();
+        let is_place = |e: &IndirectEntry| {
+            let end = e.dst_offset.saturating_add(e.len);
+            let has_room = tree.top(e.dst_vdev).is_ok_and(|to| end <= to.asize());
+            e.dst_vdev != vdev && tree.indirect(e.dst_vdev).is_none() && has_room
+        };
+        let wrong = !map.entries().iter().all(is_place);
+        if header.max_offset < end || header.max_offset > asize || wrong {
             return Err(odd());
         }
         let info = MosRead::info(mos, births.0)?;
@@ -307,8 +317,9 @@ impl Writer {
             return;
         }
         let weak = self.me.get().cloned().unwrap_or_default();
+        let removal = Arc::clone(&self.removal);
         // Without a thread the next txg tries again.
-        *thread = spawn("device_removal", move || removal_thread(&weak)).ok();
+        *thread = spawn("device_removal", move || removal_thread(&weak, &removal)).ok();
     }
 
     /// Tells the ledger how much is still to be copied.
