@@ -237,8 +237,7 @@ make_case() {
 		# Blocks move to the mirror; some of them are freed there.
 		bulk "$mnt/$name" && zpool remove -w "$name" "$dir/disk1" && rm -r "$mnt/$name/sizes" || return 1
 		rm "$dir/disk1" ;;
-	removing)
-		bulk "$mnt/$name" && zpool remove "$name" "$dir/disk1" || return 1 ;;
+	removing) bulk "$mnt/$name" || return 1 ;;
 	lineage)
 		# A clone that is rolled back and renamed, another one that is promoted, a snapshot that is
 		# renamed and held, one whose destruction waits for its hold, and bookmarks.
@@ -289,6 +288,10 @@ make_case() {
 	times "$state" >"$dir/times"
 	zfs list -H -o name,mounted -t filesystem -r "$name" | awk '$2 == "yes" {print $1}' >"$dir/datasets"
 	while read -r n; do manifest "$mnt/$n" $(times "$state") >"$dir/manifests/${n//\//+}"; done <"$dir/datasets"
+	if [ "$state" = removing ]; then
+		# In so small pieces that the export comes first.
+		"$cenote" tune zfs_remove_max_segment=4096 >/dev/null && zpool remove "$name" "$dir/disk1" || return 1
+	fi
 	if [ "$state" = killed ] || [ "$state" = volume ]; then
 		kill -9 "$(daemon_pid)" && sleep 1
 		rm -f "$CENOTE_RUNTIME_DIR/pools.json"

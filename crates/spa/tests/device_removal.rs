@@ -293,7 +293,9 @@ fn vdevs_of_all_kinds_are_removed() {
         pool.export().unwrap();
         drop(pool);
         whole(dir, "emptied");
-        zdb(dir);
+        if shape.tops.len() == 3 || std::env::var_os("CENOTE_NIGHTLY").is_some() {
+            zdb(dir);
+        }
     });
 }
 
