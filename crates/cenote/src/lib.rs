@@ -73,6 +73,7 @@ pub use dmu::{Access, Caching, Copies, Extent, Io, Mode, OutagePolicy};
 pub use dsl::props;
 pub use dsl::props::{PropData, PropValue, Source};
 pub use ondisk::config::PoolState;
+pub use ondisk::removal::Removing;
 pub use spa::engine::{CheckpointState, CheckpointStatus, JobKind, JobStatus};
 pub use spa::engine::{RebuildProgress, RebuildRecord, RebuildState};
 pub use spa::engine::{RemovalEstimate, RemovalTuning};

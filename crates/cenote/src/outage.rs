@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use base::{Error, Guid, Result};
+use ondisk::removal::Removing;
 use spa::engine::{Command, RemovalEstimate};
 use spa::status::VdevStatus;
 
@@ -77,6 +78,15 @@ impl Pool {
         self.writer()?.remove_log(guid, command)?;
         self.vdev_event("vdev_remove_dev", guid);
         Ok(())
+    }
+
+    /// The removal of a data vdev that is under way, or the last one.
+    ///
+    /// # Errors
+    /// Those of reading the MOS; `Corrupt` for an impossible record.
+    pub fn removal(&self) -> Result<Option<Removing>> {
+        let words = self.spa().mos().lookup_words("com.delphix:removing")?;
+        words.as_deref().and_then(|words| words.first_chunk()).map(Removing::from_words).transpose()
     }
 
     /// Whether a vdev is one for intent logs, or below such a vdev.

@@ -31,14 +31,14 @@ const SIMULATED: u64 = 80 << 20;
 
 /// The kinds of the top-level vdevs: disks of a mirror, or 1. The first one is removed.
 #[derive(Clone, Copy, Debug)]
-struct Shape {
+struct RemovalShape {
     tops: &'static [usize],
     ashift: u64,
 }
 
-const SHAPES: [Shape; 8] = {
-    const fn of(tops: &'static [usize], ashift: u64) -> Shape {
-        Shape { tops, ashift }
+const SHAPES: [RemovalShape; 8] = {
+    const fn of(tops: &'static [usize], ashift: u64) -> RemovalShape {
+        RemovalShape { tops, ashift }
     }
     [
         of(&[1, 1], 9),
@@ -52,7 +52,7 @@ const SHAPES: [Shape; 8] = {
     ]
 };
 
-impl Shape {
+impl RemovalShape {
     fn make(&self, dir: &Path) -> Arc<Pool> {
         self.make_of(dir, DISK)
     }
@@ -113,17 +113,17 @@ fn zdb(dir: &Path) {
 }
 
 /// The files of a pool, and what must be in them.
-struct Files {
+struct ModelFiles {
     fs: Arc<FileSystem>,
     content: BTreeMap<String, Vec<u8>>,
     rng: Rng,
     made: u64,
 }
 
-impl Files {
-    fn new(pool: &Pool, seed: u64) -> Files {
+impl ModelFiles {
+    fn new(pool: &Pool, seed: u64) -> ModelFiles {
         let fs = pool.dataset(NAME).unwrap().open_fs().unwrap();
-        Files { fs, content: BTreeMap::new(), rng: Rng::new(seed), made: 0 }
+        ModelFiles { fs, content: BTreeMap::new(), rng: Rng::new(seed), made: 0 }
     }
 
     /// Writes a new file of a random size.
@@ -230,7 +230,7 @@ fn record(pool: &Pool) -> [u64; 7] {
 /// in the end, and the devices are free.
 #[test]
 fn vdevs_of_all_kinds_are_removed() {
-    let dirs: Vec<(Shape, Scratch)> = SHAPES
+    let dirs: Vec<(RemovalShape, Scratch)> = SHAPES
         .into_iter()
         .map(|shape| {
             let name = format!("removal-{:?}-{}", shape.tops, shape.ashift);
@@ -242,7 +242,7 @@ fn vdevs_of_all_kinds_are_removed() {
         let pool = shape.make(dir);
         let w = pool.writer().unwrap();
         w.set_removal_tuning(SMALL);
-        let mut files = Files::new(&pool, 3 + shape.ashift);
+        let mut files = ModelFiles::new(&pool, 3 + shape.ashift);
         (0..40).for_each(|_| files.write());
         (0..10).for_each(|_| files.unlink());
         w.snapshot(&[format!("{NAME}@before")], &[], None).unwrap();
@@ -280,7 +280,7 @@ fn vdevs_of_all_kinds_are_removed() {
         let pool = import(dir);
         verify(&pool, NAME, &content);
         verify(&pool, &format!("{NAME}@before"), &before);
-        let mut files = Files::new(&pool, 5);
+        let mut files = ModelFiles::new(&pool, 5);
         files.content = content;
         files.made = 1000;
         (0..10).for_each(|_| files.change());
@@ -312,7 +312,7 @@ fn a_canceled_removal_leaves_nothing() {
         let pool = shape.make(dir);
         let w = pool.writer().unwrap();
         w.set_removal_tuning(SMALL);
-        let mut files = Files::new(&pool, 11);
+        let mut files = ModelFiles::new(&pool, 11);
         (0..40).for_each(|_| files.write());
         pool.sync().unwrap();
         let allocated = w.space().vdev_totals(VdevId(0)).unwrap().allocated;
@@ -369,7 +369,7 @@ fn a_removal_is_continued() {
         let pool = shape.make(dir);
         let w = pool.writer().unwrap();
         w.set_removal_tuning(SMALL);
-        let mut files = Files::new(&pool, 17);
+        let mut files = ModelFiles::new(&pool, 17);
         (0..40).for_each(|_| files.write());
         w.snapshot(&[format!("{NAME}@s")], &[], None).unwrap();
         let before = files.content.clone();
@@ -387,7 +387,7 @@ fn a_removal_is_continued() {
         zdb(dir);
         let pool = import(dir);
         let w = pool.writer().unwrap();
-        let mut files = Files::new(&pool, 18);
+        let mut files = ModelFiles::new(&pool, 18);
         (files.content, files.made) = (content, 1000);
         while w.removal().is_some() {
             files.change();
@@ -462,7 +462,7 @@ fn a_crash_at_any_moment_loses_nothing() {
     for (n, shape) in shapes.into_iter().enumerate() {
         let scratch = Scratch::new(&format!("removal-crash-{n}"));
         let pool = shape.make_of(scratch.path(), SIMULATED);
-        let mut files = Files::new(&pool, 23 + n as u64);
+        let mut files = ModelFiles::new(&pool, 23 + n as u64);
         (0..16).for_each(|_| files.write());
         drop(files);
         pool.export().unwrap();
@@ -556,7 +556,7 @@ fn the_audit_finds_planted_bugs() {
         let pool = SHAPES[0].make(dir);
         let w = pool.writer().unwrap();
         w.set_removal_tuning(SMALL);
-        let mut files = Files::new(&pool, 31);
+        let mut files = ModelFiles::new(&pool, 31);
         (0..40).for_each(|_| files.write());
         pool.sync().unwrap();
         (0..20).for_each(|_| files.unlink());
@@ -612,7 +612,7 @@ fn what_cannot_be_removed_is_refused() {
     );
     assert_eq!(refused(w, Guid(77)), (ErrorKind::NotFound, "no such device in pool".to_owned()));
     // The rest has no room.
-    let mut files = Files::new(&pool, 41);
+    let mut files = ModelFiles::new(&pool, 41);
     while w.allocatable(false) > 300 << 20 {
         (0..16).for_each(|_| files.write());
         pool.sync().unwrap();
@@ -664,7 +664,7 @@ fn differing_copies_stop_a_removal() {
     let scratch = Scratch::new("removal-differs");
     let dir = scratch.path();
     let pool = SHAPES[2].make(dir);
-    let mut files = Files::new(&pool, 43);
+    let mut files = ModelFiles::new(&pool, 43);
     (0..40).for_each(|_| files.write());
     let content = std::mem::take(&mut files.content);
     drop(files);
