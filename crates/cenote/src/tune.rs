@@ -506,8 +506,6 @@ pub static TUNABLES: [Tunable; 91] = [
     space::CONDENSE_ENABLE,
     space::CONDENSE_MAX_OBSOLETE,
     space::CONDENSE_MIN_MAPPING,
-    space::REMOVE_MAX_SEGMENT,
-    space::REMOVAL_IGNORE_ERRORS,
     writing(
         "zfs_delay_max_ns",
         "longest delay of one write near the limit of dirty data, nanoseconds",
@@ -573,6 +571,8 @@ pub static TUNABLES: [Tunable; 91] = [
     scans::REBUILD_MAX_SEGMENT,
     scans::REBUILD_SCRUB_ENABLED,
     scans::REBUILD_VDEV_LIMIT,
+    space::REMOVAL_IGNORE_ERRORS,
+    space::REMOVE_MAX_SEGMENT,
     scans::RESILVER_DEFER_PERCENT,
     scans::RESILVER_DISABLE_DEFER,
     writing(

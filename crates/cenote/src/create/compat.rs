@@ -283,7 +283,7 @@ mod tests {
         let names_ = names(&default);
         assert!(warnings.is_empty());
         assert!(names_.contains(&"log_spacemap") && names_.contains(&"zstd_compress"));
-        for newer in ["physical_rewrite", "dynamic_gang_header", "device_removal"] {
+        for newer in ["physical_rewrite", "dynamic_gang_header", "raidz_expansion"] {
             assert!(!names_.contains(&newer), "{newer}");
         }
         for (i, feature) in default.iter().enumerate() {
