@@ -268,3 +268,66 @@ fn real_clients_of_network_block_devices() {
     eventually("the client is not gone", || s.ok(&["daemon", "status"]).contains("nbd, 0 clients"));
     judge(&s);
 }
+
+/// Starts the daemon with a TCP address, and imports the pool; its port.
+fn listen(s: &Sandbox, security: &str) -> u16 {
+    let address = format!("127.0.0.1:0,{security}");
+    let log = || std::fs::read_to_string(s.path("run/daemon.log")).unwrap_or_default();
+    let lines = log().lines().count();
+    let mut start = s.command(&["daemon", "start"]);
+    assert!(start.env("CENOTE_NBD", address).output().unwrap().status.success());
+    let mut port = None;
+    eventually("NBD does not listen at TCP", || {
+        let log = log();
+        let line = log.lines().skip(lines).find(|l| l.contains("NBD, "));
+        port = line.and_then(|l| l.rsplit(':').next()?.trim().parse().ok());
+        port.is_some()
+    });
+    s.ok(&["zpool", "import", "-d", &s.text("disks"), "tank"]);
+    port.unwrap()
+}
+
+#[test]
+fn network_block_devices_with_tls() {
+    if !have(&["nbdinfo", "nbdcopy"], "NBD with TLS") {
+        return;
+    }
+    let s = with_pool("volumes-tls");
+    s.ok(&["zfs", "create", "-s", "-V", "16M", "tank/v"]);
+    s.stop();
+    let keys = Path::new(env!("CARGO_MANIFEST_DIR")).join("../nbd/tests/tls/keys");
+    let keys = keys.to_str().unwrap();
+    let uri =
+        |port: u16, dir: &str| format!("nbds://localhost:{port}/tank/v?tls-certificates={dir}");
+    let fails = |uri: &str| {
+        let out = Command::new("nbdinfo").args(["--size", uri]).output().unwrap();
+        assert!(!out.status.success(), "{uri}");
+        String::from_utf8_lossy(&out.stderr).into_owned()
+    };
+    let port = listen(&s, &format!("tls={keys}"));
+    let v = uri(port, keys);
+    assert_eq!(run("nbdinfo", &["--size", &v]).trim(), (16 << 20).to_string());
+    assert!(run("nbdinfo", &[&v]).contains("TLS"), "the protocol's line");
+    let image = s.path("image");
+    let byte = |i: u32| (i.wrapping_mul(0x9e37_79b9) >> 13) as u8;
+    let data: Vec<u8> = (0..16u32 << 20).map(byte).collect();
+    std::fs::write(&image, &data).unwrap();
+    run("nbdcopy", &["--flush", image.to_str().unwrap(), &v]);
+    run("nbdcopy", &[&v, &s.text("back")]);
+    assert!(std::fs::read(s.path("back")).unwrap() == data);
+    // Who has no certificate of the server's authority, or does not know that, gets nothing.
+    fails(&uri(port, &format!("{keys}/stranger")));
+    let expired = fails(&uri(port, &format!("{keys}/expired")));
+    assert!(expired.contains("alert"), "{expired}");
+    let plain = fails(&format!("nbd://localhost:{port}/tank/v"));
+    assert!(plain.contains("TLS"), "{plain}");
+    let public = s.dir("public");
+    std::fs::copy(format!("{keys}/ca-cert.pem"), public.join("ca-cert.pem")).unwrap();
+    fails(&uri(port, public.to_str().unwrap()));
+    // Encryption for everyone.
+    s.stop();
+    let port = listen(&s, &format!("tls={keys},open"));
+    let size = run("nbdinfo", &["--size", &uri(port, public.to_str().unwrap())]);
+    assert_eq!(size.trim(), (16 << 20).to_string());
+    judge(&s);
+}

@@ -83,8 +83,8 @@ environment:
 	CENOTE_STATE_DIR    where the list of pools lies instead, to outlive the system
 	CENOTE_ARC_MAX      most bytes of cached blocks, such as 512M
 	CENOTE_METRICS      address and port for /metrics, such as 127.0.0.1:9134
-	CENOTE_NBD          address and port for NBD over TCP, without encryption, such as
-	                    127.0.0.1:10809,open
+	CENOTE_NBD          address and port for NBD over TCP, with certificates or open to
+	                    everyone: ADDRESS:PORT,tls=DIRECTORY or ADDRESS:PORT,open
 	CENOTE_ZEDLETS      directory of programs to run on events (/etc/cenote/zed.d)
 	CENOTE_KSTAT        off: no directory of kstats below the runtime directory
 	CENOTE_USERS        off: root's daemon serves no other users

@@ -3,23 +3,28 @@
 //! # Theory
 //! The names of exports are those of datasets. A volume without `volmode=none` is an export, a
 //! snapshot of it with `snapdev=visible`. Clients connect to the socket `nbd` in the runtime
-//! directory; only root and the daemon's user are served there. At a TCP address there is
-//! neither encryption nor authentication, so it is used only if the environment has it
-//! together with the word `open`.
+//! directory; only root and the daemon's user are served there.
+//!
+//! A TCP address is used only if the environment has it, together with words about its
+//! security: `tls=DIRECTORY` with the certificates of the server and of the authority that
+//! its clients' certificates are of; `tls=DIRECTORY,open` for encryption with any client;
+//! `open` for neither encryption nor authentication.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::{Arc, Weak};
 
 use base::{Error, Result};
 use cenote::{Dataset, DatasetKind, Volume};
 use mount::volumes::{is_shown, shows_snapshots};
-use nbd::{ExportEntry, Exports, Limits, Server};
+use nbd::{ExportEntry, Exports, Limits, Server, Tls};
 
 use super::state::DaemonState;
 
 /// The environment's variable with the TCP address.
 const TCP: &str = "CENOTE_NBD";
-const OPEN: &str = ",open";
+const OPEN: &str = "open";
+const TLS: &str = "tls=";
 
 struct PoolExports(Weak<DaemonState>);
 
@@ -74,19 +79,30 @@ impl Exports for PoolExports {
     }
 }
 
-/// The address of `CENOTE_NBD`.
+/// The address of `CENOTE_NBD`, and the identity for TLS unless it is open.
 ///
 /// # Errors
-/// `Invalid` for anything but an address and a port; `Unsupported` without the word `open`.
-fn tcp_address(text: &str) -> Result<SocketAddr> {
-    let Some(address) = text.strip_suffix(OPEN) else {
+/// `Invalid` for anything but an address and a port, and for a directory without certificate;
+/// `Unsupported` without a word about security.
+fn tcp_address(text: &str) -> Result<(SocketAddr, Option<Tls>)> {
+    let (address, security) = text.split_once(',').unwrap_or((text, ""));
+    let tls = if security == OPEN {
+        None
+    } else if let Some(dir) = security.strip_prefix(TLS) {
+        let (dir, anyone) = match dir.rsplit_once(',') {
+            Some((dir, OPEN)) => (dir, true),
+            _ => (dir, false),
+        };
+        Some(Tls::from_dir(Path::new(dir), anyone)?)
+    } else {
         let text = format!(
-            "{TCP}={text}: this version of Cenote has no TLS, so anyone who reaches the address \
-             reads and writes all volumes; add '{OPEN}' if that is meant"
+            "{TCP}={text}: add ',{TLS}DIRECTORY' with server-cert.pem, server-key.pem and \
+             ca-cert.pem, or ',{OPEN}' if anyone who reaches the address may read and write \
+             all volumes"
         );
         return Err(Error::unsupported(text));
     };
-    super::metrics::parse(address)
+    Ok((super::metrics::parse(address)?, tls))
 }
 
 /// Starts the server; a failure affects nothing else.
@@ -97,8 +113,12 @@ pub(super) fn start(state: &Arc<DaemonState>) -> Result<Arc<Server>> {
     let server = Server::start(Arc::new(PoolExports(Arc::downgrade(state))), Limits::default())?;
     server.listen_unix(&state.runtime().nbd())?;
     if let Some(text) = std::env::var_os(TCP).filter(|t| !t.is_empty()) {
-        match tcp_address(&text.to_string_lossy()).and_then(|a| server.listen_tcp(a)) {
-            Ok(address) => ui::err(&format!("NBD, open to everyone, at {address}")),
+        let listen = |(address, tls): (SocketAddr, Option<Tls>)| {
+            let how = if tls.is_some() { "with TLS" } else { "open to everyone" };
+            server.listen_tcp(address, tls).map(|address| (how, address))
+        };
+        match tcp_address(&text.to_string_lossy()).and_then(listen) {
+            Ok((how, address)) => ui::err(&format!("NBD, {how}, at {address}")),
             Err(e) => ui::err(&format!("no NBD over TCP: {e}")),
         }
     }
@@ -111,8 +131,11 @@ mod tests {
 
     #[test]
     fn tcp_needs_an_explicit_word() {
-        assert!(tcp_address("127.0.0.1:10809").unwrap_err().message().contains("no TLS"));
-        assert!(tcp_address("127.0.0.1:10809,open").is_ok());
+        let refused = |text: &str| tcp_address(text).unwrap_err().message().to_owned();
+        assert!(refused("127.0.0.1:10809").contains("add ',tls=DIRECTORY'"));
+        assert!(refused("127.0.0.1:10809,closed").contains("',open'"));
+        assert!(refused("127.0.0.1:10809,tls=/none").contains("/none/server-cert.pem"));
+        assert!(tcp_address("127.0.0.1:10809,open").is_ok_and(|(_, tls)| tls.is_none()));
         assert!(tcp_address("10809,open").is_err());
     }
 }

@@ -30,8 +30,22 @@ pub(crate) enum AfterOption {
     Continue,
     /// Requests.
     Go(Arc<Transmission>),
+    /// The handshake of TLS, after the reply.
+    StartTls,
     /// The end, after the reply.
     End,
+}
+
+/// What a connection is to TLS.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Security {
+    /// It goes without.
+    #[default]
+    Plain,
+    /// It has to begin TLS.
+    Required,
+    /// It has TLS.
+    Secured,
 }
 
 /// What was agreed so far.
@@ -39,6 +53,7 @@ pub(crate) enum AfterOption {
 pub(crate) struct Agreed {
     /// The old form of choosing an export has no zeros behind its answer.
     pub(crate) no_zeroes: bool,
+    security: Security,
     structured: bool,
     extended: bool,
     /// The export for which `base:allocation` was chosen.
@@ -77,6 +92,11 @@ fn text(bytes: &[u8]) -> Option<&str> {
 }
 
 impl Agreed {
+    /// Nothing but what the client's flags say.
+    pub(crate) fn new(security: Security, no_zeroes: bool) -> Agreed {
+        Agreed { security, no_zeroes, ..Agreed::default() }
+    }
+
     /// Performs an option. Its answer is appended to `out`.
     pub(crate) fn option(
         &mut self,
@@ -86,16 +106,17 @@ impl Agreed {
         out: &mut Vec<u8>,
     ) -> AfterOption {
         match option {
+            opt::EXPORT_NAME if self.security == Security::Required => AfterOption::End,
             opt::EXPORT_NAME => self.export_name(exports, data, out),
             opt::ABORT => {
                 reply(out, option, rep::ACK, &[]);
                 AfterOption::End
             }
-            opt::LIST => list(exports, data, out),
-            opt::STARTTLS => {
-                let why = "this server has no TLS";
-                refuse(out, option, if data.is_empty() { rep::POLICY } else { rep::INVALID }, why)
+            opt::STARTTLS => self.start_tls(data, out),
+            _ if self.security == Security::Required => {
+                refuse(out, option, rep::TLS_REQUIRED, "TLS is needed first")
             }
+            opt::LIST => list(exports, data, out),
             opt::INFO | opt::GO => self.info(exports, option, data, out),
             opt::STRUCTURED_REPLY | opt::EXTENDED_HEADERS if !data.is_empty() => {
                 refuse(out, option, rep::INVALID, "the option has no data")
@@ -118,6 +139,19 @@ impl Agreed {
             }
             _ => refuse(out, option, rep::UNSUPPORTED, "unknown option"),
         }
+    }
+
+    fn start_tls(&self, data: &[u8], out: &mut Vec<u8>) -> AfterOption {
+        let (kind, why) = match self.security {
+            _ if !data.is_empty() => (rep::INVALID, "the option has no data"),
+            Security::Plain => (rep::POLICY, "TLS is not used here"),
+            Security::Secured => (rep::INVALID, "TLS is in use already"),
+            Security::Required => {
+                reply(out, opt::STARTTLS, rep::ACK, &[]);
+                return AfterOption::StartTls;
+            }
+        };
+        refuse(out, opt::STARTTLS, kind, why)
     }
 
     fn transmission(&self, name: &str, volume: Arc<Volume>) -> Arc<Transmission> {

@@ -79,6 +79,11 @@ impl Inbox {
         Inbox { phase: InboxPhase::Flags, buffer: Vec::new(), start: 0, end: 0, payload: None }
     }
 
+    /// Whether bytes were received that are not yet parsed.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.start == self.end && self.payload.is_none()
+    }
+
     /// The handshake ended.
     pub(crate) fn begin_requests(&mut self, extended: bool) {
         self.phase = InboxPhase::Requests { extended };

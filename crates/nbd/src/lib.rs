@@ -9,7 +9,8 @@
 //!
 //! Crate layout: `wire` has the numbers of the protocol, `handshake` the options, `inbox`
 //! turns received bytes into options and requests, `request` performs requests, `outbox` holds
-//! replies until the client takes them, `connection` is one client, `server` the threads.
+//! replies until the client takes them, `connection` is one client, `tls` its encryption,
+//! `server` the threads.
 //!
 //! **Threads.** All connections are in one epoll instance, armed for one event at a time. The
 //! thread that gets the event *receives* from the connection: it parses and performs one
@@ -34,14 +35,16 @@
 //! A connection has at most [`Limits::connection_bytes`] in requests and replies, or one larger
 //! request; while it has more, nothing is received from it. A client that takes no reply for
 //! [`Limits::patience`], or does not end its handshake in that time, is disconnected. Options
-//! have at most 64 KiB, requests 32 MiB.
+//! have at most 64 KiB, requests 32 MiB. Of [`Limits::connections`] clients the oldest that has
+//! not ended its handshake gives way to a new one; if all have, the new one is disconnected.
 //!
 //! # Invariants
 //! * At most one thread receives from a connection: it is armed, in the ready list, or owned.
 //! * No lock is held while a request is performed, and no thread waits for a client.
 //! * Whatever a client sends, its connection ends or is answered; no other is affected.
 //!
-//! Lock order: `inbox` → `outbox` → the server's lists; all are held briefly.
+//! Lock order: `inbox` → `outbox` → the TLS session; the server's lists are last. All are held
+//! briefly.
 
 mod connection;
 mod handshake;
@@ -49,6 +52,7 @@ mod inbox;
 mod outbox;
 mod request;
 mod server;
+mod tls;
 mod wire;
 
 use std::sync::Arc;
@@ -58,6 +62,7 @@ use base::Result;
 use cenote::Volume;
 
 pub use server::{NbdClient, Server};
+pub use tls::Tls;
 
 /// An export in a list.
 #[derive(Clone, Debug, PartialEq, Eq)]

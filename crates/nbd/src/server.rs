@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
-use base::rt::{Mutex, before_sleep};
+use base::rt::{Instant, Mutex, before_sleep, now};
 use base::{Error, Result};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
@@ -22,7 +22,7 @@ use crate::inbox::Received;
 use crate::outbox::ReplyPiece;
 use crate::request::{charge, perform};
 use crate::wire::{FIXED_NEWSTYLE, MAGIC, NO_ZEROES, OPTION_MAGIC, RequestHeader, cmd};
-use crate::{Exports, Limits};
+use crate::{Exports, Limits, Tls};
 
 /// Replies that are sent together, bytes.
 const TOGETHER: usize = 256 << 10;
@@ -44,14 +44,14 @@ pub struct NbdClient {
 
 enum Listener {
     Unix(UnixListener),
-    Tcp(TcpListener),
+    Tcp(TcpListener, Option<Tls>),
 }
 
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             Listener::Unix(socket) => socket.as_fd(),
-            Listener::Tcp(socket) => socket.as_fd(),
+            Listener::Tcp(socket, _) => socket.as_fd(),
         }
     }
 }
@@ -77,6 +77,8 @@ pub struct Server {
     threads: Mutex<Threads>,
     /// A client may be disconnected for its slowness.
     impatient: AtomicBool,
+    /// When slow clients were looked at.
+    swept: Mutex<Instant>,
     stopping: AtomicBool,
 }
 
@@ -117,6 +119,7 @@ impl Server {
             ready: Mutex::default(),
             threads: Mutex::new(Threads { all: 1, idle: 0 }),
             impatient: AtomicBool::new(false),
+            swept: Mutex::new(now()),
             stopping: AtomicBool::new(false),
         });
         server.spawn()?;
@@ -148,17 +151,18 @@ impl Server {
         self.listen(Listener::Unix(listener))
     }
 
-    /// Listens at a TCP address, for every client that reaches it: nothing is encrypted, and no
-    /// client is authenticated. Returns the address.
+    /// Listens at a TCP address. With `tls` a client is served after it has begun TLS; without,
+    /// every client that reaches it is: nothing is encrypted, and no client is authenticated.
+    /// Returns the address.
     ///
     /// # Errors
     /// The operating system's.
-    pub fn listen_tcp(&self, address: SocketAddr) -> Result<SocketAddr> {
+    pub fn listen_tcp(&self, address: SocketAddr, tls: Option<Tls>) -> Result<SocketAddr> {
         let failed = |e| Error::io(format!("cannot listen on {address}"), e);
         let listener = TcpListener::bind(address).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        self.listen(Listener::Tcp(listener))?;
+        self.listen(Listener::Tcp(listener, tls))?;
         Ok(address)
     }
 
@@ -267,6 +271,10 @@ impl Server {
             match got {
                 Ok(0) => self.sweep(),
                 Ok(_) => {
+                    // Other clients may keep all threads busy.
+                    if self.impatient.load(SeqCst) && self.swept.lock().elapsed() > TICK {
+                        self.sweep();
+                    }
                     if events[0].data.u64() == READY {
                         let _read = rustix::io::read(&self.wake, &mut [0u8; 8]);
                     }
@@ -286,7 +294,7 @@ impl Server {
     fn leave(self: &Arc<Self>) {
         let owned = OWNED.try_with(|owned| owned.try_borrow_mut().ok()?.take()).ok().flatten();
         let Some(connection) = owned else { return };
-        if connection.inbox.lock().has_more() {
+        if connection.inbox.lock().has_more() || connection.has_plaintext() {
             self.ready.lock().push_back(connection);
             self.kick();
         } else {
@@ -311,6 +319,7 @@ impl Server {
     /// Disconnects clients that take no replies, or do not end their handshake.
     fn sweep(&self) {
         self.impatient.store(false, SeqCst);
+        *self.swept.lock() = now();
         let all: Vec<Arc<Connection>> = self.connections.lock().values().cloned().collect();
         for connection in all {
             let stuck = connection.outbox.lock().stuck_since;
@@ -336,28 +345,29 @@ impl Server {
     // ------------------------------------------------------------------ connections
 
     fn accept(self: &Arc<Self>, listener: &Listener) {
-        let (socket, label) = match listener {
+        let (socket, label, tls) = match listener {
             Listener::Unix(listener) => {
                 let Ok((stream, _)) = listener.accept() else { return };
                 let Ok(peer) = rustix::net::sockopt::socket_peercred(&stream) else { return };
                 if !peer.uid.is_root() && peer.uid != rustix::process::geteuid() {
                     return;
                 }
-                (OwnedFd::from(stream), format!("process {}", peer.pid.as_raw_nonzero()))
+                (OwnedFd::from(stream), format!("process {}", peer.pid.as_raw_nonzero()), None)
             }
-            Listener::Tcp(listener) => {
+            Listener::Tcp(listener, tls) => {
                 let Ok((stream, from)) = listener.accept() else { return };
                 let _slower = stream.set_nodelay(true);
-                (OwnedFd::from(stream), from.to_string())
+                (OwnedFd::from(stream), from.to_string(), tls.clone())
             }
         };
-        self.adopt(socket, label);
+        self.adopt(socket, label, tls);
     }
 
     /// Serves a connected socket.
-    fn adopt(self: &Arc<Self>, socket: OwnedFd, label: String) {
+    fn adopt(self: &Arc<Self>, socket: OwnedFd, label: String, tls: Option<Tls>) {
+        self.make_room();
         let id = self.next.fetch_add(1, SeqCst);
-        let connection = Arc::new(Connection::new(id, socket, label));
+        let connection = Arc::new(Connection::new(id, socket, label, tls));
         {
             let mut all = self.connections.lock();
             if all.len() >= self.limits.connections {
@@ -377,6 +387,16 @@ impl Server {
             self.arm(&connection, Interest { receive: true, send: false });
         } else {
             self.end(&connection);
+        }
+    }
+
+    /// If there are as many clients as may be, ends the oldest one that has not chosen an export:
+    /// strangers who only connect keep nobody away.
+    fn make_room(&self) {
+        let all: Vec<Arc<Connection>> = self.connections.lock().values().cloned().collect();
+        if all.len() >= self.limits.connections {
+            let oldest = all.iter().find(|c| c.transmission.lock().is_none());
+            oldest.into_iter().for_each(|c| self.end(c));
         }
     }
 
@@ -505,6 +525,15 @@ impl Server {
             AfterOption::Go(transmission) => {
                 connection.inbox.lock().begin_requests(transmission.extended);
                 *connection.transmission.lock() = Some(transmission);
+            }
+            AfterOption::StartTls => {
+                if !self.flush(connection) {
+                    return false;
+                }
+                if !connection.start_tls() {
+                    self.end(connection);
+                    return false;
+                }
             }
             AfterOption::End => connection.outbox.lock().ending = true,
         }

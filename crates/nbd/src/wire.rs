@@ -50,6 +50,7 @@ pub(crate) mod rep {
     pub(crate) const UNSUPPORTED: u32 = ERROR | 1;
     pub(crate) const POLICY: u32 = ERROR | 2;
     pub(crate) const INVALID: u32 = ERROR | 3;
+    pub(crate) const TLS_REQUIRED: u32 = ERROR | 5;
     pub(crate) const UNKNOWN: u32 = ERROR | 6;
     pub(crate) const EXTENDED_REQUIRED: u32 = ERROR | 10;
 }

@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "tests have threads")]
 
+mod tls;
+
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -86,15 +88,15 @@ enum Style {
     Extended,
 }
 
-struct Client {
-    stream: UnixStream,
+struct Client<S = UnixStream> {
+    stream: S,
     style: Style,
     size: u64,
     flags: u16,
     cookie: u64,
 }
 
-fn take<const N: usize>(stream: &mut UnixStream) -> [u8; N] {
+fn take<const N: usize>(stream: &mut impl Read) -> [u8; N] {
     let mut out = [0; N];
     stream.read_exact(&mut out).unwrap();
     out
@@ -110,14 +112,14 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap())
 }
 
-fn hello(stream: &mut UnixStream) {
+fn hello(stream: &mut (impl Read + Write)) {
     let greeting: [u8; 18] = take(stream);
     assert_eq!(&greeting[..16], b"NBDMAGICIHAVEOPT");
     assert_eq!(u16_at(&greeting, 16), 3);
     stream.write_all(&3u32.to_be_bytes()).unwrap();
 }
 
-fn send_option(stream: &mut UnixStream, option: u32, data: &[u8]) {
+fn send_option(stream: &mut impl Write, option: u32, data: &[u8]) {
     let mut out = b"IHAVEOPT".to_vec();
     out.extend(option.to_be_bytes());
     out.extend((data.len() as u32).to_be_bytes());
@@ -126,7 +128,7 @@ fn send_option(stream: &mut UnixStream, option: u32, data: &[u8]) {
 }
 
 /// Replies to an option up to the last one: types and data.
-fn option_replies(stream: &mut UnixStream, option: u32) -> Vec<(u32, Vec<u8>)> {
+fn option_replies(stream: &mut impl Read, option: u32) -> Vec<(u32, Vec<u8>)> {
     let mut out = Vec::new();
     loop {
         let head: [u8; 20] = take(stream);
@@ -142,7 +144,7 @@ fn option_replies(stream: &mut UnixStream, option: u32) -> Vec<(u32, Vec<u8>)> {
     }
 }
 
-fn ask(stream: &mut UnixStream, option: u32, data: &[u8]) -> Vec<(u32, Vec<u8>)> {
+fn ask(stream: &mut (impl Read + Write), option: u32, data: &[u8]) -> Vec<(u32, Vec<u8>)> {
     send_option(stream, option, data);
     option_replies(stream, option)
 }
@@ -155,6 +157,13 @@ impl Client {
     fn new(rig: &NbdRig, name: &str, style: Style) -> Client {
         let mut stream = rig.raw();
         hello(&mut stream);
+        Client::over(stream, name, style)
+    }
+}
+
+impl<S: Read + Write> Client<S> {
+    /// Chooses an export, after the greeting.
+    fn over(mut stream: S, name: &str, style: Style) -> Client<S> {
         match style {
             Style::Simple => {}
             Style::Structured => assert_eq!(ask(&mut stream, 8, &[])[0].0, 1),
