@@ -299,6 +299,9 @@ make_case() {
 	else
 		zpool export "$name" || return 1
 	fi
+	if [ "$state" = removing ]; then
+		"$cenote" zdb -e -p "$dir" -C "$name" | grep -q 'removing: 1' || { echo "the removal has ended" >&2; return 1; }
+	fi
 }
 
 cat >"$share/job.sh" <<'J'
@@ -329,7 +332,6 @@ for dir in /host/*/; do
 		zpool status -i "$name" | grep -q 'initialized, suspended' && zpool status -t "$name" | grep -q 'trimmed, suspended' || say tended "not suspended"
 		zpool initialize -w "$name" "${dir%/}/disk1" && zpool trim -w "$name" "${dir%/}/disk2" || say tended "not continued" ;;
 	evacuating)
-		grep -q 'Evacuation of' "$dir/found.txt" || say tended "not found"
 		zpool wait -t remove "$name"; zpool status "$name" | grep -q 'Removal of vdev 0 copied' || say tended "not removed" ;;
 	evacuated)
 		grep -q 'Removal of vdev 0 copied' "$dir/found.txt" || say tended "not found" ;;
