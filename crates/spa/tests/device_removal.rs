@@ -14,7 +14,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use base::{ErrorKind, Guid, VdevId};
 use cenote::create::{CreateRequest, Force, NewKind, NewVdev, PoolSetting};
 use cenote::inspect::zpl::rw::{Caller, New, WritePosition};
-use cenote::{FileSystem, ImportOptions, Io, Pool, RemovalTuning, ScanRequest, ScanState};
+use cenote::{
+    FileSystem, ImportOptions, Io, Offline, OfflineMode, Pool, RemovalTuning, ScanRequest,
+    ScanState,
+};
 use device::Device;
 use device::sim::{Image, SimConfig, SimDisks};
 use spa::audit::{AuditOptions, Report, Verify};
@@ -58,6 +61,10 @@ impl RemovalShape {
     }
 
     fn make_of(&self, dir: &Path, size: u64) -> Arc<Pool> {
+        self.make_with(&testkit::engine(), dir, size)
+    }
+
+    fn make_with(&self, engine: &cenote::Engine, dir: &Path, size: u64) -> Arc<Pool> {
         let mut next = 0;
         let mut file = || {
             let path = dir.join(format!("disk{next}"));
@@ -78,7 +85,7 @@ impl RemovalShape {
             settings: vec![PoolSetting::Stored("ashift", self.ashift)],
             ..CreateRequest::new(NAME, vdevs)
         };
-        testkit::engine().create_pool(&request).unwrap().unwrap()
+        engine.create_pool(&request).unwrap().unwrap()
     }
 }
 
@@ -588,6 +595,57 @@ fn the_audit_finds_planted_bugs() {
         );
         assert!(stopped || !report.is_clean() || report.leaked > 0, "{what}");
     });
+}
+
+/// A side of the mirror that gets the copies is away while they are made. When it is back it
+/// gets them, too: after the removal, because until then no pointer leads to them. A side of
+/// the mirror that is removed may be away as well.
+#[test]
+fn a_device_that_was_away_gets_its_copies() {
+    let scratch = Scratch::new("removal-away");
+    let dir = scratch.path();
+    let engine = testkit::engine();
+    let pool = SHAPES[3].make_with(&engine, dir, DISK);
+    let w = pool.writer().unwrap();
+    w.set_removal_tuning(SMALL);
+    let mut files = ModelFiles::new(&pool, 47);
+    (0..40).for_each(|_| files.write());
+    let disk = |n: usize| dir.join(format!("disk{n}")).to_str().unwrap().to_owned();
+    let away = Offline { mode: OfflineMode::Offline, temporary: true };
+    hold_after(w, 1 << 20);
+    remove(w, top(&pool, 0));
+    testkit::eventually("some is copied", || w.removal().is_some_and(|(_, r)| r.copied > 1 << 20));
+    engine.offline(&pool, &disk(0), away, None).unwrap();
+    engine.offline(&pool, &disk(3), away, None).unwrap();
+    hold_after(w, 3 << 20);
+    testkit::eventually("more is copied", || w.removal().is_some_and(|(_, r)| r.copied > 3 << 20));
+    engine.online(&pool, &disk(3), false, None).unwrap();
+    (0..10).for_each(|_| files.change());
+    pool.sync().unwrap();
+    let scan = || pool.status().unwrap().scan;
+    assert!(scan().is_none(), "no resilver while the vdev is being removed");
+    hold_no_more(w);
+    finished(w);
+    let over = || scan().is_some_and(|s| s.resilver && s.state == ScanState::Finished);
+    testkit::eventually("the resilver ends", over);
+    assert_eq!(scan().unwrap().errors, 0);
+    let content = std::mem::take(&mut files.content);
+    drop(files);
+    pool.export().unwrap();
+    drop(pool);
+    // The side that was there all the time goes.
+    std::fs::remove_file(disk(2)).unwrap();
+    let pool = import(dir);
+    verify(&pool, NAME, &content);
+    pool.scan(ScanRequest::Scrub, None).unwrap();
+    let over = || scan_of(&pool).is_some_and(|s| s.state == ScanState::Finished);
+    testkit::eventually("the scrub ends", over);
+    assert_eq!(scan_of(&pool).unwrap().errors, 0);
+    pool.export().unwrap();
+}
+
+fn scan_of(pool: &Pool) -> Option<cenote::ScanStatus> {
+    pool.status().unwrap().scan.filter(|s| !s.resilver)
 }
 
 /// The message of a refusal.
