@@ -360,7 +360,7 @@ impl Dataset {
             DatasetKind::Filesystem | DatasetKind::Volume => {}
         }
         let _checked = self.objset()?;
-        crate::Objects::open(writer, self.name(), self.core.saved()?)
+        crate::Objects::open(writer, self.name(), self.core.saved_by_dedup()?)
     }
 
     /// Bytes that could still be written here (chapter 04 §5.5).

@@ -157,6 +157,19 @@ impl Host for PoolHost {
         began.map_err(|e| e.in_dataset(&self.name))
     }
 
+    fn begin_clone(&self, bytes: u64, shared: u64, outage: OutagePolicy) -> Result<Tx> {
+        let began = self.writer.begin_clone(&self.account, bytes, shared, outage);
+        began.map_err(|e| e.in_dataset(&self.name))
+    }
+
+    fn synced_txg(&self) -> Txg {
+        self.writer.txgs().synced_txg()
+    }
+
+    fn settle(&self) -> Result<()> {
+        self.writer.sync().map(drop)
+    }
+
     fn synced(&self, txg: Txg) -> Result<()> {
         let txgs = self.writer.txgs();
         if txgs.synced_txg() >= txg {

@@ -111,7 +111,7 @@ impl PoolCore {
         log: Option<Arc<zil::Log>>,
     ) -> Result<Arc<PoolHost>> {
         // Damaged tables must not prevent access to files: the pool just appears smaller.
-        let saved = self.saved().unwrap_or(0);
+        let saved = self.saved_by_dedup().unwrap_or(0);
         let host = PoolHost::new(self.writer()?, name, head, of, saved, log)?;
         let mut hosts = self.hosts.lock();
         hosts.retain(|h| h.strong_count() > 0);
@@ -178,15 +178,29 @@ impl PoolCore {
     /// Bytes that deduplication and cloning save. Datasets are charged for every reference,
     /// so the pool appears larger by as much (chapter 05 §11.1).
     pub(crate) fn saved(&self) -> Result<u64> {
+        Ok(self.saved_by_dedup()?.saturating_add(self.clone_tally()?.1))
+    }
+
+    /// Bytes that deduplication saves; [`Writer::usable`] has those of cloning.
+    pub(crate) fn saved_by_dedup(&self) -> Result<u64> {
         if let Some(saved) = self.saved.get() {
             return Ok(*saved);
         }
         let dedup = self.spa.dedup_statistics()?;
-        let mut saved = dedup.referenced[3].saturating_sub(dedup.blocks[3]);
-        for (_, table) in self.spa.clone_tables()? {
-            saved = saved.saturating_add(table.saved_space);
-        }
+        let saved = dedup.referenced[3].saturating_sub(dedup.blocks[3]);
         Ok(*self.saved.get_or_init(|| saved))
+    }
+
+    /// Bytes of cloned blocks, and bytes that cloning saves.
+    pub(crate) fn clone_tally(&self) -> Result<(u64, u64)> {
+        if let Some(writer) = &self.writer {
+            return Ok(writer.clone_tally());
+        }
+        let tables = self.spa.clone_tables()?;
+        let sum = |of: fn(&ondisk::brt::BrtVdev) -> u64| {
+            tables.iter().fold(0u64, |sum, (_, table)| sum.saturating_add(of(table)))
+        };
+        Ok((sum(|t| t.used_space), sum(|t| t.saved_space)))
     }
 }
 

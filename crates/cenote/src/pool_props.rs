@@ -126,7 +126,7 @@ impl Pool {
             },
             "dedupratio" => number(self.dedup_ratio()?),
             "bcloneratio" => {
-                let (used, saved) = self.clone_tally()?;
+                let (used, saved) = self.core.clone_tally()?;
                 number(ratio(used.saturating_add(saved), used))
             }
             "expandsize" | "freeing" | "leaked" | "checkpoint" | "bcloneused" | "bclonesaved"
@@ -222,8 +222,8 @@ impl Pool {
                     Source::None,
                 )
             }
-            "bcloneused" => number(self.clone_tally()?.0),
-            "bclonesaved" => number(self.clone_tally()?.1),
+            "bcloneused" => number(self.core.clone_tally()?.0),
+            "bclonesaved" => number(self.core.clone_tally()?.1),
             "dedup_table_size" => number(spa.dedup_table_size()?),
             "dedupused" => number(spa.dedup_statistics()?.blocks[3]),
             "dedupsaved" => {
@@ -237,13 +237,5 @@ impl Pool {
     fn dedup_ratio(&self) -> Result<u64> {
         let sums = self.core.spa.dedup_statistics()?;
         Ok(ratio(sums.referenced[3], sums.blocks[3]))
-    }
-
-    /// Bytes in cloned blocks, and bytes that cloning saves.
-    fn clone_tally(&self) -> Result<(u64, u64)> {
-        let tables = self.core.spa.clone_tables()?;
-        let used = tables.iter().fold(0u64, |sum, (_, t)| sum.saturating_add(t.used_space));
-        let saved = tables.iter().fold(0u64, |sum, (_, t)| sum.saturating_add(t.saved_space));
-        Ok((used, saved))
     }
 }

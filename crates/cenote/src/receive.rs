@@ -513,7 +513,10 @@ impl Pool {
             let host = PoolReceive {
                 writer: &writer,
                 target: &guard.target,
-                account: SpaceAccount::new(guard.target.head, self.core.saved().unwrap_or(0)),
+                account: SpaceAccount::new(
+                    guard.target.head,
+                    self.core.saved_by_dedup().unwrap_or(0),
+                ),
                 began_at: stream.began_at,
                 stopped: &stopped,
             };

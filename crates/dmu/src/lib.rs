@@ -26,8 +26,8 @@ pub mod zaps;
 pub mod zfetch;
 
 pub use live::{
-    Early, Events, ObjectShape, ObjectSpec, ObjsetProps, Pending, Reclaimed, RedundantMetadata,
-    SealedRoot, StoredForm, SyncCtx,
+    CloneOutcome, Early, Events, ObjectShape, ObjectSpec, ObjsetProps, Pending, Reclaimed,
+    RedundantMetadata, SealedRoot, StoredForm, SyncCtx,
 };
 pub use object::{Extent, Object};
 pub use objset::Objset;

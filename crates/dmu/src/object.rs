@@ -8,6 +8,7 @@ use base::{Buf, Error, ErrorKind, ObjectId, Result};
 use ondisk::{BlkPtr, Dnode, ObjType};
 use zio::{Access, BATCH_BYTES, BATCHED_MAX, Caching, ErrorEntry, Io, Mode, Origin};
 
+use crate::live::clone::clone_io;
 use crate::live::handle::Dirty;
 use crate::live::to_little;
 use crate::objset::Objset;
@@ -152,12 +153,28 @@ impl Object {
     }
 
     /// The content that unwritten txgs gave to a part of a block.
-    fn dirty(&self, blkid: u64, range: Range<usize>) -> Option<Buf> {
-        let len = range.len();
-        Some(match self.os.live_part()?.block(self.id, blkid, range)? {
-            Dirty::Data(part) => part,
-            Dirty::Hole => Buf::zeros(len),
-        })
+    fn dirty(&self, blkid: u64, range: Range<usize>, io: Io) -> Result<Option<Buf>> {
+        let Some(live) = self.os.live_part() else { return Ok(None) };
+        loop {
+            let cloned = match live.block(self.id, blkid, range.clone()) {
+                None => return Ok(None),
+                Some(Dirty::Data(part)) => return Ok(Some(part)),
+                Some(Dirty::Hole) => return Ok(Some(Buf::zeros(range.len()))),
+                Some(Dirty::Cloned(bp)) => bp,
+            };
+            let io = clone_io(io.in_tiers(self.os.tiers()));
+            match self.os.zio().read_range(&cloned, range.clone(), io) {
+                Ok((part, _)) => return Ok(Some(part)),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Err(e),
+                // The block may have changed meanwhile, and its old content may be gone.
+                Err(e) => match live.block(self.id, blkid, 0..0) {
+                    Some(Dirty::Cloned(now)) if now == cloned => {
+                        return Err(self.at_position(e, 0, blkid));
+                    }
+                    _ => {}
+                },
+            }
+        }
     }
 
     /// Whether a block reads as zeros because it is not allocated.
@@ -180,9 +197,12 @@ impl Object {
     /// Those of reading the indirect blocks.
     pub fn block_endian(&self, blkid: u64, io: Io) -> Result<ondisk::Endian> {
         if let Some(live) = self.os.live_part()
-            && live.block(self.id, blkid, 0..0).is_some()
+            && let Some(dirty) = live.block(self.id, blkid, 0..0)
         {
-            return Ok(ondisk::Endian::Little);
+            return Ok(match dirty {
+                Dirty::Cloned(bp) => bp.endian(),
+                Dirty::Data(_) | Dirty::Hole => ondisk::Endian::Little,
+            });
         }
         Ok(self.block_pointer(0, blkid, io)?.endian())
     }
@@ -211,7 +231,7 @@ impl Object {
     /// # Errors
     /// As [`Object::read_block`]; `Corrupt` for a range beyond the block.
     pub fn read_part(&self, blkid: u64, range: Range<usize>, io: Io) -> Result<Buf> {
-        if let Some(part) = self.dirty(blkid, range.clone()) {
+        if let Some(part) = self.dirty(blkid, range.clone(), io)? {
             return Ok(part);
         }
         let zio = self.os.zio();

@@ -15,6 +15,9 @@ pub trait DirtyMeter: Send + Sync {
     /// `txg` will write a block that it was not going to write before, of `bytes` and
     /// `copies` times, with `nodes` indirect blocks above it.
     fn plan_write(&self, _txg: Txg, _bytes: u64, _copies: u8, _nodes: u8) {}
+    /// `txg` will write a pointer to a block that is on disk and has this many `bytes`, with
+    /// `nodes` indirect blocks above it.
+    fn plan_clone(&self, _txg: Txg, _bytes: u64, _nodes: u8) {}
     /// Blocks of `bytes` in all will not be written by `txg` after all.
     fn cancel_write(&self, _txg: Txg, _bytes: u64) {}
 }

@@ -95,6 +95,14 @@ pub fn init(os: &Arc<Objset>, tx: &Tx, id: ObjectId, normflags: u64) -> Result<(
     ZapMut::new(&ObjectStore::new(os, tx, id)).init(salt(os, id), normflags, 0)
 }
 
+/// Makes an object an empty fat ZAP with these `zap_flags` (chapter 03 §14.1).
+///
+/// # Errors
+/// `Invalid` for unknown flags; those of writing its blocks.
+pub fn init_as(os: &Arc<Objset>, tx: &Tx, id: ObjectId, flags: u64) -> Result<()> {
+    ZapMut::new(&ObjectStore::new(os, tx, id)).init(salt(os, id), 0, flags)
+}
+
 /// Adds an entry.
 ///
 /// # Errors
@@ -150,4 +158,40 @@ pub fn lookup_u64(os: &Arc<Objset>, tx: &Tx, id: ObjectId, name: &[u8]) -> Resul
         v.as_u64().ok_or_else(|| Error::corrupt("a ZAP entry is not a number").in_object(id))
     };
     value.map(number).transpose()
+}
+
+/// The value under a key of 64-bit words.
+///
+/// # Errors
+/// Those of reading; `Invalid` for a ZAP whose keys are names.
+pub fn lookup_words(
+    os: &Arc<Objset>,
+    tx: &Tx,
+    id: ObjectId,
+    key: &[u64],
+) -> Result<Option<ZapValue>> {
+    ZapMut::new(&ObjectStore::new(os, tx, id)).lookup_words(key).map_err(|e| e.in_object(id))
+}
+
+/// Adds or replaces an entry under a key of 64-bit words.
+///
+/// # Errors
+/// Those of reading and changing the ZAP; `Invalid` for a ZAP whose keys are names.
+pub fn update_words(
+    os: &Arc<Objset>,
+    tx: &Tx,
+    id: ObjectId,
+    key: &[u64],
+    value: &ZapValue,
+) -> Result<()> {
+    ZapMut::new(&ObjectStore::new(os, tx, id)).update_words(key, value).map_err(|e| e.in_object(id))
+}
+
+/// Removes the entry under a key of 64-bit words.
+///
+/// # Errors
+/// `NotFound` when there is none; those of reading and changing the ZAP; `Invalid` for a ZAP
+/// whose keys are names.
+pub fn remove_words(os: &Arc<Objset>, tx: &Tx, id: ObjectId, key: &[u64]) -> Result<()> {
+    ZapMut::new(&ObjectStore::new(os, tx, id)).remove_words(key).map_err(|e| e.in_object(id))
 }

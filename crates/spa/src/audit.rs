@@ -52,7 +52,7 @@ use vdev::AllocClass;
 use crate::import::Spa;
 use crate::space::PoolSpace;
 use bits::{Claim, MapErrors, SpaceBits};
-use refs::{Mismatch, References};
+use refs::{Mismatch, References, TableFault};
 use stats::{BlockStats, ROW_DEFERRED, row_of};
 pub(crate) use walk::Owners;
 use walk::{Copies, WALK_IO, WalkFindings, Walker};
@@ -139,6 +139,8 @@ pub enum Problem {
     },
     /// A reference count is wrong.
     References(Mismatch),
+    /// A block reference table contradicts its entries.
+    ReferenceTable(TableFault),
     /// A metaslab's maps allocate allocated space or free free space.
     Contradiction(VdevId, u64, MapErrors),
     /// A metaslab's maps do not add up: vdev, metaslab, bytes found, claimed.
@@ -225,6 +227,7 @@ impl Report {
                     matches!(
                         p,
                         Problem::References(_)
+                            | Problem::ReferenceTable(_)
                             | Problem::Contradiction(..)
                             | Problem::MapSum(..)
                             | Problem::Livelist(..)
@@ -541,7 +544,9 @@ impl Spa {
         report.classes = classes(space, self.removed_space());
         // Blocks below an unreadable one are not found, so their counts are meaningless.
         if report.unreadable == 0 {
-            report.problems.extend(walker.refs.mismatches().into_iter().map(Problem::References));
+            let refs = walker.refs;
+            report.problems.extend(refs.mismatches().into_iter().map(Problem::References));
+            report.problems.extend(refs.table_faults().into_iter().map(Problem::ReferenceTable));
         }
         if let Some(bits) = walker.bits {
             bits.leaks(&mut |vdev, offset, len| {

@@ -414,6 +414,7 @@ impl Spa {
     /// Those of reading the MOS.
     pub fn obstacles(&self) -> Result<Vec<Obstacle>> {
         let mut out = dsl::write::features::obstacles(&self.mos)?;
+        let tables = crate::block_refs::obstacle(&self.mos, &self.config)?;
         let mut add = |what: &str, why: &'static str| out.push(Obstacle { what: what.into(), why });
         let version = self.config.version;
         if version != VERSION_FEATURES && !crate::VERSIONS_WRITTEN.contains(&version) {
@@ -421,6 +422,9 @@ impl Spa {
         }
         if self.uberblock.is_multihost() {
             add("multihost", "the pool's heartbeat would have to go on");
+        }
+        if let Some(why) = tables {
+            add("block_cloning", why);
         }
         specs::for_each(&self.config.vdev_tree, &mut |v| {
             if v.raidz.as_ref().is_some_and(|r| r.expanding) {

@@ -22,6 +22,7 @@
 
 pub(crate) mod assemble;
 pub mod audit;
+pub(crate) mod block_refs;
 pub mod cache_devices;
 mod checkpoint;
 pub mod discover;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use base::{Error, Result, VdevId};
 use dmu::{Io, Zap};
-use ondisk::brt::{BrtVdev, parse_directory_key};
+use ondisk::brt::BrtVdev;
 use ondisk::ddt::{
     CHECKSUMS, Class, Entry, Key, LogHeader, LogRecords, STATISTICS_KEY, StatBucket, directory_key,
     log_key, parse_statistics, zap_key,
@@ -22,10 +22,7 @@ impl Spa {
     /// Those of reading the MOS; `Corrupt`.
     pub fn clone_tables(&self) -> Result<Vec<(VdevId, BrtVdev)>> {
         let mut out = Vec::new();
-        for entry in self.mos().directory()?.entries()? {
-            let name = String::from_utf8_lossy(&entry.name).into_owned();
-            let Some(vdev) = parse_directory_key(&name) else { continue };
-            let object = entry.value.as_u64().unwrap_or(0);
+        for (vdev, object) in crate::block_refs::objects(self.mos())? {
             let handle = self.mos().object(object)?;
             out.push((vdev, BrtVdev::parse(&handle.dnode().bonus, handle.dnode().endian)?));
         }
@@ -39,13 +36,15 @@ impl Spa {
     pub fn clone_counts(&self, table: &BrtVdev) -> Result<CloneCounts> {
         let mut counts = CloneCounts::new();
         for entry in self.mos().zap_entries(table.entries.0)? {
-            let offset = entry.name.first_chunk().map(|b| u64::from_be_bytes(*b));
-            let bytes = entry.value.as_bytes().and_then(|b| b.first_chunk());
-            let count = entry.value.as_u64().or_else(|| bytes.map(|b| u64::from_le_bytes(*b)));
-            match (offset, count) {
-                (Some(offset), Some(count)) => counts.insert(offset, count),
-                _ => return Err(Error::corrupt("entry of the block reference table")),
-            };
+            // A name of one word.
+            let offset = entry.name.as_slice().try_into().map(u64::from_be_bytes);
+            let offset = offset.map_err(|_| {
+                Error::corrupt("an entry of the block reference table is for no place")
+            })?;
+            let count = crate::block_refs::count_of(&entry.value)?;
+            if counts.insert(offset, count).is_some() {
+                return Err(Error::corrupt("a block reference table has a place twice"));
+            }
         }
         Ok(counts)
     }

@@ -167,6 +167,14 @@ fn space_errors(report: &Report, out: &mut String) {
                      {table} counts {counted}"
                 )
             }
+            Problem::ReferenceTable(f) => {
+                let vdev = f.vdev.map(|v| format!(" of vdev {}", v.0)).unwrap_or_default();
+                let (what, stored, found) = (f.what, f.stored, f.found);
+                writeln!(
+                    out,
+                    "block reference table mismatch{vdev}: {what}: stored {stored}, found {found}"
+                )
+            }
             Problem::Contradiction(vdev, id, e) => writeln!(
                 out,
                 "space map contradiction: vdev {}, metaslab {id}: {} bytes allocated twice, {} \

@@ -32,6 +32,7 @@
 //! Lock order: the locks of the pointers to tree, space and [`Prefetch`] are leaves,
 //! held only to clone the `Arc`.
 
+mod block_refs;
 mod errlog;
 mod gang;
 mod heal;
@@ -55,6 +56,7 @@ use base::rt::RwLock;
 use base::workers::Workers;
 use codec::checksum::SaltTemplate;
 
+pub use block_refs::BlockRefs;
 pub use errlog::{ERRORS_MAX, ErrorEntry, ErrorLog};
 pub use heal::{HealCounts, InUse, Origin, Pin};
 pub use hints::{Hints, ObjectBlock};
@@ -201,6 +203,7 @@ pub struct Zio {
     objsets: AtomicU32,
     prefetch: RwLock<Arc<Prefetch>>,
     space: RwLock<Option<Arc<dyn SpaceSource>>>,
+    block_refs: RwLock<Option<Arc<dyn BlockRefs>>>,
     in_flight: write::in_flight::InFlightBlocks,
     outage: RwLock<Option<Arc<dyn Outage>>>,
     errors: ErrorLog,
@@ -244,6 +247,7 @@ impl Zio {
             background: Workers::new("read-ahead", BACKGROUND_THREADS, BACKGROUND_JOBS),
             prefetch: RwLock::default(),
             space: RwLock::new(None),
+            block_refs: RwLock::new(None),
             in_flight: write::in_flight::InFlightBlocks::default(),
             outage: RwLock::new(None),
             errors: ErrorLog::default(),

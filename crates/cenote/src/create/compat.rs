@@ -21,9 +21,8 @@ const KNOWN_TO_2_3: usize = 44;
 
 /// Features whose data Cenote does not write. A new pool has them only on request, and they
 /// never become active.
-const NOT_WRITTEN: [&str; 4] = [
+const NOT_WRITTEN: [&str; 3] = [
     "com.delphix:redaction_list_spill",
-    "com.fudosecurity:block_cloning",
     "com.klarasystems:fast_dedup",
     "org.openzfs:raidz_expansion",
 ];

@@ -20,6 +20,7 @@ mod read_ahead;
 mod records;
 mod removal;
 mod rewrite;
+mod shared;
 mod slog;
 mod widths;
 mod xattrs;

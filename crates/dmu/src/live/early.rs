@@ -153,7 +153,7 @@ impl Early {
         if slot.frozen || !slot.head.allocated || slot.early.contains_key(&blkid) {
             return None;
         }
-        let content = slot.data.get_mut(blkid)?.share();
+        let content = slot.data.get_mut(blkid).filter(|c| c.cloned().is_none())?.share();
         // An older group's block that has not grown with its file.
         if content.len() != slot.head.block_size as usize {
             return None;

@@ -12,6 +12,7 @@ use ondisk::{BlkPtr, Dnode, ObjType};
 use zio::{BlockChange, PackedForm};
 
 use super::blocks::BlkidMap;
+use super::content::{DirtyContent, unpacked};
 use super::early::EarlyBlock;
 use super::ranges::BlockRanges;
 
@@ -116,96 +117,6 @@ impl DnodeHead {
     }
 }
 
-/// A block's content in one txg.
-pub(crate) enum DirtyContent {
-    /// Still changing.
-    Open(BufMut),
-    /// Still changing, and perhaps read: the next change copies it while a reader has it.
-    Shared(Buf),
-    /// The txg is being written: never changes again.
-    Frozen(Buf),
-    /// Compressed already, and to be stored so. [`HandleState::put_packed`] unpacked it once,
-    /// so it can be unpacked.
-    Packed(Buf, PackedForm),
-}
-
-/// The content of a packed block.
-fn unpacked(bytes: &Buf, form: PackedForm) -> BufMut {
-    let mut whole = BufMut::zeroed(form.lsize as usize);
-    if form.redacted {
-        return whole;
-    }
-    // The first unpacking succeeded, and this one has the same input.
-    let _same = codec::compress::decompress(form.compression, bytes, &mut whole);
-    whole
-}
-
-impl DirtyContent {
-    fn take(&mut self) -> DirtyContent {
-        std::mem::replace(self, DirtyContent::Frozen(Buf::zeros(0)))
-    }
-
-    /// A part of the content, to be read while it changes; nothing is copied.
-    fn part(&mut self, range: Range<usize>) -> Buf {
-        if range.is_empty() {
-            return Buf::zeros(0);
-        }
-        match self {
-            DirtyContent::Shared(buf) | DirtyContent::Frozen(buf) => buf.slice(range),
-            DirtyContent::Open(open) => {
-                let whole = std::mem::replace(open, BufMut::alloc(0)).freeze();
-                let part = whole.slice(range);
-                *self = DirtyContent::Shared(whole);
-                part
-            }
-            DirtyContent::Packed(bytes, form) => unpacked(bytes, *form).freeze().slice(range),
-        }
-    }
-
-    /// The whole content, likewise.
-    pub(crate) fn share(&mut self) -> Buf {
-        let len = self.len();
-        self.part(0..len)
-    }
-
-    /// The content, to be changed; `None` once it is frozen.
-    fn open(&mut self) -> Option<&mut BufMut> {
-        if matches!(self, DirtyContent::Shared(_))
-            && let DirtyContent::Shared(buf) = self.take()
-        {
-            let buf = buf.try_unfreeze().unwrap_or_else(|shared| BufMut::copy_of(&shared));
-            *self = DirtyContent::Open(buf);
-        }
-        if let DirtyContent::Packed(bytes, form) = self {
-            *self = DirtyContent::Open(unpacked(bytes, *form));
-        }
-        if let DirtyContent::Open(buf) = self { Some(buf) } else { None }
-    }
-
-    /// Ends all change. Content that is compressed already is returned so, with its form.
-    pub(crate) fn freeze(&mut self) -> (Buf, Option<PackedForm>) {
-        let buf = match self.take() {
-            DirtyContent::Open(buf) => buf.freeze(),
-            DirtyContent::Shared(buf) | DirtyContent::Frozen(buf) => buf,
-            DirtyContent::Packed(bytes, form) => {
-                *self = DirtyContent::Packed(bytes.clone(), form);
-                return (bytes, Some(form));
-            }
-        };
-        *self = DirtyContent::Frozen(buf.clone());
-        (buf, None)
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        match self {
-            DirtyContent::Open(buf) => buf.len(),
-            DirtyContent::Shared(buf) | DirtyContent::Frozen(buf) => buf.len(),
-            // The memory that it would take in plain form is counted.
-            DirtyContent::Packed(_, form) => form.lsize as usize,
-        }
-    }
-}
-
 /// The changes that one txg makes to the object.
 pub(crate) struct TxgSlot {
     pub(crate) txg: Txg,
@@ -228,6 +139,9 @@ pub(crate) struct TxgSlot {
     /// Blocks in `data` that only move: their content is that of the older state. An older
     /// txg's change of such a block reaches both, so the block still only moves.
     pub(crate) moved: BTreeMap<u64, BlockChange>,
+    /// Pointers of clones that were replaced or freed since: to be cancelled with the pool
+    /// before the handle's lock is released.
+    pub(crate) dropped_clones: Vec<BlkPtr>,
 }
 
 /// How an edit treats a hole.
@@ -255,7 +169,20 @@ impl TxgSlot {
         let (data, freed) = (BlkidMap::default(), BlockRanges::default());
         let (early, wasted, moved) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
         let (bytes, unthrottled, frozen) = (0, 0, false);
-        TxgSlot { txg, head, data, freed, bytes, unthrottled, frozen, early, wasted, moved }
+        let dropped_clones = Vec::new();
+        TxgSlot {
+            txg,
+            head,
+            data,
+            freed,
+            bytes,
+            unthrottled,
+            frozen,
+            early,
+            wasted,
+            moved,
+            dropped_clones,
+        }
     }
 
     /// The block changes: its early pointer, if any, is wasted.
@@ -299,14 +226,21 @@ impl TxgSlot {
         self.put_content(blkid, DirtyContent::Open(block))
     }
 
-    fn put_content(&mut self, blkid: u64, content: DirtyContent) -> i64 {
-        let size = content.len() as u64;
+    pub(super) fn put_content(&mut self, blkid: u64, content: DirtyContent) -> i64 {
+        let size = content.memory();
         self.invalidate_early(blkid);
         self.moved.remove(&blkid);
-        let old = self.data.insert(blkid, content).map_or(0, |c| c.len() as u64);
+        let old = self.data.insert(blkid, content);
+        let old = old.map_or(0, |content| self.dropped(&content));
         self.bytes = self.bytes + size - old;
         self.head.reach(blkid);
         size as i64 - old as i64
+    }
+
+    /// Notes that a content was dropped; returns the memory that it was counted for.
+    fn dropped(&mut self, content: &DirtyContent) -> u64 {
+        self.dropped_clones.extend(content.cloned());
+        content.memory()
     }
 
     /// Drops the content of blocks in `[first, past)`; returns by how much memory grew.
@@ -317,11 +251,14 @@ impl TxgSlot {
         self.moved.retain(|blkid, _| !(first..past).contains(blkid));
         if first == 0 && past == u64::MAX {
             dropped = self.bytes;
+            let clones = self.data.iter_mut().filter_map(|(_, content)| content.cloned());
+            self.dropped_clones.extend(clones);
             self.data.clear();
         } else {
             let ids: Vec<u64> = self.data.blkids(first..past).collect();
             for blkid in ids {
-                dropped += self.data.remove(blkid).map_or(0, |c| c.len() as u64);
+                let content = self.data.remove(blkid);
+                dropped += content.map_or(0, |content| self.dropped(&content));
             }
         }
         self.bytes -= dropped;
@@ -333,6 +270,8 @@ impl TxgSlot {
 pub(crate) enum Dirty {
     Data(Buf),
     Hole,
+    /// That of the block to which this pointer leads.
+    Cloned(BlkPtr),
 }
 
 pub(crate) struct HandleState {
@@ -421,6 +360,9 @@ impl HandleState {
             let slot = self.filled_slots_mut().filter(wanted).max_by_key(|s| s.txg)?;
             seen = Some(slot.txg);
             if let Some(content) = slot.data.get_mut(blkid) {
+                if let Some(bp) = content.cloned() {
+                    return Some(Dirty::Cloned(bp));
+                }
                 // A block that grew since then reads as zeros behind its old end.
                 if range.end <= content.len() {
                     return Some(Dirty::Data(content.part(range)));
@@ -500,6 +442,11 @@ impl HandleState {
         Ok(())
     }
 
+    /// Whether a newer txg has changed the object.
+    pub(super) fn has_newer(&mut self, txg: Txg) -> bool {
+        self.newer(txg).next().is_some()
+    }
+
     /// Fails if a newer txg changed the block size, because the block ids of the two txgs
     /// then differ. A thread that changes the size excludes all others.
     fn check_newer(&mut self, txg: Txg, blkid: u64) -> Result<()> {
@@ -509,6 +456,15 @@ impl HandleState {
             return Err(Error::invalid("a newer txg changed the block size"));
         }
         Ok(())
+    }
+
+    /// Fails if a newer txg cloned the block: its content there is not in memory.
+    fn check_newer_clone(&mut self, txg: Txg, blkid: u64) -> Result<()> {
+        let cloned = |s: &mut TxgSlot| s.data.get_mut(blkid).is_some_and(|c| c.cloned().is_some());
+        match self.newer(txg).any(cloned) {
+            true => Err(Error::invalid("a newer txg cloned the block")),
+            false => Ok(()),
+        }
     }
 
     /// The slots of the object's txgs from `txg` on.
@@ -525,6 +481,7 @@ impl HandleState {
             return Err(Error::invalid("a block of the wrong size"));
         }
         self.check_newer(txg, blkid)?;
+        self.check_newer_clone(txg, blkid)?;
         self.changes += 1;
         let mut delta = Delta::default();
         for newer in self.newer(txg) {
@@ -600,13 +557,15 @@ impl HandleState {
         let slot = self.slot(txg)?;
         slot.head.check_block(blkid)?;
         self.check_newer(txg, blkid)?;
+        self.check_newer_clone(txg, blkid)?;
         self.changes += 1;
         let slot = self.slot(txg)?;
         let size = slot.head.block_size as usize;
         slot.invalidate_early(blkid);
         slot.moved.remove(&blkid);
         let mut delta = Delta::default();
-        match slot.data.get_mut(blkid).map(DirtyContent::open) {
+        let own = slot.data.get_mut(blkid).filter(|content| content.cloned().is_none());
+        match own.map(DirtyContent::open) {
             Some(Some(buf)) => edit(buf)?,
             Some(None) => return Err(base::bug!("a block is frozen too early")),
             None => {
@@ -614,6 +573,10 @@ impl HandleState {
                 let old = match self.block(txg, blkid, 0..size) {
                     Some(Dirty::Data(old)) => old,
                     Some(Dirty::Hole) => Buf::zeros(0),
+                    Some(Dirty::Cloned(_)) => match base {
+                        Some(base) => base.clone(),
+                        None => return Ok(None),
+                    },
                     None => match base {
                         Some(base) => base.clone(),
                         // A new object has nothing on disk.
@@ -665,7 +628,7 @@ impl HandleState {
         let content = match self.block(txg, blkid, 0..size) {
             Some(Dirty::Data(content)) => content,
             Some(Dirty::Hole) => return Ok(delta),
-            None => content.clone(),
+            Some(Dirty::Cloned(_)) | None => content.clone(),
         };
         if blkid > last || content.len() != size {
             return Ok(delta);
@@ -737,10 +700,15 @@ impl HandleState {
         if levels > 1 && (!size.is_power_of_two() || shift != 0) {
             return Err(Error::invalid("an object with indirect blocks keeps its shape"));
         }
+        self.check_newer_clone(txg, 0)?;
         self.changes += 1;
         let content = match self.block(txg, 0, 0..old) {
             Some(Dirty::Data(buf)) => Some(buf),
             Some(Dirty::Hole) => None,
+            Some(Dirty::Cloned(_)) => match base {
+                Some(base) => Some(base.clone()),
+                None => return Ok(None),
+            },
             None => match base {
                 None if self.disk.is_none() => None,
                 None => return Ok(None),

@@ -9,6 +9,9 @@
 //! txg is on disk ([`crate::live::Pending::publish`]) the new dnode replaces the old one
 //! and the slot is dropped; the handle is dropped with its last slot.
 //!
+//! The slot of a block that was cloned from another object has the pointer that the txg will
+//! write, and no content (`clone`).
+//!
 //! A block may be dirty without a change, to be written again at another address
 //! ([`Objset::move_block`]). A change of the block in the same txg makes it an ordinary one; a
 //! change in an older txg reaches its content, too, and the block still only moves.
@@ -36,6 +39,8 @@
 pub(crate) mod account;
 mod alloc;
 mod blocks;
+pub(crate) mod clone;
+mod content;
 pub(crate) mod early;
 pub(crate) mod handle;
 pub(crate) mod policy;
@@ -62,6 +67,7 @@ use zio::Io;
 
 use alloc::Cursor;
 pub use alloc::ObjectSpec;
+pub use clone::CloneOutcome;
 pub use early::Early;
 use handle::{Delta, Dirty, DnodeHead, HandleState, ObjectHandle, Spill, TxgSlot, slot_of};
 pub use policy::{ObjsetProps, RedundantMetadata};
@@ -344,6 +350,12 @@ impl Objset {
         if let Some(dirt) = tx.dirt() {
             self.report_need(inner, tx.txg(), delta, &**dirt);
         }
+        self.count_memory(inner, tx, delta);
+    }
+
+    /// As [`Objset::count`], without the space that the txgs will need.
+    fn count_memory(&self, inner: &mut HandleState, tx: &Tx, delta: &Delta) {
+        self.cancel_clones(inner);
         let own = [(tx.txg(), delta.own)];
         for &(txg, bytes) in own.iter().chain(&delta.newer) {
             let (cache, n) = (self.zio().cache(), bytes.unsigned_abs());
@@ -579,6 +591,7 @@ impl Objset {
                 let mut inner = handle.state.lock();
                 (inner.dead, inner.merged) = (true, None);
                 for mut slot in inner.slots.iter_mut().filter_map(Option::take) {
+                    self.abandon_clones(&mut slot);
                     written.append(&mut slot.wasted);
                     written.extend(slot.early.into_values().map(|w| w.bp));
                     *out.entry(slot.txg).or_default() += slot.bytes;

@@ -228,7 +228,9 @@ impl Objset {
             };
             slot.frozen = true;
             let (mut data, mut packed) = (Vec::with_capacity(slot.data.len()), BTreeMap::new());
+            let mut clones = BTreeMap::new();
             for (blkid, content) in slot.data.iter_mut() {
+                clones.extend(content.cloned().map(|bp| (blkid, bp)));
                 let (bytes, form) = content.freeze();
                 packed.extend(form.map(|form| (blkid, form)));
                 data.push((blkid, bytes));
@@ -237,7 +239,10 @@ impl Objset {
                 data.clear();
             }
             let freed = if disk.is_some() { slot.freed.clone() } else { BlockRanges::default() };
-            let (early, wasted) = slot.settle(&data);
+            let (mut early, wasted) = slot.settle(&data);
+            if slot.head.allocated {
+                early.append(&mut clones);
+            }
             let moved = std::mem::take(&mut slot.moved);
             let mut work = Work::new(ObjectId(id), disk, &slot.head, freed, data);
             (work.early, work.wasted, work.moved) = (early, wasted, moved);

@@ -8,6 +8,7 @@ use base::{Buf, BufMut, Error, ObjectId, Result, Txg};
 use ondisk::{BlkPtr, Dnode};
 use zio::{BlockChange, Io};
 
+use super::clone::clone_io;
 use super::handle::{Delta, HandleState, Holes};
 use super::policy::BlockKind;
 use super::{BLOCK_MAX, to_little};
@@ -103,29 +104,47 @@ impl Objset {
         blkid: u64,
         mut f: impl FnMut(&mut HandleState, Option<&Buf>) -> Result<Option<Delta>>,
     ) -> Result<()> {
-        let mut base: Option<(Option<Arc<Dnode>>, Result<Buf>)> = None;
+        let mut base: Option<(BaseOf, Result<Buf>)> = None;
         loop {
             let missing = self.with(tx, id, |inner| {
-                // The content of another tree than the present one is useless.
-                let of = base.take().filter(|(of, _)| same(of, &inner.disk));
+                // The content of another tree than the present one is useless, and that of
+                // another clone.
+                let now = match inner.cloned(tx.txg(), blkid) {
+                    Some(bp) => BaseOf::Clone(bp),
+                    None => BaseOf::Disk(inner.disk.clone()),
+                };
+                let of = base.take().filter(|(of, _)| of.is(&now));
                 let base = of.map(|(_, base)| base).transpose()?;
                 match f(inner, base.as_ref())? {
                     Some(delta) => {
                         self.count(inner, tx, &delta);
                         Ok(None)
                     }
-                    None => Ok(Some(inner.disk.clone())),
+                    None => Ok(Some(now)),
                 }
             })?;
-            let Some(disk) = missing else { return Ok(()) };
+            let Some(of) = missing else { return Ok(()) };
             // Reading may wait, so no lock is held meanwhile.
-            let content = self.base_block(id, disk.as_ref(), blkid, tx.io());
-            let data = disk.as_ref().is_some_and(|dn| !dn.object_type.is_metadata());
+            let content = match &of {
+                BaseOf::Clone(bp) => self.clone_content(bp, tx.io()),
+                BaseOf::Disk(disk) => self.base_block(id, disk.as_ref(), blkid, tx.io()),
+            };
+            let of_data = |dn: &Arc<Dnode>| !dn.object_type.is_metadata();
+            let data = match &of {
+                BaseOf::Clone(_) => true,
+                BaseOf::Disk(disk) => disk.as_ref().is_some_and(of_data),
+            };
             if data && content.as_ref().is_ok_and(|c| !c.is_empty()) {
                 self.live()?.read_modify_writes.fetch_add(1, Relaxed);
             }
-            base = Some((disk, content));
+            base = Some((of, content));
         }
+    }
+
+    /// The content of a clone that is not written yet, in little-endian order.
+    fn clone_content(&self, bp: &BlkPtr, io: Io) -> Result<Buf> {
+        let buf = self.zio().read(bp, clone_io(io))?;
+        to_little(bp.head().object_type, buf, bp.endian())
     }
 
     /// A block as it is in the tree of `disk`, in little-endian order; empty if it is a hole.
@@ -293,6 +312,24 @@ impl Objset {
         let txg: Txg = tx.txg();
         self.with_base(tx, id, 0, |inner, base| inner.resize(txg, size, shift, base))
             .map_err(|e| e.in_object(id))
+    }
+}
+
+/// Where the content of a block comes from that no unwritten txg has in memory.
+enum BaseOf {
+    /// The tree on disk.
+    Disk(Option<Arc<Dnode>>),
+    /// A clone that is not written yet.
+    Clone(BlkPtr),
+}
+
+impl BaseOf {
+    fn is(&self, other: &BaseOf) -> bool {
+        match (self, other) {
+            (BaseOf::Disk(a), BaseOf::Disk(b)) => same(a, b),
+            (BaseOf::Clone(a), BaseOf::Clone(b)) => a == b,
+            _ => false,
+        }
     }
 }
 

@@ -29,7 +29,7 @@ const SPLITS_MAX: usize = 48;
 /// A key, as it is hashed, stored and compared.
 pub(super) struct FatKey<'k> {
     pub(super) hash: u64,
-    name: &'k [u8],
+    stored: StoredKey<'k>,
     /// `None` for equality of the stored bytes.
     normalized: Option<&'k NameKey<'k>>,
 }
@@ -47,20 +47,30 @@ impl<'k> FatKey<'k> {
         }
         Ok(FatKey {
             hash: phys.hash_name(key.hash_form()),
-            name,
+            stored: StoredKey::Name(name),
             normalized: (how != Match::Exact).then_some(key),
         })
     }
 
     /// A name with a known hash.
     pub(super) fn stored(hash: u64, name: &'k [u8]) -> FatKey<'k> {
-        FatKey { hash, name, normalized: None }
+        FatKey { hash, stored: StoredKey::Name(name), normalized: None }
+    }
+
+    /// A key of words.
+    pub(super) fn words(phys: &FatPhys, words: &'k [u64]) -> Result<FatKey<'k>> {
+        if !phys.has_word_keys() || words.is_empty() {
+            return Err(Error::invalid("the keys of this ZAP are not words"));
+        }
+        let hash = phys.hash_words(words);
+        Ok(FatKey { hash, stored: StoredKey::Words(words), normalized: None })
     }
 
     fn matches(&self, e: &LeafEntry<'_>) -> Result<bool> {
-        match self.normalized {
-            None => e.name_is(self.name),
-            Some(key) => Ok(key.matches(&e.name()?)),
+        match (self.normalized, self.stored) {
+            (Some(key), _) => Ok(key.matches(&e.name()?)),
+            (None, StoredKey::Name(name)) => e.name_is(name),
+            (None, StoredKey::Words(words)) => Ok(e.key_words()? == words),
         }
     }
 }
@@ -183,6 +193,13 @@ impl<'a, S: ZapStore + ?Sized> Fat<'a, S> {
         Ok(Some(ZapEntry { name: e.name()?, value: e.value()?, hash: e.hash, cd: e.cd }))
     }
 
+    /// The value that `key` finds, also one of words.
+    pub(super) fn value(&mut self, key: &FatKey<'_>) -> Result<Option<ZapValue>> {
+        let Some((_, block)) = self.leaf(key.hash)? else { return Ok(None) };
+        let leaf = Leaf::parse(&block, LE)?;
+        leaf.lookup(key.hash, |e| key.matches(e))?.map(|e| e.value()).transpose()
+    }
+
     /// Adds an entry, or replaces a value if `replace`. `cd` is the smallest free one
     /// unless given.
     pub(super) fn put(
@@ -192,7 +209,7 @@ impl<'a, S: ZapStore + ?Sized> Fat<'a, S> {
         value: &ZapValue,
         replace: bool,
     ) -> Result<()> {
-        let need = LeafMut::chunks_for(StoredKey::Name(key.name), value);
+        let need = LeafMut::chunks_for(key.stored, value);
         if need > chunk_count(self.bs) {
             return Err(Error::limit("the entry is larger than a ZAP leaf"));
         }
@@ -217,9 +234,9 @@ impl<'a, S: ZapStore + ?Sized> Fat<'a, S> {
             drop(block);
             match hit {
                 Some(hit) => self.edit_leaf(blkid, |leaf| leaf.update(hit.chunk, value))?,
-                None => self.counted(1, blkid, |leaf| {
-                    leaf.insert(key.hash, cd, StoredKey::Name(key.name), value)
-                })?,
+                None => {
+                    self.counted(1, blkid, |leaf| leaf.insert(key.hash, cd, key.stored, value))?
+                }
             }
             self.grow_ahead(depth, room - need);
             return Ok(());

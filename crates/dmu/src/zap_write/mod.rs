@@ -50,6 +50,8 @@ mod stage;
 mod tests;
 #[cfg(test)]
 mod tests_store;
+#[cfg(test)]
+mod tests_words;
 
 use base::{Buf, Error, ErrorKind, Result};
 use ondisk::Endian;
@@ -339,6 +341,44 @@ impl<'a, S: ZapStore + ?Sized> ZapMut<'a, S> {
                 fat.remove(&key)
             }
         }
+    }
+
+    /// A ZAP whose keys are words is always fat.
+    fn with_words(&self) -> Result<Fat<'a, S>> {
+        match self.form()? {
+            OpenZap::Fat(fat) => Ok(fat),
+            OpenZap::Micro(_) => Err(Error::invalid("the keys of this ZAP are not words")),
+        }
+    }
+
+    /// The value under a key of 64-bit words.
+    ///
+    /// # Errors
+    /// As [`ZapMut::lookup`]; `Invalid` for a ZAP whose keys are names.
+    pub(crate) fn lookup_words(&self, key: &[u64]) -> Result<Option<ZapValue>> {
+        let mut fat = self.with_words()?;
+        fat.value(&FatKey::words(fat.phys(), key)?)
+    }
+
+    /// Adds an entry under a key of 64-bit words, or replaces its value.
+    ///
+    /// # Errors
+    /// As [`ZapMut::update`] and [`ZapMut::lookup_words`].
+    pub(crate) fn update_words(&self, key: &[u64], value: &ZapValue) -> Result<()> {
+        check_value(value)?;
+        let mut fat = self.with_words()?;
+        let key = FatKey::words(fat.phys(), key)?;
+        fat.put(&key, None, value, true)
+    }
+
+    /// Removes the entry under a key of 64-bit words.
+    ///
+    /// # Errors
+    /// As [`ZapMut::remove`] and [`ZapMut::lookup_words`].
+    pub(crate) fn remove_words(&self, key: &[u64]) -> Result<()> {
+        let mut fat = self.with_words()?;
+        let key = FatKey::words(fat.phys(), key)?;
+        fat.remove(&key)
     }
 
     /// Adds `delta` to the number under `name`, modulo 2^64; a missing entry counts

@@ -346,14 +346,6 @@ pub struct Obstacle {
 /// Features that Cenote's writer does not maintain, and the consequence.
 const NOT_MAINTAINED: &[(&str, &str)] = &[
     (
-        "com.fudosecurity:block_cloning",
-        "blocks are shared by cloning, and freeing one would need its reference count",
-    ),
-    (
-        "com.truenas:block_cloning_endian",
-        "blocks are shared by cloning, and freeing one would need its reference count",
-    ),
-    (
         "com.klarasystems:fast_dedup",
         "blocks are deduplicated, and freeing one would need its reference count",
     ),

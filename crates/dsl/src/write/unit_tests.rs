@@ -440,9 +440,9 @@ fn a_new_pool_is_as_the_chapter_says() {
 fn obstacles_are_named() {
     let (rig, _) = MosFixture::new(&["empty_bpobj"]);
     rig.sync(|cx| {
-        features::enable(cx, by_name("block_cloning").unwrap()).unwrap();
+        features::enable(cx, by_name("fast_dedup").unwrap()).unwrap();
         assert!(features::obstacles(cx.read()).unwrap().is_empty(), "enabled is not in use");
-        features::add(cx, "com.fudosecurity:block_cloning", 1).unwrap();
+        features::add(cx, "com.klarasystems:fast_dedup", 1).unwrap();
         let zap = cx.read().required("features_for_write").unwrap();
         cx.put_number(zap, "org.example:new", 3).unwrap();
         cx.put_number(DIRECTORY, "DDT-sha256-zap-unique", 99).unwrap();
@@ -451,7 +451,7 @@ fn obstacles_are_named() {
     let found = features::obstacles(rig.read()).unwrap();
     let mut what: Vec<_> = found.iter().map(|o| o.what.as_str()).collect();
     what.sort_unstable();
-    let due = ["DDT-sha256-zap-unique", "com.fudosecurity:block_cloning", "org.example:new"];
+    let due = ["DDT-sha256-zap-unique", "com.klarasystems:fast_dedup", "org.example:new"];
     assert_eq!(what, due);
 }
 

@@ -195,6 +195,9 @@ impl<W: Watch> Walker<'_, W> {
                 }
             }
             RefVisit::Only | RefVisit::FirstClone => {
+                if sight == RefVisit::FirstClone {
+                    self.refs.note_bytes(block, self.deflated(block));
+                }
                 block.dvas().for_each(|dva| self.claim_dva(block, dva, at));
             }
         }
@@ -204,6 +207,16 @@ impl<W: Watch> Walker<'_, W> {
         if copies != Copies::Unverified {
             self.check(block, bp, at, copies);
         }
+    }
+
+    /// The bytes that a block counts in space accounting (chapter 02 §13).
+    fn deflated(&self, block: &Block) -> u64 {
+        let tree = self.zio.tree();
+        let one = |dva: Dva| {
+            let ratio = tree.deflate_ratio(dva.vdev).unwrap_or(512);
+            (dva.asize.0 >> 9).saturating_mul(ratio)
+        };
+        block.dvas().map(one).fold(0, u64::saturating_add)
     }
 
     fn check(&self, block: &Block, bp: &BlkPtr, at: Bookmark, copies: Copies) {

@@ -184,7 +184,9 @@ impl Checkpoint {
     /// Whether a block must be kept when it is freed.
     pub(super) fn keeps(&self, bp: &BlkPtr) -> bool {
         let txg = self.txg.load(Relaxed);
-        txg != 0 && bp.allocation_birth().0 <= txg && !self.plants.free_kept.load(Relaxed)
+        let BlkPtr::Block(block) = bp else { return false };
+        let birth = block.effective_physical_birth().0;
+        txg != 0 && birth <= txg && !self.plants.free_kept.load(Relaxed)
     }
 
     /// Keeps a range that is freed.

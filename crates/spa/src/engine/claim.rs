@@ -13,11 +13,11 @@
 //! # Cloned blocks
 //! A record of a cloned range names blocks that belong to files. OpenZFS's claim takes a
 //! reference to each in the block reference table (chapter 08 §C.2), so that they are not
-//! freed before the replay; the end of the log drops it. Cenote has no such table, and a
-//! header that says *claimed* without those references would be a trap: OpenZFS would drop
-//! references that were never taken, and free blocks in use. So a log with such records is
-//! claimed in another form (`unclone`): a new chain, in which the records are writes that
-//! carry the blocks' content.
+//! freed before the replay; the end of the log drops it, also here (`datasets`). Cenote's own
+//! claim takes none, and a header that says *claimed* without those references would be a
+//! trap: the end of the log would drop references that were never taken, and free blocks in
+//! use. So a log with such records is claimed in another form (`unclone`): a new chain, in
+//! which the records are writes that carry the blocks' content.
 //!
 //! Until txg `first` every block that a record of a txg after the last synced one names has
 //! its content. It was on disk and in a file when it was cloned, and a txg that frees it

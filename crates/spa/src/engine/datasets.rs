@@ -314,7 +314,7 @@ impl TaskCx<'_> {
         let mut seen = LogBlocks::new(header.claim_txg);
         // An error ends the log: blocks behind it were not claimed.
         let _end = walk_log(zio, &header, &mut seen);
-        seen.found.values().try_for_each(|bp| self.free(bp))
+        seen.into_blocks().iter().try_for_each(|bp| self.free(bp))
     }
 
     pub(super) fn destroy_head(&mut self, head: u64, name: &str) -> Result<()> {
@@ -342,19 +342,22 @@ impl TaskCx<'_> {
     }
 }
 
-/// Blocks of a log, each once.
+/// Blocks of a log, each once, and the references to cloned blocks that its claim took.
 pub(super) struct LogBlocks {
     claimed: Txg,
     found: BTreeMap<(u32, u64), BlkPtr>,
+    /// One for each pointer of a record (chapter 06 §19.2).
+    references: Vec<BlkPtr>,
 }
 
 impl LogBlocks {
     pub(super) fn new(claimed: Txg) -> LogBlocks {
-        LogBlocks { claimed, found: BTreeMap::new() }
+        LogBlocks { claimed, found: BTreeMap::new(), references: Vec::new() }
     }
 
+    /// All that is to be freed with the log.
     pub(super) fn into_blocks(self) -> Vec<BlkPtr> {
-        self.found.into_values().collect()
+        self.found.into_values().chain(self.references).collect()
     }
 
     fn note(&mut self, bp: &BlkPtr) {
@@ -371,13 +374,17 @@ impl LogVisitor for LogBlocks {
     }
 
     fn record(&mut self, record: &Record<'_>, _encrypted: bool) -> Result<()> {
-        // Cenote took no references to cloned blocks.
-        if self.claimed != Txg::ZERO && record.header.txtype != CLONE_RANGE {
-            for bp in record.pointers()? {
-                let bp = bp?;
-                if bp.birth() >= self.claimed {
-                    self.note(&bp);
-                }
+        if self.claimed == Txg::ZERO {
+            return Ok(());
+        }
+        let clone = record.header.txtype == CLONE_RANGE;
+        for bp in record.pointers()? {
+            let bp = bp?;
+            if clone {
+                // The claim referred to each of them. Cenote's own claims leave no such record.
+                self.references.extend(bp.as_block().map(|_| bp));
+            } else if bp.birth() >= self.claimed {
+                self.note(&bp);
             }
         }
         Ok(())

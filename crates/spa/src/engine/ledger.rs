@@ -142,6 +142,8 @@ pub(super) struct Ledger {
     to_copy: AtomicU64,
     /// The vdev that is being removed; `u32::MAX` for none.
     leaving: AtomicU32,
+    /// Deflated bytes that cloned blocks save.
+    cloned: AtomicU64,
     /// Reserved dsize by the MOS object of the bound: directories, and heads with a quota or
     /// reservation of their own.
     dirs: Mutex<BTreeMap<u64, Arc<SpaceReservation>>>,
@@ -166,6 +168,8 @@ struct Bound {
     /// Bytes that the parent directory is already charged for.
     reservation: u64,
     refusal: ErrorKind,
+    /// The limit is the pool's space, which grows by as much as blocks are shared.
+    of_pool: bool,
 }
 
 /// The limits of a dataset as of one synced txg: its own, those of its directories from its
@@ -177,11 +181,20 @@ struct Bounds {
 }
 
 impl Bounds {
-    /// Reserves `bytes` at each level, or returns the level that refuses.
-    fn reserve(self: &Arc<Self>, txg: Txg, bytes: u64) -> std::result::Result<Charges, &Bound> {
+    /// Reserves `bytes` to be written and `shared` bytes of cloned blocks at each level, or
+    /// returns the level that refuses.
+    fn reserve(
+        self: &Arc<Self>,
+        txg: Txg,
+        bytes: u64,
+        shared: u64,
+    ) -> std::result::Result<Charges, &Bound> {
         let mut charges = Charges { bounds: Arc::clone(self), txg, amounts: Vec::new() };
-        let mut amount = bytes;
+        let mut amount = bytes.saturating_add(shared);
         for level in &self.levels {
+            if level.of_pool {
+                amount = amount.min(bytes);
+            }
             if amount == 0 {
                 break;
             }
@@ -243,7 +256,7 @@ impl Drop for Charges {
 /// A dataset's account: its limits, for transactions that change it.
 pub struct SpaceAccount {
     head: u64,
-    /// Bytes that deduplication and cloning save.
+    /// Bytes that deduplication saves.
     saved: u64,
     bounds: Mutex<Option<Arc<Bounds>>>,
     /// The newest txg in which blocks were freed.
@@ -251,8 +264,7 @@ pub struct SpaceAccount {
 }
 
 impl SpaceAccount {
-    /// For the dataset with head `head` in a pool that saves `saved` bytes by deduplication
-    /// and cloning.
+    /// For the dataset with head `head` in a pool that saves `saved` bytes by deduplication.
     pub fn new(head: u64, saved: u64) -> SpaceAccount {
         SpaceAccount { head, saved, bounds: Mutex::default(), freed: AtomicU64::new(0) }
     }
@@ -280,6 +292,7 @@ impl SpaceAccount {
             used,
             reservation,
             refusal: ErrorKind::Quota,
+            of_pool: false,
         };
         let mut levels = Vec::new();
         let refquota = props::own_number(mos, dir, "refquota")?;
@@ -299,6 +312,7 @@ impl SpaceAccount {
                 let usable = writer.ledger.usable().saturating_add(self.saved);
                 if usable <= level.limit {
                     (level.limit, level.refusal) = (usable, ErrorKind::NoSpace);
+                    level.of_pool = true;
                 }
             }
             // A directory without limits and reservations passes all amounts on.
@@ -319,6 +333,17 @@ impl SpaceAccount {
 
 /// Marks the key of a head's own reservation in `Ledger::dirs`; no object id has this bit.
 const OWN: u64 = 1 << 63;
+
+/// What a transaction may take.
+#[derive(Clone, Copy)]
+struct Wanted {
+    /// Bytes that it may write.
+    logical: u64,
+    /// Bytes of blocks that it may clone.
+    shared: u64,
+    /// Its purpose is to free space.
+    frees: bool,
+}
 
 /// A transaction's link to the throttle and to its reservation.
 struct Meter {
@@ -349,6 +374,16 @@ impl DirtyMeter for Meter {
         if txg == self.txg && self.charges.is_some() {
             let used = costs.dsize(bytes).saturating_mul(copies);
             self.dirtied.fetch_add(used.cast_signed(), Relaxed);
+        }
+    }
+
+    fn plan_clone(&self, txg: Txg, bytes: u64, nodes: u8) {
+        let costs = &self.ledger.costs;
+        let node = costs.asize(1) * NODE_COPIES;
+        self.ledger.txgs.space().charge(txg, POINTERS + node * u64::from(nodes));
+        if txg == self.txg && self.charges.is_some() {
+            // The dataset is charged for each pointer in full.
+            self.dirtied.fetch_add(bytes.cast_signed(), Relaxed);
         }
     }
 
@@ -394,6 +429,7 @@ impl Ledger {
             checkpointed: AtomicU64::new(0),
             to_copy: AtomicU64::new(0),
             leaving: AtomicU32::new(u32::MAX),
+            cloned: AtomicU64::new(0),
             dirs: Mutex::default(),
         };
         ledger.vdevs_changed();
@@ -420,6 +456,11 @@ impl Ledger {
         let (vdev, bytes) = leaving.map_or((u32::MAX, 0), |(vdev, bytes)| (vdev.0, bytes));
         self.to_copy.store(bytes, Relaxed);
         self.leaving.store(vdev, Relaxed);
+    }
+
+    /// Sets the deflated bytes that cloned blocks save.
+    pub(super) fn set_cloned(&self, bytes: u64) {
+        self.cloned.store(bytes, Relaxed);
     }
 
     /// Bytes of a vdev in the unit of space accounting.
@@ -497,7 +538,8 @@ impl Ledger {
         };
         let kept = slop.saturating_add(self.unfreed.load(Relaxed));
         let all = capacity.saturating_sub(kept).saturating_add(others);
-        all.saturating_sub(self.checkpointed.load(Relaxed))
+        let all = all.saturating_sub(self.checkpointed.load(Relaxed));
+        all.saturating_add(self.cloned.load(Relaxed))
     }
 
     /// Reserves capacity for a block of an intent log, besides what its dirty block is
@@ -574,10 +616,10 @@ impl Writer {
     fn try_begin(
         &self,
         account: Option<&SpaceAccount>,
-        logical: u64,
-        frees: bool,
+        wanted: Wanted,
         outage: OutagePolicy,
     ) -> std::result::Result<Tx, BeginRefusal> {
+        let Wanted { logical, shared, frees } = wanted;
         let account = account.filter(|_| !frees && logical > 0);
         loop {
             self.txgs.throttle()?;
@@ -589,7 +631,7 @@ impl Writer {
             let bounds = account.map(|account| account.bounds(self, outage)).transpose()?;
             let hold = self.txgs.hold()?;
             let txg = hold.txg();
-            let reserved = bounds.as_ref().map(|bounds| bounds.reserve(txg, logical));
+            let reserved = bounds.as_ref().map(|bounds| bounds.reserve(txg, logical, shared));
             if bounds.as_ref().is_some_and(|bounds| bounds.txg != self.txgs.synced_txg()) {
                 continue;
             }
@@ -626,10 +668,35 @@ impl Writer {
         frees: bool,
         outage: OutagePolicy,
     ) -> Result<Tx> {
+        self.begin(account, Wanted { logical, shared: 0, frees }, outage)
+    }
+
+    /// As [`Writer::begin_for`], for a transaction that clones `shared` bytes besides. They
+    /// take no space of the pool, and are charged to the dataset.
+    ///
+    /// # Errors
+    /// As [`Writer::begin_for`].
+    pub fn begin_clone(
+        &self,
+        account: &SpaceAccount,
+        logical: u64,
+        shared: u64,
+        outage: OutagePolicy,
+    ) -> Result<Tx> {
+        self.begin(Some(account), Wanted { logical, shared, frees: false }, outage)
+    }
+
+    fn begin(
+        &self,
+        account: Option<&SpaceAccount>,
+        wanted: Wanted,
+        outage: OutagePolicy,
+    ) -> Result<Tx> {
+        let frees = wanted.frees;
         let mut drained = 0;
         loop {
             let synced = self.txgs.synced_txg();
-            match self.try_begin(account, logical, frees, outage) {
+            match self.try_begin(account, wanted, outage) {
                 Ok(tx) => {
                     if let Some(account) = account.filter(|_| frees) {
                         account.freed.fetch_max(tx.txg().0, Relaxed);
@@ -698,7 +765,8 @@ impl Writer {
     /// Deflated bytes that all datasets together may use: the limit of the pool's root
     /// directory (chapter 04 §5.5, chapter 05 §11). Blocks whose frees wait for the next txg
     /// in the MOS (in pools without log space maps) belong to no dataset, and are in use.
-    /// Space that deduplication and cloning save is not included.
+    /// Datasets are charged for every reference to a cloned block, so the space that cloning
+    /// saves is included (chapter 08 §C.2); that of deduplication is not.
     pub fn usable(&self) -> u64 {
         self.ledger.usable()
     }

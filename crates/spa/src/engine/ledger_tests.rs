@@ -17,7 +17,7 @@ struct NaiveLevel {
 
 fn level(limit: u64, used: u64, reservation: u64) -> Bound {
     let refusal = ErrorKind::Quota;
-    Bound { reserved_now: Arc::default(), limit, used, reservation, refusal }
+    Bound { reserved_now: Arc::default(), limit, used, reservation, refusal, of_pool: false }
 }
 
 fn bounds(levels: Vec<Bound>) -> Arc<Bounds> {
@@ -29,7 +29,7 @@ fn totals(bounds: &Bounds) -> Vec<u64> {
 }
 
 fn take(bounds: &Arc<Bounds>, txg: u64, bytes: u64) -> Charges {
-    bounds.reserve(Txg(txg), bytes).unwrap_or_else(|_| panic!("{bytes} bytes do not fit"))
+    bounds.reserve(Txg(txg), bytes, 0).unwrap_or_else(|_| panic!("{bytes} bytes do not fit"))
 }
 
 /// Story: each new file reserved 190 KB until its txg was on disk. A caller that made
@@ -60,7 +60,7 @@ fn a_reservation_takes_nothing_from_the_parent() {
     // 30 of the reservation and all of the pool's 100.
     let second = take(&bounds, 7, 130);
     assert_eq!(totals(&bounds), [250, 100]);
-    assert!(bounds.reserve(Txg(7), 1).is_err());
+    assert!(bounds.reserve(Txg(7), 1, 0).is_err());
     assert_eq!(totals(&bounds), [250, 100], "the refusal takes nothing");
     // Of 40 bytes the reservation absorbs 30.
     second.settle(40);
@@ -75,14 +75,28 @@ fn the_level_that_refuses_is_named() {
     root.refusal = ErrorKind::NoSpace;
     let quota = level(1000, 600, 0);
     let bounds = bounds(vec![quota, root]);
-    let kind = |bytes| bounds.reserve(Txg(5), bytes).err().map(|level| level.refusal);
+    let kind = |bytes| bounds.reserve(Txg(5), bytes, 0).err().map(|level| level.refusal);
     assert_eq!(kind(400), None);
     assert_eq!(kind(401), Some(ErrorKind::Quota));
     assert_eq!(bounds.room(), 400);
     drop(take(&bounds, 5, 400));
     let full = self::bounds(vec![level(10, 11, 0)]);
-    assert!(full.reserve(Txg(5), 1).is_err());
+    assert!(full.reserve(Txg(5), 1, 0).is_err());
     assert_eq!(full.room(), 0);
+}
+
+#[test]
+fn a_clone_counts_for_quotas_and_not_for_the_pool() {
+    let mut root = level(500, 450, 0);
+    (root.refusal, root.of_pool) = (ErrorKind::NoSpace, true);
+    let bounds = bounds(vec![level(1000, 100, 0), root]);
+    let clone = bounds.reserve(Txg(5), 20, 800).unwrap_or_else(|_| panic!("it fits"));
+    assert_eq!(totals(&bounds), [820, 20]);
+    let refused = |bytes, shared| bounds.reserve(Txg(5), bytes, shared).err().map(|l| l.refusal);
+    assert_eq!(refused(0, 81), Some(ErrorKind::Quota));
+    assert_eq!(refused(31, 0), Some(ErrorKind::NoSpace));
+    clone.settle(810);
+    assert_eq!(totals(&bounds), [810, 10]);
 }
 
 /// Random transactions of datasets that share directories, against sums kept one by one.
@@ -117,6 +131,7 @@ fn the_ledger_against_sums() {
                 used: naive[i].used,
                 reservation: naive[i].reservation,
                 refusal: ErrorKind::Quota,
+                of_pool: false,
             };
             bounds(path.iter().map(of).collect())
         });
@@ -137,7 +152,7 @@ fn the_ledger_against_sums() {
                         amount -= amount.min(l.reservation.saturating_sub(l.used + sum));
                         fits
                     });
-                    let got = accounts[which].reserve(txg, bytes);
+                    let got = accounts[which].reserve(txg, bytes, 0);
                     assert_eq!(got.is_ok(), fits, "seed {seed}");
                     if let Ok(charges) = got {
                         for (&i, &amount) in paths[which].iter().zip(&amounts) {

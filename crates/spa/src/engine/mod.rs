@@ -29,6 +29,7 @@
 //! Lock order: `state` (by the sync thread, for a whole txg) → `names` → `heads` → locks of
 //! `dmu`. `tasks`, `early_tasks`, `logs` and `published` are leaves.
 
+mod block_refs;
 pub(crate) mod checkpoint;
 pub(crate) mod claim;
 mod clones;
@@ -101,6 +102,7 @@ use maps::Maps;
 use space_io::SpaceIo;
 use tasks::SyncTask;
 
+pub use block_refs::BlockRefPlants;
 pub use checkpoint::{CheckpointState, CheckpointStatus, Taken};
 pub use clones::NewClone;
 pub use datasets::{Content, NewDataset, PropChange};
@@ -236,6 +238,7 @@ pub struct Writer {
     checkpoint: checkpoint::Checkpoint,
     removed: obsolete::Removed,
     removal: Arc<device_removal::DeviceRemoval>,
+    block_refs: Arc<block_refs::BlockRefs>,
     jobs: Arc<leaf_jobs::LeafJobs>,
     autotrim: Arc<trim::Autotrim>,
     rebuilds: Arc<vdev_rebuild::Rebuilds>,
@@ -296,6 +299,11 @@ impl Writer {
         if let Some(source) = self.events() {
             source.sysevent(what, values);
         }
+    }
+
+    /// Planted bugs of the block reference tables.
+    pub fn block_ref_plants(&self) -> &BlockRefPlants {
+        &self.block_refs.plants
     }
 
     /// The live MOS.

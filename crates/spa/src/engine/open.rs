@@ -8,7 +8,7 @@ use base::rt::{Mutex, RwLock, raise_niceness, spawn};
 use base::{Error, Psize, Result, Txg, VdevId};
 use dsl::Mos;
 use dsl::write::store::DIRECTORY;
-use dsl::write::{MosRead, Ratios};
+use dsl::write::{MosRead, Ratios, features};
 use metaslab::{MsDesc, Space, VdevDesc};
 use ondisk::config::{PoolConfig, VdevConfig};
 use ondisk::uberblock::Uberblock;
@@ -16,11 +16,13 @@ use txg::Txgs;
 use vdev::{AllocClass, Tree};
 use zio::{SpaceSource, Zio};
 
+use super::block_refs::BlockRefs;
 use super::ledger::Ledger;
 use super::maps::Maps;
 use super::outage::Outages;
 use super::space_io::SpaceIo;
 use super::{Plants, Published, SyncState, Writer};
+use crate::block_refs::BLOCK_CLONING;
 use crate::space::PoolSpace;
 
 /// The nice value of the threads that write txgs, relative to threads with waiting callers.
@@ -175,6 +177,10 @@ pub(crate) fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Write
         txgs.set_failmode(txg::FailMode::Continue);
     }
     let known_pool = known.is_some();
+    let block_refs = match &known {
+        Some(_) => BlockRefs::load(&mos, features::is_enabled(&mos, BLOCK_CLONING)?)?,
+        None => BlockRefs::default(),
+    };
     let published = Published { config: Arc::new(config.clone()), uberblock: uberblock.clone() };
     let state = SyncState {
         config,
@@ -196,6 +202,9 @@ pub(crate) fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Write
     let plants = Plants::default();
     let (shift, slop) = (options.max_ashift, &plants.slop);
     let ledger = Arc::new(Ledger::new(&zio, &txgs, &space, shift, deflates, slop));
+    ledger.set_cloned(block_refs.tally().1);
+    let block_refs = Arc::new(block_refs);
+    zio.set_block_refs(Arc::clone(&block_refs) as Arc<dyn zio::BlockRefs>);
     let writer = Arc::new(Writer {
         zio,
         mos,
@@ -219,6 +228,7 @@ pub(crate) fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Write
         checkpoint: Default::default(),
         removed: Default::default(),
         removal: Default::default(),
+        block_refs,
         jobs: Default::default(),
         autotrim: Default::default(),
         rebuilds: Default::default(),

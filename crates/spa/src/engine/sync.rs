@@ -70,6 +70,7 @@ use super::maps::{HISTOGRAM, LOG_SPACEMAP, SPACEMAP_V2};
 use super::store::Store;
 use super::tasks::{SyncTask, TaskCx};
 use super::{SyncState, Writer};
+use crate::block_refs::BLOCK_CLONING;
 
 /// Txgs after which a metaslab that nothing is allocated from is unloaded.
 const UNLOAD_IDLE: u64 = 64;
@@ -109,6 +110,8 @@ pub struct Flags {
     pub userobj: bool,
     /// `project_quota` is enabled.
     pub project: bool,
+    /// `block_cloning` is enabled.
+    pub cloning: bool,
     /// There are special vdevs.
     pub special: bool,
 }
@@ -131,6 +134,7 @@ impl Flags {
             lz4: features::is_active(mos, "org.illumos:lz4_compress")?,
             userobj: features::is_enabled(mos, "org.zfsonlinux:userobj_accounting")?,
             project: features::is_enabled(mos, "org.zfsonlinux:project_quota")?,
+            cloning: features::is_enabled(mos, BLOCK_CLONING)?,
             special: features::is_active(mos, "org.zfsonlinux:allocation_classes")?,
         })
     }
@@ -272,8 +276,14 @@ impl Writer {
         sum
     }
 
-    /// Frees a block in the txg being written, unless the checkpoint needs it.
+    /// Frees a block in the txg being written: at once, or by the next settling of the block
+    /// reference tables if it may be cloned.
     pub(super) fn free(&self, txg: Txg, bp: &BlkPtr) -> Result<()> {
+        if self.block_refs.take(bp) { Ok(()) } else { self.free_space(txg, bp) }
+    }
+
+    /// Frees the space of a block without other references, unless the checkpoint needs it.
+    pub(super) fn free_space(&self, txg: Txg, bp: &BlkPtr) -> Result<()> {
         let BlkPtr::Block(block) = bp else { return Ok(()) };
         self.scans.freed(txg, block);
         let kept = self.checkpoint.keeps(bp);
@@ -295,6 +305,7 @@ impl Writer {
             || self.checkpoint.is_discarding()
             || self.is_condensing()
             || self.removal.has_work(txg)
+            || self.block_refs.has_work(txg)
             || self.jobs.is_dirty()
             || self.rebuilds.has_work()
             || self.orphaned_blocks.lock().iter().any(|bp| bp.birth() <= txg)
@@ -378,6 +389,7 @@ impl Writer {
                 self.pass_one(state, &sync, deferred, &data, &mut heads)?;
                 // Tasks may have enabled features.
                 sync.flags = Flags::load(&sync_mos)?;
+                self.block_refs.set_enabled(sync.flags.cloning);
                 let metadata = if sync.flags.lz4 { Compression::ON } else { Compression::Lzjb };
                 let props = ObjsetProps { metadata_compression: metadata, ..ObjsetProps::mos() };
                 self.mos.objset().set_props(ObjsetProps {
@@ -390,6 +402,7 @@ impl Writer {
                 })?;
             }
             self.mos_lost(&sync, std::mem::take(&mut mos.killed))?;
+            self.settle_block_refs(&sync)?;
             accounting::mos_changed(&cx, std::mem::take(&mut mos.usage))?;
             if let Some(old) = state.replaces.take() {
                 self.drop_old_maps(state, &sync, &old)?;
@@ -451,6 +464,9 @@ impl Writer {
                 }
             }
         }
+        if self.block_refs.has_waiting() {
+            return Err(Error::bug("a free of the txg was not decided"));
+        }
         super::maps::close(&mut state.maps);
         self.space.before_commit(txg)?;
         self.commit(state, txg, root, now.as_secs(), tree)
@@ -489,6 +505,10 @@ impl Writer {
         self.sync_removal(sync)?;
         let early = self.early_tasks.lock().remove(&sync.txg).unwrap_or_default();
         self.run_tasks(early, state, sync, writes, pending)?;
+        let late = self.block_refs.plants.counted_late.load(Relaxed);
+        if !late {
+            self.count_clones(state, sync)?;
+        }
         let more = self.checkpoint.is_discarding() && self.discard_some(state, sync)?;
         if let Some(list) = deferred {
             let mut free = |entry: &BpobjEntry| self.free(sync.txg, &entry.bp);
@@ -522,6 +542,9 @@ impl Writer {
             state.again |= obsolete;
         }
         state.again |= self.condense_some(state, sync)?;
+        if late {
+            self.count_clones(state, sync)?;
+        }
         state.again |= more;
         Ok(())
     }
@@ -594,6 +617,8 @@ impl Writer {
                 self.store_position(sync.cx, head)?;
                 pending.push(done);
             }
+            // So that no more than the frees of one head wait.
+            self.settle_block_refs(sync)?;
         }
         Ok(())
     }

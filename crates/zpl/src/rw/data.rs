@@ -18,6 +18,7 @@ use ondisk::znode::{
     FileType, Time, ZFS_APPENDONLY, ZFS_IMMUTABLE, ZFS_READONLY, ZFS_SPARSE, ZFS_XATTR,
 };
 
+use super::clone::CloneSource;
 use super::journal::Record;
 use super::locks::ObjectLockGuard;
 use super::make::{DNODE_BLOCK, blocks_cost};
@@ -295,6 +296,18 @@ impl FileSystem {
         Ok(bytes.iter().any(|b| *b != 0).then_some(size..end))
     }
 
+    /// Whether the last block of an object that holds a file of `size` bytes has anything but
+    /// zeros behind the end.
+    pub(crate) fn dirty_behind(&self, object: &Object, size: u64) -> Result<bool> {
+        let block = object.block_size();
+        let from = (size % block) as usize;
+        if from == 0 {
+            return Ok(false);
+        }
+        let bytes = object.read_part(size / block, from..block as usize, self.io())?;
+        Ok(bytes.iter().any(|b| *b != 0))
+    }
+
     pub(crate) fn clear_tail(&self, tx: &Tx, id: ObjectId, tail: Option<Range<u64>>) -> Result<()> {
         tail.map_or(Ok(()), |t| self.os().free_range(tx, id, t.start, t.end - t.start))
     }
@@ -437,7 +450,9 @@ impl FileSystem {
     }
 
     /// Copies up to `len` bytes between files, or between disjoint ranges of one file;
-    /// holes stay holes. Returns the number of bytes copied.
+    /// holes stay holes. Whole blocks that are on disk are cloned instead, where both files
+    /// have blocks of one size ([`FileSystem::clone_range`]). Returns the number of bytes
+    /// copied.
     ///
     /// # Errors
     /// As [`FileSystem::write`] and [`FileSystem::read`]; `Invalid` for ranges that
@@ -468,6 +483,33 @@ impl FileSystem {
         Ok(done)
     }
 
+    /// Clones as much of a range to be copied as can be cloned at its beginning.
+    fn clone_instead(
+        &self,
+        by: &Caller,
+        (from, at): (ObjectId, u64),
+        to: (ObjectId, u64),
+        len: u64,
+    ) -> Result<u64> {
+        let (object, attrs) = self.regular(from, self.io())?;
+        let block = object.block_size();
+        let aligned = at.is_multiple_of(block) && to.1.is_multiple_of(block);
+        // Without the rest of a block, unless the file ends there.
+        let len = if at.saturating_add(len) >= attrs.size { len } else { len / block * block };
+        if !aligned || len == 0 || !self.may_clone() {
+            return Ok(0);
+        }
+        let source = CloneSource { fs: self, id: from, offset: at };
+        match self.clone_piece(by, &source, to, len) {
+            Ok(piece) => {
+                self.commit_if_sync_always(by, to.0)?;
+                Ok(piece.bytes)
+            }
+            // The copy meets any other obstacle again.
+            Err(_) => Ok(0),
+        }
+    }
+
     fn copy_piece(
         &self,
         by: &Caller,
@@ -475,6 +517,10 @@ impl FileSystem {
         (to, offset): (ObjectId, u64),
         len: u64,
     ) -> Result<u64> {
+        let cloned = self.clone_instead(by, (from, at), (to, offset), len)?;
+        if cloned > 0 {
+            return Ok(cloned);
+        }
         let Some(extent) = self.extent(from, at, self.io())? else { return Ok(0) };
         let len = len.min(extent.len);
         if !extent.data {
@@ -500,7 +546,7 @@ fn stripped(by: &Caller, node: &FileNode, now: Time) -> Option<Record> {
 }
 
 /// The changes of attributes by a write up to `end`.
-fn wrote(by: &Caller, node: &FileNode, end: u64, now: Time) -> Patch {
+pub(super) fn wrote(by: &Caller, node: &FileNode, end: u64, now: Time) -> Patch {
     let mut patch = Patch::new().modified(now).and(ZplAttr::Size, AttrOp::Max(end));
     if !by.privileged && set_ids(node.attrs.mode) != 0 {
         patch.push(ZplAttr::Mode, AttrOp::AndNot(u64::from(set_ids(node.attrs.mode))));

@@ -64,6 +64,7 @@
 //!   cannot be changed (`Corrupt`).
 
 pub(crate) mod acl;
+mod clone;
 mod data;
 mod journal;
 mod locks;

@@ -22,6 +22,28 @@ pub trait Host: Send + Sync {
     /// `NoSpace`, `Quota`, `ReadOnly`, that of a suspension.
     fn begin(&self, bytes: u64, frees: bool, outage: OutagePolicy) -> Result<Tx>;
 
+    /// Begins a transaction that makes at most `bytes` of blocks dirty, and clones `shared`
+    /// bytes of blocks besides.
+    ///
+    /// # Errors
+    /// As [`Host::begin`]; `Unsupported` if blocks cannot be cloned.
+    fn begin_clone(&self, _bytes: u64, _shared: u64, _outage: OutagePolicy) -> Result<Tx> {
+        Err(Error::unsupported("blocks cannot be cloned here"))
+    }
+
+    /// The last txg on disk; blocks of later ones are not cloned.
+    fn synced_txg(&self) -> Txg {
+        Txg::ZERO
+    }
+
+    /// Waits until all changes of the pool so far are on disk.
+    ///
+    /// # Errors
+    /// That of a suspension.
+    fn settle(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Requests that `txg` be written soon, and waits until it is on disk.
     ///
     /// # Errors
