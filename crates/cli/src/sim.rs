@@ -19,11 +19,12 @@ usage: cenote sim [--seed N] [--runs M] [option ...]
 	                log mirrors
 	--workload NAME mixed, files, zaps, datasets, churn, full, checkpoint, trim; lineage:
 	                snapshots, clones, promotions, rollbacks, renames, holds; clones: the
-	                same, mostly of clones, which are written and destroyed; short: the
-	                seeds count all sequences of one to three operations; posix: a file
-	                system's calls; logs: intent logs and their replay; volumes: these
-	                with their logs. Of these three, --ops, --plant, --fault and --keep
-	                cannot be chosen
+	                same, mostly of clones, which are written and destroyed; block-clones:
+	                blocks that are cloned between objects and datasets; short: the seeds
+	                count all sequences of one to three operations; posix: a file system's
+	                calls; logs: intent logs and their replay; volumes: these with their
+	                logs. Of these three, --ops, --plant, --fault and --keep cannot be
+	                chosen
 	--threads N     threads that write, at most 64
 	--ops N         operations of each thread, at most 100000
 	--plant NAME    a bug that the run must find: uberblock-before-flush, label-order,
@@ -31,7 +32,8 @@ usage: cenote sim [--seed N] [--runs M] [option ...]
 	                free-kept, forget-range, trim-deferred; of lineages: forgotten-deadlist,
 	                forgotten-clones, left-bookmarks, kept-blocks, freed-origin,
 	                dropped-holds, forgotten-deferral; of livelists: lost-entry,
-	                ignored-frees, kept-livelist
+	                ignored-frees, kept-livelist; of cloned blocks: lost-decrement,
+	                lost-increment, counted-late, dropped-pointer
 	--fault NAME    what one disk does while the pool is in use: drop, away,
 	                write-errors, flush-errors, read-errors, stale-reads, misdirected,
 	                lying-flushes

@@ -237,3 +237,58 @@ fn sparse(root: &Path) {
 fn links(root: &Path) {
     assert_eq!(look(root, "links/target").ino(), look(root, "links/hard").ino());
 }
+
+/// What `cp` copies by itself shares blocks, and the properties of the pool tell how much.
+#[test]
+fn copies_share_blocks() {
+    if !can_mount("copies share blocks") {
+        return;
+    }
+    let s = Sandbox::new("mounted-copies");
+    let disk = s.dir("disks").join("disk");
+    File::create(&disk).unwrap().set_len(128 << 20).unwrap();
+    let (disk, mountpoint) = (disk.to_str().unwrap(), format!("mountpoint={}", s.text("mnt")));
+    let options = ["-O", &mountpoint, "-O", "compression=off"];
+    s.ok(&[&["zpool", "create"], &options[..], &["tank", disk]].concat());
+    let get = |what: &str| s.ok(&["zpool", "get", "-Hpo", "value", what, "tank"]);
+    let tally = || ["bcloneused", "bclonesaved", "bcloneratio"].map(|p| get(p).trim().to_owned());
+    assert_eq!(get("feature@block_cloning"), "enabled\n");
+    assert_eq!(tally(), ["0", "0", "1.00"]);
+    let at = |name: &str| s.path("mnt").join(name);
+    let content: Vec<u8> =
+        (0..1u32 << 20).map(|n| (n.wrapping_mul(0x9e37_79b9) >> 13) as u8).collect();
+    std::fs::write(at("file"), &content).unwrap();
+    s.ok(&["zpool", "sync", "tank"]);
+    let cp = |how: &str, to: &str| {
+        std::process::Command::new("cp").arg(how).args([at("file"), at(to)]).output().unwrap()
+    };
+    for to in ["one", "two"] {
+        assert!(cp("--reflink=auto", to).status.success());
+        assert!(std::fs::read(at(to)).unwrap() == content);
+    }
+    // The kernel has no such call for file systems in user space.
+    assert!(!cp("--reflink=always", "three").status.success());
+    s.ok(&["zpool", "sync", "tank"]);
+    assert_eq!(get("feature@block_cloning"), "active\n");
+    assert_eq!(tally(), ["1048576", "2097152", "3.00"]);
+    assert_eq!(s.ok(&["zpool", "get", "-Ho", "value", "bclonesaved", "tank"]), "2M\n");
+    let list = ["zpool", "list", "-o", "name,bcloneused,bclonesaved,bcloneratio"];
+    let text = s.ok(&list);
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let wanted =
+        ["NAME", "BCLONE_USED", "BCLONE_SAVED", "BCLONE_RATIO", "tank", "1M", "2M", "3.00x"];
+    assert_eq!(words, wanted);
+    std::fs::remove_file(at("file")).unwrap();
+    s.ok(&["zpool", "export", "tank"]);
+    s.ok(&["zpool", "import", "-d", disk, "tank"]);
+    assert_eq!(tally(), ["1048576", "1048576", "2.00"]);
+    assert!(std::fs::read(at("one")).unwrap() == content);
+    assert!(std::fs::read(at("two")).unwrap() == content);
+    std::fs::remove_file(at("one")).unwrap();
+    s.ok(&["zpool", "sync", "tank"]);
+    assert_eq!(tally(), ["0", "0", "1.00"]);
+    assert_eq!(get("feature@block_cloning"), "enabled\n");
+    s.ok(&["zpool", "export", "tank"]);
+    s.stop();
+    common::judge_disks(&s);
+}

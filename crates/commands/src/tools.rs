@@ -45,6 +45,7 @@ const WORKLOADS: &[&str] = &[
     "full",
     "lineage",
     "clones",
+    "block-clones",
     "checkpoint",
     "trim",
     "short",
@@ -73,6 +74,10 @@ const PLANTS: &[&str] = &[
     "lost-entry",
     "ignored-frees",
     "kept-livelist",
+    "lost-decrement",
+    "lost-increment",
+    "counted-late",
+    "dropped-pointer",
 ];
 const FAULTS: &[&str] = &[
     "drop",

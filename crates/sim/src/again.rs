@@ -58,7 +58,8 @@ fn body(
 /// operations.
 pub fn go_on(setup: &Setup, images: Vec<Image>, old: &Arc<Model>, seed: u64) -> Recorded {
     let workload = Workload::ALL[Rng::stream(seed, 15).below(Workload::ALL.len() as u64) as usize];
-    let workload = if setup.workload.is_lineage() { setup.workload } else { workload };
+    let same = setup.workload.is_lineage() || setup.workload == Workload::BlockClones;
+    let workload = if same { setup.workload } else { workload };
     let setup = Setup { seed, workload, threads: 1, ops: OPS, keep: None, ..setup.clone() };
     let plan = plan(&setup);
     let ops = plan.clone();

@@ -198,7 +198,7 @@ impl Driver {
         Ok(os)
     }
 
-    fn begin(&self, logical: u64, frees: bool) -> Result<Tx> {
+    pub(crate) fn begin(&self, logical: u64, frees: bool) -> Result<Tx> {
         self.writer.begin_wait(logical, frees)
     }
 
@@ -346,7 +346,7 @@ impl Driver {
 
     /// Runs a sync task. If the pool was suspended while the task's txg was written, the
     /// txg may be on disk or not: then the task's result is returned with the error.
-    fn task<C: Send + 'static, T: Clone + Send + 'static>(
+    pub(crate) fn task<C: Send + 'static, T: Clone + Send + 'static>(
         &self,
         check: impl FnOnce(&mut TaskCx<'_>) -> Result<C> + Send + 'static,
         act: impl FnOnce(&mut TaskCx<'_>, C) -> Result<T> + Send + 'static,
@@ -398,7 +398,15 @@ impl Driver {
         done
     }
 
-    fn destroy(&self, hand: &mut Hand, which: u32) -> Result<()> {
+    /// Records that `txg` destroyed a dataset.
+    pub(crate) fn destroyed(&self, hand: &mut Hand, ds: DsId, txg: Txg) {
+        self.model.destroy_dataset(ds, txg);
+        self.heads.lock().remove(&ds);
+        hand.datasets.retain(|d| *d != ds);
+        hand.objects.retain(|o| o.ds != ds);
+    }
+
+    pub(crate) fn destroy(&self, hand: &mut Hand, which: u32) -> Result<()> {
         let ds = hand.datasets[which as usize % hand.datasets.len()];
         if ds == 0 {
             return Ok(());
@@ -415,10 +423,7 @@ impl Driver {
         );
         match done {
             Ok(((), txg, done)) => {
-                self.model.destroy_dataset(ds, txg);
-                self.heads.lock().remove(&ds);
-                hand.datasets.retain(|d| *d != ds);
-                hand.objects.retain(|o| o.ds != ds);
+                self.destroyed(hand, ds, txg);
                 done
             }
             Err(e) if matches!(e.kind(), ErrorKind::Busy | ErrorKind::Exists) => Ok(()),
@@ -683,6 +688,10 @@ impl Driver {
                 self.dataset(hand, Some(snap))?;
             }
             Op::Destroy { ds } => self.destroy(hand, *ds)?,
+            Op::CloneBlocks { from, to, at, seed } => {
+                self.clone_blocks(hand, *from, *to, (*at, *seed))?;
+            }
+            Op::DestroyCloned { ds, seed } => self.destroy_cloned(hand, *ds, *seed)?,
             Op::Snapshot { ds } => self.snapshot(hand, *ds)?,
             Op::DestroySnapshot { snap } => self.destroy_snapshot(hand, *snap)?,
             Op::Comment { seed } => {

@@ -25,6 +25,7 @@
 
 pub mod again;
 pub mod back;
+mod block_clones;
 pub mod cache_mishap;
 pub mod caches;
 mod campaign;

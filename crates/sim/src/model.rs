@@ -202,6 +202,17 @@ pub struct Obj {
 pub type Content = BTreeMap<u64, Arc<Obj>>;
 
 impl Obj {
+    /// Bytes from a multiple of [`CHUNK`] on.
+    pub(crate) fn bytes(&self, at: u64, len: u64) -> Vec<u8> {
+        let mut out = Vec::new();
+        for chunk in at / CHUNK..(at + len).div_ceil(CHUNK) {
+            let bytes = self.chunks.get(&chunk).map_or([0; CHUNK as usize], |bytes| **bytes);
+            out.extend_from_slice(&bytes);
+        }
+        out.truncate(len as usize);
+        out
+    }
+
     fn put(&mut self, at: u64, data: &[u8]) {
         let mut done = 0;
         while done < data.len() {

@@ -200,6 +200,25 @@ pub enum Op {
         /// Which.
         ds: u32,
     },
+    /// Makes blocks of an object clones of those of another, in any of the thread's datasets.
+    CloneBlocks {
+        /// The source.
+        from: u32,
+        /// The target, which may be a new object.
+        to: u32,
+        /// The first block of the source.
+        at: u32,
+        /// How many blocks, and the first one of the target.
+        seed: u32,
+    },
+    /// Destroys a dataset in a txg, and clones blocks of it in the next one before the
+    /// destruction is processed.
+    DestroyCloned {
+        /// Which.
+        ds: u32,
+        /// The source and the first block of the target.
+        seed: u32,
+    },
     /// Changes the pool's comment, and so all labels.
     Comment {
         /// Its content.
@@ -241,10 +260,10 @@ pub enum Op {
 }
 
 /// Chances of each kind of operation, in the order of [`draw`].
-type Weights = [u64; 39];
+type Weights = [u64; 41];
 
-/// Weights without operations on lineages.
-fn plain(weights: [u64; 28]) -> Weights {
+/// Weights without the last operations.
+fn plain<const N: usize>(weights: [u64; N]) -> Weights {
     std::array::from_fn(|at| weights.get(at).copied().unwrap_or(0))
 }
 
@@ -254,20 +273,28 @@ fn weights(workload: Workload) -> Weights {
     // trim initialize autotrim
     plain(match workload {
         Workload::Lineage => {
-            return [
+            return plain([
                 6, 1, 14, 4, 2, 3, 3, 0, 0, 3, 1, 1, 4, 9, 3, 14, 5, 4, 3, 1, 0, 2, 1, 0, 0, 0, 0,
                 0,
                 // promote rollback rollback-r rename rename-snapshot hold release bookmark
                 // destroy-bookmark destroy-d destroy-r
                 9, 7, 4, 4, 4, 4, 4, 4, 2, 4, 2,
-            ];
+            ]);
         }
         Workload::Clones => {
-            return [
+            return plain([
                 3, 0, 40, 4, 3, 8, 4, 0, 0, 0, 0, 2, 1, 12, 10, 8, 3, 12, 2, 1, 0, 2, 0, 0, 0, 0,
                 0, 0, // promote rollback rollback-r ... destroy-d destroy-r
                 2, 8, 2, 0, 0, 0, 0, 0, 0, 0, 5,
-            ];
+            ]);
+        }
+        Workload::BlockClones => {
+            return plain([
+                6, 0, 24, 4, 3, 6, 5, 0, 0, 0, 0, 2, 5, 2, 2, 5, 4, 8, 5, 2, 0, 1, 0, 0, 0, 0, 0,
+                0, // operations on lineages
+                0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, // clone-blocks destroy-cloned
+                36, 8,
+            ]);
         }
         Workload::Mixed | Workload::Short => {
             [8, 3, 20, 8, 4, 6, 5, 3, 3, 8, 3, 2, 3, 2, 2, 4, 3, 8, 4, 2, 1, 3, 0, 0, 0, 0, 0, 0]
@@ -375,6 +402,13 @@ fn draw(rng: &mut Rng, weights: &Weights, much: u32) -> Op {
         36 => Op::DestroyBookmark { mark: which },
         37 => Op::DestroyDeferred { snap: which },
         38 => Op::DestroyTree { ds: which },
+        39 => Op::CloneBlocks {
+            from: which,
+            to: rng.next_u64() as u32,
+            at: rng.next_u64() as u32,
+            seed,
+        },
+        40 => Op::DestroyCloned { ds: which, seed },
         _ => Op::Sleep { ms: 1 + rng.below(3000) as u32 },
     }
 }

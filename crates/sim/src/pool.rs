@@ -15,7 +15,7 @@ use spa::{FoundPool, ImportOptions, Leaves, OpenLeaf, Purpose, Search, Spa};
 use zio::BlockCache;
 
 use crate::image::{BadSectors, ImageDevice, Tap};
-use crate::setup::{Layout, Setup};
+use crate::setup::{Layout, Setup, Workload};
 
 /// The pool's name.
 pub const POOL: &str = "sim";
@@ -144,10 +144,12 @@ pub(crate) fn make_with(
             devices.insert(leaf.guid, leaves.open(Path::new(path), Purpose::Write)?.device);
         }
     }
-    create(
-        CreateSpec { options: setup.writer(), ..CreateSpec::new(POOL, built.tops, devices) },
-        cache,
-    )
+    let mut spec = CreateSpec::new(POOL, built.tops, devices);
+    spec.options = setup.writer();
+    // Counts are bytes in some pools, and numbers in others.
+    let bytes = setup.workload == Workload::BlockClones && setup.seed.is_multiple_of(2);
+    spec.features.retain(|f| !bytes || f.guid != "com.truenas:block_cloning_endian");
+    create(spec, cache)
 }
 
 /// Searches for the pool among `leaves`; `None` if no label has it.

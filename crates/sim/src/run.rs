@@ -103,6 +103,7 @@ pub(crate) fn plant(setup: &Setup, driver: &mut Driver) {
     let plants = &driver.writer.plants;
     let space = &driver.writer.space().plant;
     let lineage = &plants.lineage;
+    let refs = driver.writer.block_ref_plants();
     // The datasets are small: sublists of few blocks, and lists that are kept while anything
     // is shared.
     lineage.sublist_max.store(1 + 8 * (1 + setup.seed % 3), Relaxed);
@@ -127,6 +128,10 @@ pub(crate) fn plant(setup: &Setup, driver: &mut Driver) {
         Some(PlantedBug::LostEntry) => lineage.lost_entry.store(true, Relaxed),
         Some(PlantedBug::IgnoredFrees) => lineage.ignored_frees.store(true, Relaxed),
         Some(PlantedBug::KeptLivelist) => lineage.kept_livelist.store(true, Relaxed),
+        Some(PlantedBug::LostDecrement) => refs.lost_decrement.store(true, Relaxed),
+        Some(PlantedBug::LostIncrement) => refs.lost_increment.store(true, Relaxed),
+        Some(PlantedBug::CountedLate) => refs.counted_late.store(true, Relaxed),
+        Some(PlantedBug::DroppedPointer) => refs.dropped_pointer.store(true, Relaxed),
         Some(PlantedBug::UberblockBeforeFlush) => {
             plants.commit.uberblock_before_flush.store(true, Relaxed)
         }

@@ -117,6 +117,8 @@ pub enum Workload {
     /// The same, beginning with a clone: most operations write clones, over and over, roll
     /// them back and destroy them, so that they have long livelists. Not drawn at random.
     Clones,
+    /// Objects and datasets whose blocks are clones of each other's. Not drawn at random.
+    BlockClones,
     /// As `Churn`, with checkpoints that are taken and discarded.
     Checkpoint,
     /// As `Churn`, with trims and initializations.
@@ -148,6 +150,7 @@ impl Workload {
             Workload::Scans => "scans",
             Workload::Lineage => "lineage",
             Workload::Clones => "clones",
+            Workload::BlockClones => "block-clones",
             Workload::Checkpoint => "checkpoint",
             Workload::Trim => "trim",
             Workload::Short => "short",
@@ -203,11 +206,19 @@ pub enum PlantedBug {
     IgnoredFrees,
     /// A clone that is rolled back keeps its livelist.
     KeptLivelist,
+    /// One dead pointer to a cloned block is not counted.
+    LostDecrement,
+    /// One clone of a block is not counted.
+    LostIncrement,
+    /// A txg counts its clones of blocks after its frees.
+    CountedLate,
+    /// A pointer that dies in the txg before the block's clone is forgotten.
+    DroppedPointer,
 }
 
 impl PlantedBug {
     /// All of them.
-    pub const ALL: [PlantedBug; 20] = [
+    pub const ALL: [PlantedBug; 24] = [
         PlantedBug::UberblockBeforeFlush,
         PlantedBug::LabelOrder,
         PlantedBug::ReuseSameTxg,
@@ -228,6 +239,10 @@ impl PlantedBug {
         PlantedBug::LostEntry,
         PlantedBug::IgnoredFrees,
         PlantedBug::KeptLivelist,
+        PlantedBug::LostDecrement,
+        PlantedBug::LostIncrement,
+        PlantedBug::CountedLate,
+        PlantedBug::DroppedPointer,
     ];
 
     /// Its name.
@@ -253,6 +268,10 @@ impl PlantedBug {
             PlantedBug::LostEntry => "lost-entry",
             PlantedBug::IgnoredFrees => "ignored-frees",
             PlantedBug::KeptLivelist => "kept-livelist",
+            PlantedBug::LostDecrement => "lost-decrement",
+            PlantedBug::LostIncrement => "lost-increment",
+            PlantedBug::CountedLate => "counted-late",
+            PlantedBug::DroppedPointer => "dropped-pointer",
         }
     }
 
@@ -271,6 +290,10 @@ impl PlantedBug {
             PlantedBug::LostEntry | PlantedBug::IgnoredFrees | PlantedBug::KeptLivelist => {
                 Workload::Clones
             }
+            PlantedBug::LostDecrement
+            | PlantedBug::LostIncrement
+            | PlantedBug::CountedLate
+            | PlantedBug::DroppedPointer => Workload::BlockClones,
             _ => Workload::Churn,
         }
     }
@@ -406,6 +429,7 @@ impl Setup {
         match self.workload {
             Workload::Churn | Workload::Checkpoint | Workload::Trim => few.get(at % 2).copied(),
             Workload::Full => few.first().copied(),
+            Workload::BlockClones => few.last().copied(),
             _ => few.get(at).copied(),
         }
     }
@@ -513,6 +537,7 @@ impl ByName for Workload {
         let more = [
             Workload::Lineage,
             Workload::Clones,
+            Workload::BlockClones,
             Workload::Checkpoint,
             Workload::Trim,
             Workload::Short,

@@ -16,6 +16,9 @@ fn campaign(plant: Option<PlantedBug>) -> Campaign {
         Some(PlantedBug::DroppedHolds) => 7,
         Some(PlantedBug::ForgottenDeferral) => 15,
         Some(PlantedBug::KeptLivelist) => 4,
+        Some(PlantedBug::LostDecrement) => 3,
+        Some(PlantedBug::CountedLate) => 26,
+        Some(PlantedBug::DroppedPointer) => 35,
         _ => 1,
     };
     let mut campaign = Campaign::new(first, SEEDS);
@@ -23,14 +26,24 @@ fn campaign(plant: Option<PlantedBug>) -> Campaign {
     let workload = plant.map_or(Workload::Churn, PlantedBug::workload);
     (campaign.workload, campaign.ops) = (Some(workload), Some(30));
     // Most operations on lineages are txgs of their own, with many events each.
-    let stride = if workload.is_lineage() { 250 } else { 3 };
+    let stride = match workload {
+        Workload::BlockClones => 10,
+        _ if workload.is_lineage() => 250,
+        _ => 3,
+    };
     (campaign.stride, campaign.more) = (stride, 0);
     campaign
 }
 
 #[test]
 fn each_planted_bug_is_found() {
-    are_found(|plant| !plant.workload().is_lineage());
+    let others = |of: Workload| of.is_lineage() || of == Workload::BlockClones;
+    are_found(|plant| !others(plant.workload()));
+}
+
+#[test]
+fn planted_bugs_of_cloned_blocks_are_found() {
+    are_found(|plant| plant.workload() == Workload::BlockClones);
 }
 
 #[test]

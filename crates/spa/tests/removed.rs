@@ -204,6 +204,66 @@ fn blocks_on_a_removed_vdev_are_freed() {
     testkit::side_by_side(&dirs, |dir| zdb(dir));
 }
 
+/// Blocks on removed vdevs are shared like others, and their addresses are obsolete with the last
+/// pointer.
+#[test]
+fn blocks_on_a_removed_vdev_are_cloned() {
+    let Some((golden, scratch)) = unpacked("cloned") else { return };
+    let (dir, manifests) = (scratch.path(), golden.manifests());
+    let manifest = &manifests.iter().find(|(name, _)| name == NAME).unwrap().1;
+    let regular = |e: &&ManifestEntry| e.mode() & 0o170_000 == 0o100_000 && e.size > 100_000;
+    let files: Vec<_> = manifest.iter().filter(regular).take(6).collect();
+    let by = Caller::root();
+    let at = |fs: &FileSystem, dir, name: &[u8]| fs.lookup(dir, name, Io::WAIT).unwrap().id;
+    let pointers = |fs: &FileSystem, id| -> Vec<_> {
+        let object = fs.objset().object(id, Io::WAIT).unwrap();
+        let blocks = 0..=object.dnode().max_blkid;
+        let bp = |n| object.block_pointer(0, n, Io::WAIT).unwrap();
+        blocks.filter_map(|n| bp(n).as_block().map(|b| b.dva())).collect()
+    };
+    let clone = |fs: &FileSystem, n: usize| at(fs, fs.root(), format!("clone{n}").as_bytes());
+    let mut kept = Vec::new();
+    round(dir, "files are cloned", |pool| {
+        condense_never(pool.writer().unwrap());
+        let fs = root(pool);
+        for (n, file) in files.iter().enumerate() {
+            let (dir, name) = place(&fs, &file.path());
+            let id = at(&fs, dir, &name);
+            let name = format!("clone{n}");
+            let to = fs.make(&by, fs.root(), name.as_bytes(), &New::file(0o644)).unwrap().id;
+            let cloned = fs.clone_range(&by, (&fs, id, 0), (to, 0), u64::MAX).unwrap();
+            assert_eq!(cloned, file.size);
+            kept.push(pointers(&fs, id));
+        }
+        pool.sync().unwrap();
+        let tree = pool.spa().zio().tree();
+        let removed = kept.iter().flatten().filter(|dva| tree.indirect(dva.vdev).is_some()).count();
+        assert!(removed > 0, "no block was on a removed vdev");
+    });
+    round(dir, "the files go", |pool| {
+        condense_soon(pool.writer().unwrap(), 100);
+        let (_, saved) = pool.writer().unwrap().clone_tally();
+        assert!(saved > 100_000, "{saved}");
+        let fs = root(pool);
+        files.iter().for_each(|file| unlink(&fs, file));
+        pool.sync().unwrap();
+        for (n, kept) in kept.iter().enumerate() {
+            assert_eq!(pointers(&fs, clone(&fs, n)), *kept);
+        }
+    });
+    round(dir, "the clones go", |pool| {
+        condense_soon(pool.writer().unwrap(), 100);
+        let fs = root(pool);
+        for n in 0..files.len() {
+            fs.unlink(&by, fs.root(), format!("clone{n}").as_bytes()).unwrap();
+        }
+        pool.sync().unwrap();
+        assert_eq!(pool.writer().unwrap().clone_tally(), (0, 0));
+    });
+    // There is no table any more, which zdb 2.3 would not read.
+    zdb(dir);
+}
+
 /// A mapping that is condensed when the pool is exported is condensed to the end after the
 /// next import, whatever step it had reached.
 #[test]

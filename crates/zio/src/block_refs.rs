@@ -18,7 +18,7 @@ pub trait BlockRefs: Send + Sync {
     /// without this pointer.
     ///
     /// # Errors
-    /// `Unsupported` if the pool cannot have cloned blocks, or none at this place.
+    /// `Unsupported` if the pool cannot have cloned blocks, or must not have more now.
     fn add(&self, txg: Txg, block: &Block) -> Result<()>;
 
     /// The pointer will not be written after all.

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use dmu::zaps;
+use dmu::{CloneOutcome, OutagePolicy, zaps};
 use ondisk::brt::BrtVdev;
 use ondisk::zap::ZapValue;
 use spa::audit::{AuditOptions, Problem, Report};
@@ -13,6 +13,7 @@ use super::log::cut;
 use super::records::{ready, replayed};
 use super::widths::make;
 use super::*;
+use dsl::write::destroy;
 
 const BLOCK: u64 = 16 << 10;
 
@@ -154,6 +155,36 @@ fn only_whole_blocks_of_one_size_are_shared() {
         settle(&rig);
         assert_eq!(tally(&rig), now, "{how}");
     }
+    rig.finish();
+}
+
+/// While a scan runs or is paused, copies share nothing.
+#[test]
+fn nothing_is_cloned_while_a_scrub_runs() {
+    let rig = PosixFixture::with("shared-scrub", 64 * MB, 5000, &[("recordsize", BLOCK)]);
+    let by = Caller::root();
+    let from = rig.file(rig.root(), "from");
+    rig.write(from, 0, &noise(1, 4 * BLOCK as usize));
+    rig.sync();
+    let copy = |rig: &PosixFixture, name: &str| {
+        let to = rig.file(rig.root(), name);
+        let refused = rig.fs.clone_range(&by, (&rig.fs, from, 0), (to, 0), u64::MAX);
+        assert_eq!(rig.fs.copy_range(&by, (from, 0), (to, 0), u64::MAX).unwrap(), 4 * BLOCK);
+        assert!(rig.read(to) == rig.read(from));
+        (refused, tally(rig).1)
+    };
+    let writer = rig.pool.writer().unwrap();
+    writer.scan(spa::engine::ScanRequest::Scrub, None).unwrap();
+    writer.scan(spa::engine::ScanRequest::Pause, None).unwrap();
+    let (refused, saved) = copy(&rig, "paused");
+    assert_eq!((kind(refused), saved), (ErrorKind::Unsupported, 0));
+    let rig = rig.again();
+    let (refused, saved) = copy(&rig, "imported");
+    assert_eq!((kind(refused), saved), (ErrorKind::Unsupported, 0));
+    let writer = rig.pool.writer().unwrap();
+    writer.scan(spa::engine::ScanRequest::Stop, None).unwrap();
+    let (done, saved) = copy(&rig, "ended");
+    assert!(done.unwrap() == 4 * BLOCK && saved > 0, "{saved}");
     rig.finish();
 }
 
@@ -395,6 +426,74 @@ fn a_clone_that_was_synced_survives_a_power_cut() {
     let alone = cut(&rig, "shared-log-alone");
     replayed(&alone, |fs| assert!(read(fs, to) == wanted));
     rig.finish();
+}
+
+/// A pool and the state that a power cut leaves of it: a txg destroyed a file system, and a
+/// block of that was cloned in the txg behind it, before the destruction was processed. The
+/// clone is lost.
+fn freed_before_its_clone(name: &str, forgotten: bool) -> (PosixFixture, Scratch, ObjectId) {
+    loop {
+        let rig = PosixFixture::with(name, 64 * MB, 5000, &[("recordsize", BLOCK)]);
+        let by = Caller::root();
+        rig.pool.create_filesystem("tank/gone", &numbers(&[("recordsize", BLOCK)]), None).unwrap();
+        let gone = rig.pool.dataset("tank/gone").unwrap().open_fs().unwrap();
+        let from = gone.make(&by, gone.root(), b"from", &New::file(0o644)).unwrap().id;
+        gone.write(&by, from, WritePosition::Offset(0), &noise(1, 3 * BLOCK as usize)).unwrap();
+        let to = rig.file(rig.root(), "to");
+        rig.write(to, 0, &noise(2, 3 * BLOCK as usize));
+        rig.sync();
+        let writer = rig.pool.writer().unwrap();
+        let plants = writer.block_ref_plants();
+        plants.dropped_pointer.store(forgotten, std::sync::atomic::Ordering::Relaxed);
+        let (source, target) = (Arc::clone(gone.objset()), Arc::clone(rig.fs.objset()));
+        let act = move |cx: &mut TaskCx<'_>, ()| {
+            let tx = cx.writer.begin_for(None, 64 << 10, false, OutagePolicy::WaitAlways)?;
+            let synced = cx.writer.txgs().synced_txg();
+            let block =
+                |blkid| target.clone_block(&tx, (to, blkid), &source, (from, blkid), synced);
+            let cloned = [block(0)?, block(2)?];
+            let later = tx.txg();
+            drop(tx);
+            destroy::head(cx.cx, source.id(), cx.writer.zio())?;
+            cx.drop_head(source.id());
+            cx.free_in_background();
+            Ok((cloned, later))
+        };
+        let ((cloned, later), txg) = writer.sync_task(|_| Ok(()), act).unwrap();
+        assert_eq!(cloned, [CloneOutcome::Cloned; 2]);
+        assert_eq!(later, txg.next(), "the clones are of the txg behind");
+        let crashed = cut(&rig, name);
+        // Unless that txg is on disk already.
+        if writer.txgs().synced_txg() == txg {
+            return (rig, crashed, to);
+        }
+    }
+}
+
+/// No block that a clone keeps from the txg before is without a pointer, wherever the power
+/// fails.
+#[test]
+fn a_block_that_is_freed_before_its_clone_is_written() {
+    let (rig, crashed, to) = freed_before_its_clone("shared-late", false);
+    let engine = testkit::engine();
+    let leaked = |scratch: &Scratch| {
+        let pool = import_from(&engine, scratch.path(), &testkit::readonly()).unwrap();
+        pool.spa().audit(AuditOptions::default(), &()).unwrap().leaked
+    };
+    judge_with(&engine, &crashed);
+    assert_eq!(leaked(&crashed), 0);
+    let (theirs, own) = (noise(1, 3 * BLOCK as usize), noise(2, 3 * BLOCK as usize));
+    replayed(&crashed, |fs| assert!(read(fs, to) == own));
+    assert_eq!(leaked(&crashed), 0);
+    // Without a power cut, the clone has the block alone.
+    assert_eq!(tally(&rig), (0, 0));
+    let block = BLOCK as usize;
+    let wanted = [&theirs[..block], &own[block..2 * block], &theirs[2 * block..]].concat();
+    assert!(rig.read(to) == wanted);
+    rig.finish();
+    // The audit would see it.
+    let (_rig, crashed, _) = freed_before_its_clone("shared-forgotten", true);
+    assert_eq!(leaked(&crashed), 2 * BLOCK);
 }
 
 /// A change of the MOS that no writer makes, of the table in `object`.

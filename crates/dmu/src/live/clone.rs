@@ -19,11 +19,13 @@
 //! 2. the pointer is read;
 //! 3. it is noted with the pool;
 //! 4. still no unwritten txg has changed it, the tree is still the one of step 2, and the
-//!    dataset was not destroyed.
+//!    dataset may still be cloned from.
 //!
 //! A txg that frees the block, and was processed before step 3, has its change in a slot until
 //! it is published, and publication replaces slot and tree under the lock of the handle. So
-//! step 4 finds one or the other. A free that is processed after step 3 finds the note.
+//! step 4 finds one or the other. A destruction or a rollback frees blocks without changing
+//! them, and ends the clones of the dataset first ([`Objset::end_clones`]), which step 4 finds.
+//! A free that is processed after step 3 finds the note.
 //!
 //! # Invariants
 //! * Each pointer noted with the pool is in exactly one slot, or was cancelled.
@@ -36,6 +38,7 @@
 //! copies.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 
 use base::{Error, ObjectId, Result, Txg};
 use ondisk::BlkPtr;
@@ -77,6 +80,14 @@ impl Objset {
     /// Whether an unwritten txg has changed a block: it cannot be cloned yet.
     pub fn is_block_dirty(&self, id: ObjectId, blkid: u64) -> bool {
         self.live_part().is_some_and(|live| live.block(id, blkid, 0..0).is_some())
+    }
+
+    /// No block of this object set is cloned from now on: the caller is about to free blocks
+    /// that no change of the object set frees.
+    pub fn end_clones(&self) {
+        if let Some(live) = self.live_part() {
+            live.clones_ended.store(true, SeqCst);
+        }
     }
 
     /// Makes a data block of `id` a clone of `blkid` of object `source` in `from`, an object
@@ -135,6 +146,7 @@ impl Objset {
         }
         let moved = is_dirty()
             || live.is_destroyed()
+            || live.clones_ended.load(SeqCst)
             || from.disk_dnode(source, io).map_or(true, |now| now.as_ref() != Some(&dn));
         let cloned = match moved {
             true => Ok(CloneOutcome::Dirty),

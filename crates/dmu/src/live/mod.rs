@@ -104,6 +104,8 @@ pub(crate) struct LiveObjset {
     flags: Mutex<Option<u64>>,
     /// The dataset was destroyed: no change is accepted any more.
     destroyed: std::sync::atomic::AtomicBool,
+    /// Its blocks cannot be cloned any more (`clone`).
+    clones_ended: std::sync::atomic::AtomicBool,
     /// Blocks of data that were read because a write changed a part of them.
     read_modify_writes: AtomicU64,
     /// Test instrument: the next block dirtied is put into the following txg.
@@ -124,6 +126,7 @@ impl LiveObjset {
             zil_header: Mutex::default(),
             flags: Mutex::default(),
             destroyed: std::sync::atomic::AtomicBool::new(false),
+            clones_ended: std::sync::atomic::AtomicBool::new(false),
             read_modify_writes: AtomicU64::new(0),
             plant_wrong_txg: BugSwitch::default(),
         }

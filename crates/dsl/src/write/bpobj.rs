@@ -41,9 +41,9 @@ pub fn header(mos: &dyn MosRead, object: u64) -> Result<BpobjPhys> {
     BpobjPhys::parse(&info.bonus, info.endian).map_err(|e| e.in_object(ObjectId(object)))
 }
 
-/// The list of blocks whose frees wait for the next txg (chapter 05 §9.2), which only pools
-/// without log space maps use: its object and its header; `None` if there is no such list.
-/// Its bytes are allocated and belong to no dataset.
+/// The list of blocks whose frees wait for the next txg (chapter 05 §9.2): its object and its
+/// header; `None` if there is no such list. Pools without log space maps use it, and frees of
+/// blocks that a later txg clones. Its bytes are allocated and belong to no dataset.
 ///
 /// # Errors
 /// Those of reading; `Corrupt` if it is no such list.

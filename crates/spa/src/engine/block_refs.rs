@@ -23,19 +23,31 @@
 //! ([`zio::BlockRefs`]). The first step of that txg counts all its notes: an entry is made or
 //! raised, and the first entry of a vdev makes its table. So when the txg writes datasets,
 //! every pointer to a cloned block is counted, in whatever order source and clone are
-//! written. A note may be cancelled until then. Afterwards, and for a note that was used up
-//! meanwhile, to cancel means to free the pointer in its txg.
+//! written. A note may be cancelled until then. Afterwards, to cancel means to free the
+//! pointer in its txg.
 //!
-//! A note also keeps the block from older txgs, although nothing is counted there yet: a
-//! pointer whose death would free the space in an earlier txg uses up the note instead, and
-//! the block goes on with the new pointer alone. This happens when the source's dataset is
-//! destroyed in a txg that was closed already as the clone was made. (A crash between the
-//! two txgs leaks the block.)
+//! A note also keeps the block from older txgs, although nothing is counted there yet. This
+//! matters when the source's dataset is destroyed, or rolled back, in a txg that was closed
+//! already as the clone was made. A pointer whose death would free the space is *deferred*
+//! instead while a later txg has a note of the block: it goes on the pool's list of deferred
+//! frees (chapter 05 §6), which the next txg processes after it has counted its own notes.
+//! There it takes one count away like any other dead pointer, or is deferred again if the note
+//! is of a txg later still, or frees the space if the note was cancelled meanwhile.
+//!
+//! # Scans
+//! A scrub or resilver visits the datasets in turn. A block that is cloned from a file in front of
+//! it to one behind it, and is gone from the first before the scan gets there, would not be
+//! visited, and a leaf would forget that it lacks the block. So nothing is cloned while a scan
+//! runs or is paused. A scan walks trees of txgs that have all clones noted before it began.
 //!
 //! # Crash argument
 //! The table is in the MOS. The txg in which a pointer is gone has the lower count, and the
 //! txg in which the last pointer is gone has the space free. A crash between two txgs leaves
-//! one of them whole.
+//! one of them whole. A deferred pointer is in the MOS, too: to the counts it is a pointer
+//! like those in files. So every txg on disk has as many pointers, on the list and in files, as
+//! it counts, and no block is allocated without one. After a crash between the txg that
+//! deferred a pointer and the one with the clone there are no notes: the first txg after the
+//! import processes the list, finds no entry, and frees the space.
 //!
 //! # Checkpoint
 //! Whether the checkpoint needs a block follows from the physical birth. The pointer that is
@@ -102,6 +114,9 @@ pub struct BlockRefPlants {
     pub lost_increment: BugSwitch,
     /// A txg counts its clones after it has processed its frees.
     pub counted_late: BugSwitch,
+    /// A free that a later txg's clone keeps from its block is not deferred; it uses up the
+    /// note of the clone.
+    pub dropped_pointer: BugSwitch,
 }
 
 /// Clones of one block in one txg.
@@ -114,8 +129,10 @@ struct Noted {
 #[derive(Default)]
 struct Notes {
     clones: BTreeMap<Txg, BTreeMap<(VdevId, u64), Noted>>,
-    /// Pointers that were counted, or whose note was used up, and that are not written.
+    /// Pointers that were counted and are not written.
     cancelled: BTreeMap<Txg, Vec<BlkPtr>>,
+    /// A scan runs: nothing is cloned.
+    stopped: bool,
 }
 
 /// A table, and what of it is newer than on disk.
@@ -187,21 +204,38 @@ impl BlockRefs {
         work || self.has_waiting()
     }
 
+    /// A scan begins, after which no clone is noted until [`BlockRefs::allow_clones`]. Returns the
+    /// last txg with clones that were noted before.
+    pub(super) fn stop_clones(&self) -> Option<Txg> {
+        let mut notes = self.noted.lock();
+        notes.stopped = true;
+        notes.clones.keys().next_back().copied()
+    }
+
+    /// The scan has ended.
+    pub(super) fn allow_clones(&self) {
+        self.noted.lock().stopped = false;
+    }
+
     /// Whether blocks may be cloned.
     pub(super) fn set_enabled(&self, enabled: bool) {
         self.enabled.store(enabled, Relaxed);
     }
 
-    /// Uses up the note of a clone that a later txg writes, if there is one.
-    fn use_up(&self, at: (VdevId, u64)) -> bool {
-        let mut notes = self.noted.lock();
-        let of = notes.clones.values_mut().find(|of| of.contains_key(&at));
-        of.is_some_and(|of| take_one(of, at))
-    }
-
+    /// Whether an unwritten txg, later than the one that is written, clones the block.
     fn is_noted(&self, at: (VdevId, u64)) -> bool {
         let late = self.plants.counted_late.load(Relaxed);
         !late && self.noted.lock().clones.values().any(|of| of.contains_key(&at))
+    }
+
+    /// The planted bug [`BlockRefPlants::dropped_pointer`].
+    fn drop_pointer(&self, at: (VdevId, u64)) -> bool {
+        if !self.plants.dropped_pointer.load(Relaxed) {
+            return false;
+        }
+        let mut notes = self.noted.lock();
+        let of = notes.clones.values_mut().find(|of| of.contains_key(&at));
+        of.is_some_and(|of| take_one(of, at))
     }
 
     /// Takes a dead pointer, if its block may be cloned; the caller must free the block
@@ -326,6 +360,9 @@ impl zio::BlockRefs for BlockRefs {
         }
         let at = (block.dva().vdev, block.dva().offset);
         let mut notes = self.noted.lock();
+        if notes.stopped {
+            return Err(Error::unsupported("no block is cloned while a scrub or resilver runs"));
+        }
         let of = notes.clones.entry(txg).or_default();
         of.entry(at).or_insert(Noted { block: *block, clones: 0 }).clones += 1;
         Ok(())
@@ -379,14 +416,20 @@ impl Writer {
             return Ok(());
         }
         waiting.sort_by_key(place);
+        let mut deferred = Vec::new();
         for pointers in waiting.chunk_by(|a, b| place(a) == place(b)) {
             let counted = self.drop_refs(sync, pointers)?;
             for bp in pointers.iter().skip(counted) {
-                if !self.block_refs.use_up(place(bp)) {
-                    self.free_space(sync.txg, bp)?;
+                if self.block_refs.drop_pointer(place(bp)) {
+                    continue;
+                }
+                match self.block_refs.is_noted(place(bp)) {
+                    true => deferred.push(*bp),
+                    false => self.free_space(sync.txg, bp)?,
                 }
             }
         }
+        self.defer_frees(sync, deferred)?;
         self.store_block_refs(sync)
     }
 

@@ -122,6 +122,7 @@ impl TaskCx<'_> {
     fn roll_back(&mut self, head: u64, snap: u64, name: &str) -> Result<()> {
         let plants = &self.writer.plants;
         self.settle()?;
+        self.end_clones(head);
         if !plants.kept_log.load(Relaxed) {
             self.free_log(head)?;
         }

@@ -319,6 +319,7 @@ impl TaskCx<'_> {
 
     pub(super) fn destroy_head(&mut self, head: u64, name: &str) -> Result<()> {
         self.settle()?;
+        self.end_clones(head);
         self.free_log(head)?;
         self.log_internal("destroy", Some((name, head)), "")?;
         destroy::head(self.cx, head, &Arc::clone(&self.writer.zio))?;

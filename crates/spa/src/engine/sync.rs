@@ -640,16 +640,18 @@ impl Writer {
         if sync.flags.logs || sync.pass < PASS_DEFER_FREES {
             return killed.iter().try_for_each(|bp| self.free(sync.txg, bp));
         }
-        let list = sync
-            .cx
-            .read()
-            .number(DIRECTORY, "sync_bplist")?
-            .ok_or_else(|| Error::corrupt("the pool has no list of deferred frees"))?;
-        let blocks = killed.into_iter().filter(|bp| bp.as_block().is_some());
+        self.defer_frees(sync, killed)
+    }
+
+    /// Notes blocks that the next txg frees.
+    pub(super) fn defer_frees(&self, sync: &SyncPass<'_>, blocks: Vec<BlkPtr>) -> Result<()> {
+        let blocks = blocks.into_iter().filter(|bp| bp.as_block().is_some());
         let entries: Vec<BpobjEntry> = blocks.map(|bp| BpobjEntry { bp, freed: false }).collect();
-        if !entries.is_empty() {
-            bpobj::append(sync.cx, list, &entries)?;
+        if entries.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        let list = sync.cx.read().number(DIRECTORY, "sync_bplist")?;
+        let list = list.ok_or_else(|| Error::corrupt("the pool has no list of deferred frees"))?;
+        bpobj::append(sync.cx, list, &entries).map(drop)
     }
 }

@@ -53,6 +53,13 @@ impl TaskCx<'_> {
         self.writer.orphaned_blocks.lock().extend(written);
     }
 
+    /// Ends the clones of blocks of a head that the task is about to free ([`Objset::end_clones`]).
+    pub fn end_clones(&self, head: u64) {
+        if let Some(os) = self.writer.heads.lock().get(&head) {
+            os.end_clones();
+        }
+    }
+
     /// Ensures that all datasets' blocks of the txg are on the devices, and that the MOS
     /// refers to them. A task that reads trees, or takes over their roots, needs this.
     ///

@@ -63,6 +63,7 @@ impl Writer {
         if run.is_paused() {
             run.paused = now;
         }
+        self.block_refs.stop_clones();
         *self.scans.run.lock() = Some(run);
     }
 
@@ -169,7 +170,10 @@ impl Writer {
             flags: 0,
         };
         let position = ScanPosition::start();
-        let run = self.new_run(scan, position.clone(), cx.txg, cx.now.0);
+        // Blocks that were cloned before are found where they are now.
+        let cloned = self.block_refs.stop_clones();
+        let first = cloned.map_or(cx.txg, |cloned| cloned.max(cx.txg));
+        let run = self.new_run(scan, position.clone(), first, cx.now.0);
         scan::store(cx, &mut scan, &position)?;
         if func == ScanFunc::Scrub {
             begin_scrub(cx)?;
@@ -195,6 +199,7 @@ impl Writer {
         run.scan.flags = 0;
         run.scan.queue = None;
         self.scans.queue.close();
+        self.block_refs.allow_clones();
         let leaves = (!run.incomplete && run.scan.errors == 0).then(|| run.leaves.clone());
         Some((run.scan, leaves, std::mem::take(&mut run.lost)))
     }
