@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use base::rt::{Mutex, RwLock};
 use base::{Error, Guid, Result, Txg};
 use dsl::FeatureState;
-use ondisk::config::PoolConfig;
+use ondisk::config::{PoolConfig, VdevType};
 use ondisk::objset::ObjsetType;
 use spa::engine::{CheckpointStatus, RebuildProgress, Writer};
 use spa::space::PoolSpace;
@@ -455,6 +455,9 @@ impl Pool {
         if let Some(writer) = &self.core.writer {
             add_remarks(&mut root, writer);
         }
+        for top in &mut root.children {
+            top.aux = top.aux.take().or_else(|| self.allocation_remark(top.id));
+        }
         // Before the scan that it may become.
         let writer = self.core.writer.as_ref();
         let resilver_pending = writer.is_some_and(|w| w.resilver_is_pending());
@@ -665,6 +668,20 @@ impl Pool {
             Some(head) => f(Dataset::of_head(&self.core, head)?),
             None => Err(Error::corrupt("a dataset has no content").in_dataset(dir.name())),
         })
+    }
+}
+
+impl Pool {
+    /// Why nothing is allocated from a top-level vdev, as OpenZFS says it.
+    fn allocation_remark(&self, id: u64) -> Option<String> {
+        let config = self.core.config();
+        let top = config.vdev_tree.children.iter().find(|v| u64::from(v.id) == id);
+        let top = top.filter(|v| v.kind != VdevType::Indirect)?;
+        match top.top.as_ref()? {
+            space if space.removing => Some("(removing)".to_owned()),
+            space if space.non_allocating => Some("(non-allocating)".to_owned()),
+            _ => None,
+        }
     }
 }
 

@@ -622,6 +622,8 @@ fn a_device_that_was_away_gets_its_copies() {
     engine.online(&pool, &disk(3), false, None).unwrap();
     (0..10).for_each(|_| files.change());
     pool.sync().unwrap();
+    let remarks: Vec<_> = pool.status().unwrap().root.children.into_iter().map(|v| v.aux).collect();
+    assert_eq!(remarks, [Some("(removing)".to_owned()), None]);
     let scan = || pool.status().unwrap().scan;
     assert!(scan().is_none(), "no resilver while the vdev is being removed");
     hold_no_more(w);
