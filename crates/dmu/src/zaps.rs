@@ -195,3 +195,11 @@ pub fn update_words(
 pub fn remove_words(os: &Arc<Objset>, tx: &Tx, id: ObjectId, key: &[u64]) -> Result<()> {
     ZapMut::new(&ObjectStore::new(os, tx, id)).remove_words(key).map_err(|e| e.in_object(id))
 }
+
+/// The number of entries.
+///
+/// # Errors
+/// Those of reading.
+pub fn len(os: &Arc<Objset>, tx: &Tx, id: ObjectId) -> Result<u64> {
+    ZapMut::new(&ObjectStore::new(os, tx, id)).len().map_err(|e| e.in_object(id))
+}
