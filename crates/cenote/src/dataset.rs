@@ -360,7 +360,7 @@ impl Dataset {
             DatasetKind::Filesystem | DatasetKind::Volume => {}
         }
         let _checked = self.objset()?;
-        crate::Objects::open(writer, self.name(), self.core.saved_by_dedup()?)
+        crate::Objects::open(writer, self.name())
     }
 
     /// Bytes that could still be written here (chapter 04 §5.5).
@@ -379,7 +379,6 @@ impl Dataset {
     }
 
     fn available_in_dir(&self, dir: &DslDir) -> Result<u64> {
-        let space = self.core.space()?;
         let own = |dir: &DslDir, limit: u64| {
             let phys = dir.phys();
             let room = limit.saturating_sub(phys.used_bytes);
@@ -391,11 +390,17 @@ impl Dataset {
         };
         let mut dirs: Vec<&DslDir> = std::iter::once(dir).chain(dir.ancestors()).collect();
         dirs.reverse();
-        let usable = space.usable().saturating_add(self.core.saved()?);
-        // An unreadable list is not a reason to report no space at all.
-        let waiting = dsl::write::bpobj::deferred(self.core.spa.mos()).unwrap_or_default();
-        let waiting = waiting.map_or(0, |(_, list)| list.bytes);
-        let total = usable.saturating_sub(space.slop()).saturating_sub(waiting);
+        let total = match &self.core.writer {
+            Some(writer) => writer.usable(),
+            None => {
+                let space = self.core.space()?;
+                let usable = space.usable().saturating_add(self.core.saved()?);
+                // An unreadable list is not a reason to report no space at all.
+                let waiting = dsl::write::bpobj::deferred(self.core.spa.mos()).unwrap_or_default();
+                let waiting = waiting.map_or(0, |(_, list)| list.bytes);
+                usable.saturating_sub(space.slop()).saturating_sub(waiting)
+            }
+        };
         let mut available = 0;
         for (i, d) in dirs.iter().enumerate() {
             let phys = d.phys();

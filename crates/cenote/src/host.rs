@@ -46,7 +46,6 @@ impl PoolHost {
         name: &str,
         head: u64,
         of: ObjsetType,
-        saved: u64,
         log: Option<Arc<zil::Log>>,
     ) -> Result<Arc<PoolHost>> {
         let host = PoolHost {
@@ -56,7 +55,7 @@ impl PoolHost {
             of,
             props: RwLock::default(),
             log,
-            account: SpaceAccount::new(head, saved),
+            account: SpaceAccount::new(head),
         };
         host.refresh()?;
         Ok(Arc::new(host))

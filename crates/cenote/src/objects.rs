@@ -89,11 +89,10 @@ fn foreign(id: ObjectId) -> Error {
 }
 
 impl Objects {
-    /// For the head of `name`, in a pool that saves `saved` bytes by deduplication and
-    /// cloning.
-    pub(crate) fn open(writer: &Arc<Writer>, name: &str, saved: u64) -> Result<Objects> {
+    /// For the head of `name`.
+    pub(crate) fn open(writer: &Arc<Writer>, name: &str) -> Result<Objects> {
         let os = writer.open_dataset(name)?;
-        let account = SpaceAccount::new(os.id(), saved);
+        let account = SpaceAccount::new(os.id());
         Ok(Objects { os, writer: Arc::clone(writer), name: name.to_owned(), account })
     }
 

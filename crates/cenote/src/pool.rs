@@ -42,7 +42,6 @@ pub(crate) struct PoolCore {
     space: OnceLock<Arc<PoolSpace>>,
     /// The last value read of a pool that is being written.
     last_space: Mutex<Option<Arc<PoolSpace>>>,
-    saved: OnceLock<u64>,
     origin: OnceLock<u64>,
     /// The engine's kstats, for an imported pool.
     pub(crate) kstats: Option<Arc<kstat::Registry>>,
@@ -110,9 +109,7 @@ impl PoolCore {
         of: ObjsetType,
         log: Option<Arc<zil::Log>>,
     ) -> Result<Arc<PoolHost>> {
-        // Damaged tables must not prevent access to files: the pool just appears smaller.
-        let saved = self.saved_by_dedup().unwrap_or(0);
-        let host = PoolHost::new(self.writer()?, name, head, of, saved, log)?;
+        let host = PoolHost::new(self.writer()?, name, head, of, log)?;
         let mut hosts = self.hosts.lock();
         hosts.retain(|h| h.strong_count() > 0);
         hosts.push(Arc::downgrade(&host));
@@ -178,17 +175,16 @@ impl PoolCore {
     /// Bytes that deduplication and cloning save. Datasets are charged for every reference,
     /// so the pool appears larger by as much (chapter 05 §11.1).
     pub(crate) fn saved(&self) -> Result<u64> {
-        Ok(self.saved_by_dedup()?.saturating_add(self.clone_tally()?.1))
+        Ok(self.dedup_tally()?.1.saturating_add(self.clone_tally()?.1))
     }
 
-    /// Bytes that deduplication saves; [`Writer::usable`] has those of cloning.
-    pub(crate) fn saved_by_dedup(&self) -> Result<u64> {
-        if let Some(saved) = self.saved.get() {
-            return Ok(*saved);
+    /// Bytes of deduplicated blocks, and bytes that deduplication saves.
+    pub(crate) fn dedup_tally(&self) -> Result<(u64, u64)> {
+        if let Some(writer) = &self.writer {
+            return Ok(writer.dedup_tally());
         }
-        let dedup = self.spa.dedup_statistics()?;
-        let saved = dedup.referenced[3].saturating_sub(dedup.blocks[3]);
-        Ok(*self.saved.get_or_init(|| saved))
+        let sums = self.spa.dedup_statistics()?;
+        Ok((sums.blocks[3], sums.referenced[3].saturating_sub(sums.blocks[3])))
     }
 
     /// Bytes of cloned blocks, and bytes that cloning saves.
@@ -323,7 +319,6 @@ impl Pool {
                 read_only_because,
                 space: OnceLock::new(),
                 last_space: Mutex::new(None),
-                saved: OnceLock::new(),
                 origin: OnceLock::new(),
                 kstats,
                 hosts: Mutex::new(Vec::new()),

@@ -225,17 +225,14 @@ impl Pool {
             "bcloneused" => number(self.core.clone_tally()?.0),
             "bclonesaved" => number(self.core.clone_tally()?.1),
             "dedup_table_size" => number(spa.dedup_table_size()?),
-            "dedupused" => number(spa.dedup_statistics()?.blocks[3]),
-            "dedupsaved" => {
-                let sums = spa.dedup_statistics()?;
-                number(sums.referenced[3].saturating_sub(sums.blocks[3]))
-            }
+            "dedupused" => number(self.core.dedup_tally()?.0),
+            "dedupsaved" => number(self.core.dedup_tally()?.1),
             _ => Ok(None),
         }
     }
 
     fn dedup_ratio(&self) -> Result<u64> {
-        let sums = self.core.spa.dedup_statistics()?;
-        Ok(ratio(sums.referenced[3], sums.blocks[3]))
+        let (used, saved) = self.core.dedup_tally()?;
+        Ok(ratio(used.saturating_add(saved), used))
     }
 }

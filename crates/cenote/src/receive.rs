@@ -513,10 +513,7 @@ impl Pool {
             let host = PoolReceive {
                 writer: &writer,
                 target: &guard.target,
-                account: SpaceAccount::new(
-                    guard.target.head,
-                    self.core.saved_by_dedup().unwrap_or(0),
-                ),
+                account: SpaceAccount::new(guard.target.head),
                 began_at: stream.began_at,
                 stopped: &stopped,
             };

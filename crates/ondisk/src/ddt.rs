@@ -10,11 +10,13 @@
 //!   else.
 //! * [`LogRecords`] yields at most one record for each 120 bytes.
 
-use base::{Dva, Error, Result, Txg};
+use base::{Dva, Error, Lsize, Psize, Result, Txg};
 use codec::checksum::Checksum;
+use codec::compress::Compression;
 
-use crate::blkptr::Block;
+use crate::blkptr::{Block, Head, Protection};
 use crate::endian::Endian;
+use crate::objtype::ObjType;
 use crate::removal::{dva, dva_words};
 
 /// Bytes of a decoded legacy value.
@@ -50,6 +52,16 @@ impl Class {
             Class::Duplicate => "duplicate",
             Class::Unique => "unique",
         }
+    }
+
+    /// The class of an entry with this many references, of which there is at least one.
+    pub fn of_count(refcnt: u64) -> Class {
+        if refcnt > 1 { Class::Duplicate } else { Class::Unique }
+    }
+
+    /// Its number.
+    pub fn code(self) -> u8 {
+        self as u8
     }
 
     /// The class with this number; `None` means "in no class".
@@ -132,6 +144,23 @@ impl Key {
     pub fn is_encrypted(self) -> bool {
         self.prop >> 39 & 1 == 1
     }
+
+    /// A physical block of this key's entry, as a pointer without the dedup bit has it that
+    /// was born with the block; `None` for one without an address.
+    pub fn block(self, checksum: Checksum, phys: &Phys) -> Option<Block> {
+        let addresses: Vec<Dva> = phys.addresses(self.is_encrypted()).collect();
+        if addresses.is_empty() {
+            return None;
+        }
+        let (object_type, level, lsize) = (ObjType::DEDUP, 0, Lsize(self.lsize()));
+        let head = Head { object_type, level, lsize, birth: phys.birth };
+        let mut block = Block::new(head, Psize(self.psize()), self.compression(), &[]);
+        (block.checksum, block.words) = (checksum.id(), self.words);
+        if self.is_encrypted() {
+            block.protection = Protection::Encrypted;
+        }
+        Some(block.with_dvas(&addresses))
+    }
 }
 
 /// One physical block of an entry.
@@ -194,13 +223,11 @@ pub struct Flat {
     pub class_start: u64,
 }
 
-/// An entry of either form.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-// Entries are processed one by one; a box would cost more than it saves.
-#[allow(clippy::large_enum_variant)]
+/// An entry of either form. Flat ones are kept in memory by the million, so they are small.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Entry {
     /// Of an old table.
-    Legacy(Legacy),
+    Legacy(Box<Legacy>),
     /// Of a new table.
     Flat(Flat),
 }
@@ -247,25 +274,27 @@ impl Entry {
             return Ok(Entry::Flat(Flat::parse(plain, endian)?));
         }
         let mut r = endian.reader(plain, "dedup table entry");
-        let mut legacy = Legacy::default();
+        let mut legacy = Box::<Legacy>::default();
         for phys in &mut legacy.phys {
             *phys = Phys::from_words(r.u64s()?);
         }
         Ok(Entry::Legacy(legacy))
     }
 
-    /// The value to store: little-endian, not compressed (chapter 08 §B.2 allows
-    /// either).
+    /// The value to store: little-endian; a legacy entry is compressed if that makes it
+    /// smaller (chapter 08 §B.2).
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = vec![0x80 | OFF];
-        match self {
-            Entry::Flat(flat) => out.extend(flat.encode()),
-            Entry::Legacy(legacy) => {
-                let words = legacy.phys.iter().flat_map(|p| p.to_words());
-                out.extend(words.flat_map(u64::to_le_bytes));
-            }
+        let legacy = match self {
+            Entry::Flat(flat) => return [&[0x80 | OFF][..], &flat.encode()].concat(),
+            Entry::Legacy(legacy) => legacy,
+        };
+        let words = legacy.phys.iter().flat_map(|p| p.to_words());
+        let plain: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+        let mut packed = [0u8; LEGACY_SIZE - 1];
+        match codec::compress::compress(Compression::Zle, &plain, &mut packed) {
+            Some(len) => [&[0x80 | ZLE], packed.get(..len).unwrap_or_default()].concat(),
+            None => [&[0x80 | OFF], plain.as_slice()].concat(),
         }
-        out
     }
 
     /// The physical blocks.
@@ -276,8 +305,16 @@ impl Entry {
         }
     }
 
+    /// The physical blocks, to be changed.
+    pub fn phys_mut(&mut self) -> &mut [Phys] {
+        match self {
+            Entry::Legacy(legacy) => &mut legacy.phys,
+            Entry::Flat(flat) => std::slice::from_mut(&mut flat.phys),
+        }
+    }
+
     /// References to all of its blocks together.
-    pub(crate) fn total_refcnt(&self) -> u64 {
+    pub fn total_refcnt(&self) -> u64 {
         self.phys().iter().fold(0, |sum, p| sum.saturating_add(p.refcnt))
     }
 }
@@ -325,6 +362,18 @@ impl LogHeader {
         })
     }
 
+    /// The bonus buffer, little-endian.
+    pub fn encode(&self) -> [u8; LOG_HEADER_SIZE] {
+        let flags = u64::from(self.flushing) | u64::from(self.checkpoint.is_some()) << 1;
+        let key = self.checkpoint.unwrap_or_default().to_words();
+        let words = [1 | flags << 8, self.length, self.first_txg.0].into_iter().chain(key);
+        let mut out = [0; LOG_HEADER_SIZE];
+        for (bytes, word) in out.chunks_exact_mut(8).zip(words) {
+            bytes.copy_from_slice(&word.to_le_bytes());
+        }
+        out
+    }
+
     /// Whether an entry of this key was flushed already.
     pub fn is_flushed(&self, key: &Key) -> bool {
         self.checkpoint.is_some_and(|checkpoint| *key <= checkpoint)
@@ -342,8 +391,28 @@ pub struct LogRecord {
     pub stored: Option<Class>,
 }
 
+/// Bytes of a log object's bonus buffer.
+pub const LOG_HEADER_SIZE: usize = 24 + KEY_SIZE;
 /// Bytes of a flat log record.
-pub(crate) const LOG_RECORD_SIZE: usize = 8 + KEY_SIZE + FLAT_SIZE;
+pub const LOG_RECORD_SIZE: usize = 8 + KEY_SIZE + FLAT_SIZE;
+/// Storage class and type of a record without an older copy.
+const STORED_NOWHERE: u64 = 3 << 56 | 1 << 48;
+
+impl LogRecord {
+    /// The record, little-endian.
+    pub fn encode(&self) -> [u8; LOG_RECORD_SIZE] {
+        let stored = self.stored.map_or(STORED_NOWHERE, |class| u64::from(class.code()) << 56);
+        let head = 1 | (LOG_RECORD_SIZE as u64) << 8 | stored;
+        let words = [head].into_iter().chain(self.key.to_words());
+        let mut out = [0; LOG_RECORD_SIZE];
+        for (bytes, word) in out.chunks_exact_mut(8).zip(words) {
+            bytes.copy_from_slice(&word.to_le_bytes());
+        }
+        let (_, payload) = out.split_at_mut(LOG_RECORD_SIZE - FLAT_SIZE);
+        payload.copy_from_slice(&self.entry.encode());
+        out
+    }
+}
 
 /// The records of one block of a log.
 #[derive(Clone, Debug)]
@@ -403,7 +472,52 @@ pub struct StatBucket {
 }
 
 /// Buckets by log2 of the reference count.
-pub(crate) const STAT_BUCKETS: usize = 64;
+pub const STAT_BUCKETS: usize = 64;
+
+impl StatBucket {
+    /// Adds another bucket.
+    pub fn add(&mut self, other: &StatBucket) {
+        let sum = |to: &mut [u64; 4], by: &[u64; 4]| {
+            to.iter_mut().zip(by).for_each(|(to, by)| *to = to.saturating_add(*by));
+        };
+        sum(&mut self.blocks, &other.blocks);
+        sum(&mut self.referenced, &other.referenced);
+    }
+
+    /// Takes another bucket away.
+    pub fn subtract(&mut self, other: &StatBucket) {
+        let difference = |to: &mut [u64; 4], by: &[u64; 4]| {
+            to.iter_mut().zip(by).for_each(|(to, by)| *to = to.saturating_sub(*by));
+        };
+        difference(&mut self.blocks, &other.blocks);
+        difference(&mut self.referenced, &other.referenced);
+    }
+}
+
+/// What an entry contributes to the statistics of its class (chapter 08 §B.1): the bucket and
+/// its part of it; `None` without references. `deflated` gives the bytes that a block counts in
+/// space accounting.
+pub fn contribution(
+    checksum: Checksum,
+    key: Key,
+    entry: &Entry,
+    deflated: &dyn Fn(&Block) -> u64,
+) -> Option<(usize, StatBucket)> {
+    let bucket = entry.total_refcnt().checked_ilog2()? as usize;
+    let mut out = StatBucket::default();
+    for phys in entry.phys().iter().filter(|phys| phys.refcnt > 0) {
+        let dsize = key.block(checksum, phys).map_or(0, |block| deflated(&block));
+        let blocks = [1, key.lsize(), key.psize(), dsize];
+        let referenced = blocks.map(|n| n.saturating_mul(phys.refcnt));
+        out.add(&StatBucket { blocks, referenced });
+    }
+    Some((bucket, out))
+}
+
+/// The integers of a statistics entry.
+pub fn statistics_words(histogram: &[StatBucket; STAT_BUCKETS]) -> Vec<u64> {
+    histogram.iter().flat_map(|b| b.blocks.into_iter().chain(b.referenced)).collect()
+}
 
 /// Parses the 512 integers of a statistics entry (chapter 08 §B.1).
 ///
@@ -463,9 +577,11 @@ mod tests {
         let phys = legacy.phys[1];
         assert_eq!((phys.refcnt, phys.birth), (1, Txg(11)));
         assert_eq!(phys.addresses(false).next().unwrap().asize.0, 0x2000);
-        assert_eq!(Entry::Legacy(legacy).total_refcnt(), 1);
-        let again = Entry::Legacy(legacy).encode();
-        assert_eq!(Entry::decode(&again, false).unwrap(), Entry::Legacy(legacy));
+        let entry = Entry::Legacy(legacy);
+        assert_eq!(entry.total_refcnt(), 1);
+        let again = entry.encode();
+        assert!(again[0] == 0x8e && again.len() < 30, "{again:x?}");
+        assert_eq!(Entry::decode(&again, false).unwrap(), entry);
         assert!(Entry::decode(&[], true).is_err());
         assert!(Entry::decode(&value[..70], true).is_err());
         assert!(Entry::decode(&[0x83; 73], true).is_err());
@@ -499,6 +615,8 @@ mod tests {
         assert_eq!(records.len(), 2);
         assert_eq!((records[0].stored, records[1].stored), (Some(Class::Duplicate), None));
         assert_eq!(records[1].entry, flat);
+        let again: Vec<u8> = records.iter().flat_map(LogRecord::encode).collect();
+        assert!(block.starts_with(&again));
         block[1] = 119;
         let mut records = LogRecords::new(&block, Endian::Little);
         assert!(records.next().unwrap().is_err() && records.next().is_none());
@@ -510,6 +628,48 @@ mod tests {
         assert!(header.is_flushed(&Key::from_words([1, 0, 0, 0, 0])));
         assert!(!header.is_flushed(&Key::from_words([1, 0, 0, 0, 1])));
         assert!(LogHeader::parse(&bonus, Endian::Little).is_err());
+        assert_eq!(LogHeader::parse(&header.encode(), Endian::Little).unwrap(), header);
+        let empty = LogHeader { flushing: false, checkpoint: None, ..header };
+        assert_eq!(LogHeader::parse(&empty.encode(), Endian::Little).unwrap(), empty);
+    }
+
+    #[test]
+    fn contributions_to_statistics() {
+        let key = Key::from_words([1, 2, 3, 4, 0x2_000f_001f]);
+        let dva = |offset| Dva { offset, asize: base::Asize(12_288), ..Dva::default() };
+        let deflated = |block: &Block| block.dvas().map(|d| d.asize.0).sum();
+        let of = |entry: &Entry| contribution(Checksum::Sha256, key, entry, &deflated);
+        let mut phys = Phys::new(&[dva(0x1000), dva(0x8000)], Txg(7));
+        assert_eq!(key.block(Checksum::Sha256, &Phys::default()), None);
+        let block = key.block(Checksum::Sha256, &phys).unwrap();
+        assert_eq!((block.dvas().len(), block.head.birth, block.dedup), (2, Txg(7), false));
+        assert_eq!(Key::of(&block), key);
+        phys.refcnt = 5;
+        let flat = Entry::Flat(Flat { phys, class_start: 0 });
+        let blocks = [1, 16_384, 8192, 24_576];
+        let bucket = StatBucket { blocks, referenced: blocks.map(|n| 5 * n) };
+        assert_eq!(of(&flat), Some((2, bucket)));
+        let mut sum = [StatBucket::default(); STAT_BUCKETS];
+        sum[2].add(&bucket);
+        assert_eq!(parse_statistics(&statistics_words(&sum)).unwrap(), sum);
+        sum[2].subtract(&bucket);
+        assert_eq!(sum, [StatBucket::default(); STAT_BUCKETS]);
+        // Both blocks of an old entry count; the bucket is that of all references.
+        let mut legacy = Legacy::default();
+        (legacy.phys[1], legacy.phys[3]) = (phys, Phys { refcnt: 1 << 63, ..phys });
+        let (bucket, both) = of(&Entry::Legacy(Box::new(legacy))).unwrap();
+        assert_eq!(
+            (bucket, both.blocks, both.referenced[3]),
+            (63, blocks.map(|n| 2 * n), u64::MAX)
+        );
+        phys.refcnt = 0;
+        assert_eq!(of(&Entry::Flat(Flat { phys, class_start: 0 })), None);
+        // An encrypted block's third address is salt and IV.
+        let sealed = Key { prop: key.prop | 1 << 39, ..key };
+        let mut words = phys;
+        words.dvas[2] = [u64::MAX; 2];
+        let block = sealed.block(Checksum::Sha256, &words).unwrap();
+        assert_eq!((block.dvas().len(), Key::of(&block)), (2, sealed));
     }
 
     proptest! {
@@ -525,8 +685,8 @@ mod tests {
                 *head = if zle { 0x8e } else { 0x02 };
             }
             if let Ok(entry) = Entry::decode(&value, flat) {
-                prop_assert_eq!(Entry::decode(&entry.encode(), flat).unwrap(), entry);
                 let _ = entry.total_refcnt();
+                prop_assert_eq!(Entry::decode(&entry.encode(), flat).unwrap(), entry);
             }
             prop_assert!(LogRecords::new(&raw, Endian::Little).count() <= raw.len() / 120 + 1);
             let _ = LogHeader::parse(&raw, Endian::Little);

@@ -189,6 +189,8 @@ types! {
     DDT_STATS = 43;
     /// System attributes (bonus and spill).
     SA = 44;
+    /// A block of a dedup table's entry; never stored.
+    DEDUP = 49;
     /// Deadlist.
     DEADLIST = 50;
     /// Bonus of a deadlist.

@@ -52,7 +52,7 @@ use vdev::AllocClass;
 use crate::import::Spa;
 use crate::space::PoolSpace;
 use bits::{Claim, MapErrors, SpaceBits};
-use refs::{Mismatch, References, TableFault};
+use refs::{DedupFault, Mismatch, References, TableFault};
 use stats::{BlockStats, ROW_DEFERRED, row_of};
 pub(crate) use walk::Owners;
 use walk::{Copies, WALK_IO, WalkFindings, Walker};
@@ -141,6 +141,8 @@ pub enum Problem {
     References(Mismatch),
     /// A block reference table contradicts its entries.
     ReferenceTable(TableFault),
+    /// A dedup table contradicts itself.
+    DedupTable(DedupFault),
     /// A metaslab's maps allocate allocated space or free free space.
     Contradiction(VdevId, u64, MapErrors),
     /// A metaslab's maps do not add up: vdev, metaslab, bytes found, claimed.
@@ -228,6 +230,7 @@ impl Report {
                         p,
                         Problem::References(_)
                             | Problem::ReferenceTable(_)
+                            | Problem::DedupTable(_)
                             | Problem::Contradiction(..)
                             | Problem::MapSum(..)
                             | Problem::Livelist(..)
@@ -541,6 +544,8 @@ impl Spa {
         report.damaged = found.damaged.load(Relaxed);
         report.errnos = found.errnos();
         report.problems.extend(found.problems());
+        let faults = walker.refs.dedup_faults().iter().cloned();
+        report.problems.extend(faults.map(Problem::DedupTable));
         report.classes = classes(space, self.removed_space());
         // Blocks below an unreadable one are not found, so their counts are meaningless.
         if report.unreadable == 0 {

@@ -415,6 +415,7 @@ impl Spa {
     pub fn obstacles(&self) -> Result<Vec<Obstacle>> {
         let mut out = dsl::write::features::obstacles(&self.mos)?;
         let tables = crate::block_refs::obstacle(&self.mos, &self.config)?;
+        let dedup = crate::dedup::obstacle(&self.mos)?;
         let mut add = |what: &str, why: &'static str| out.push(Obstacle { what: what.into(), why });
         let version = self.config.version;
         if version != VERSION_FEATURES && !crate::VERSIONS_WRITTEN.contains(&version) {
@@ -425,6 +426,9 @@ impl Spa {
         }
         if let Some(why) = tables {
             add("block_cloning", why);
+        }
+        if let Some(why) = dedup {
+            add("deduplication", why);
         }
         specs::for_each(&self.config.vdev_tree, &mut |v| {
             if v.raidz.as_ref().is_some_and(|r| r.expanding) {
@@ -499,6 +503,7 @@ impl Spa {
         writer.load_checkpoint(&self.mos).map_err(damaged_maps)?;
         writer.load_removed(&self.mos).map_err(damaged_maps)?;
         writer.load_removal(&self.mos).map_err(damaged_maps)?;
+        writer.load_dedup(&self.mos).map_err(|e| e.in_pool(&self.name))?;
         for (txg, object) in logs {
             let mut replay = |range| writer.space().replay_log(txg, &range);
             self.for_each_entry(object, Params::log(), &mut replay).map_err(damaged_maps)?;

@@ -25,6 +25,7 @@ pub mod audit;
 pub(crate) mod block_refs;
 pub mod cache_devices;
 mod checkpoint;
+mod dedup;
 pub mod discover;
 pub mod engine;
 pub mod history;

@@ -3,13 +3,10 @@
 use std::collections::BTreeMap;
 
 use base::{Error, Result, VdevId};
-use dmu::{Io, Zap};
-use ondisk::brt::BrtVdev;
-use ondisk::ddt::{
-    CHECKSUMS, Class, Entry, Key, LogHeader, LogRecords, STATISTICS_KEY, StatBucket, directory_key,
-    log_key, parse_statistics, zap_key,
-};
+use ondisk::brt::{BrtVdev, parse_directory_key};
+use ondisk::ddt::{Entry, Key, STATISTICS_KEY, StatBucket, parse_statistics};
 
+use crate::dedup::{self, HeldEntries};
 use crate::import::Spa;
 
 /// References beyond the first, by byte offset on the vdev.
@@ -49,84 +46,52 @@ impl Spa {
         Ok(counts)
     }
 
-    /// Every dedup table: its name and the form of its entries.
-    fn dedup_zaps(&self) -> Result<Vec<DedupZap>> {
-        let directory = self.mos().directory()?;
-        let mut out = Vec::new();
-        for checksum in CHECKSUMS {
-            let fdt = directory.lookup_u64(&directory_key(checksum))?;
-            let own = fdt.map(|object| self.mos().zap(object)).transpose()?;
-            let flat = own.is_some();
-            let from: &Zap = own.as_ref().unwrap_or(&directory);
-            for class in Class::ALL {
-                let name = zap_key(checksum, class);
-                if let Some(object) = from.lookup_u64(&name)? {
-                    out.push(DedupZap { object, flat, log: false });
-                }
-            }
-            for log in [0, 1].into_iter().filter(|_| flat) {
-                let name = log_key(checksum, log);
-                if let Some(object) = from.lookup_u64(&name)? {
-                    out.push(DedupZap { object, flat, log: true });
-                }
-            }
-        }
-        Ok(out)
-    }
-
     /// Bytes that the dedup tables take on disk.
     ///
     /// # Errors
     /// Those of reading the MOS.
     pub fn dedup_table_size(&self) -> Result<u64> {
-        let tables = self.dedup_zaps()?;
-        tables.iter().filter(|t| !t.log).try_fold(0u64, |sum, t| {
-            Ok(sum.saturating_add(self.mos().object(t.object)?.dnode().used))
-        })
+        let tables = dedup::find(self.mos())?;
+        tables
+            .iter()
+            .flat_map(|t| t.zaps)
+            .flatten()
+            .try_fold(0u64, |sum, zap| Ok(sum.saturating_add(self.mos().object(zap)?.dnode().used)))
     }
 
-    /// Every dedup entry, those in the logs last: they override earlier ones.
+    /// Every dedup entry, by the id of the checksum function and its key; those of the logs
+    /// override older ones.
     ///
     /// # Errors
     /// Those of reading the tables; `Corrupt`.
-    pub fn dedup_entries(&self) -> Result<BTreeMap<[u64; 5], Entry>> {
+    pub fn dedup_entries(&self) -> Result<BTreeMap<(u8, Key), Entry>> {
         let mut out = BTreeMap::new();
-        let tables = self.dedup_zaps()?;
-        for table in tables.iter().filter(|t| !t.log) {
-            for entry in self.mos().zap_entries(table.object)? {
-                let words: Vec<u64> =
-                    entry.name.as_chunks().0.iter().map(|w| u64::from_be_bytes(*w)).collect();
-                let key = words.first_chunk().copied();
-                let (Some(key), Some(value)) = (key, entry.value.as_bytes()) else {
-                    return Err(Error::corrupt("dedup entry of an odd shape"));
-                };
-                out.insert(key, Entry::decode(value, table.flat)?);
-            }
-        }
-        let mut logs = Vec::new();
-        for table in tables.iter().filter(|t| t.log) {
-            let object = self.mos().object(table.object)?;
-            let header = LogHeader::parse(&object.dnode().bonus, object.dnode().endian)?;
-            logs.push((header, object));
-        }
-        // The active log has the newer entries.
-        logs.sort_by_key(|(header, _)| !header.flushing);
-        for (header, object) in logs {
-            let capacity = (object.dnode().max_blkid + 1).saturating_mul(object.block_size());
-            if header.length > capacity {
-                return Err(Error::corrupt("dedup log is longer than its object"));
-            }
-            for blkid in 0..header.length.div_ceil(object.block_size()) {
-                let (block, endian) = object.read_written(blkid, Io::WAIT)?;
-                for record in LogRecords::new(&block, endian) {
-                    let record = record?;
-                    if !header.is_flushed(&record.key) {
-                        out.insert(Key::to_words(record.key), Entry::Flat(record.entry));
-                    }
+        for table in dedup::find(self.mos())? {
+            let id = table.checksum.id();
+            for zap in table.zaps.iter().flatten() {
+                for entry in self.mos().zap_entries(*zap)? {
+                    let value = dedup::decode(&entry.value, table.directory.is_some())?;
+                    out.insert((id, dedup::key_of(&entry.name)?), value);
                 }
             }
+            let held = self.dedup_logs(&table)?;
+            out.extend(held.into_iter().map(|(key, held)| ((id, key), held.entry)));
         }
         Ok(out)
+    }
+
+    /// The entries of a table's logs.
+    pub(crate) fn dedup_logs(&self, table: &dedup::TableObjects) -> Result<HeldEntries> {
+        let mut held = HeldEntries::new();
+        let logs = table.logs.iter().flatten();
+        let logs = logs.map(|log| dedup::open_log(self.mos(), *log)).collect::<Result<Vec<_>>>()?;
+        let (flushing, active): (Vec<_>, Vec<_>) =
+            logs.into_iter().partition(|(header, _)| header.flushing);
+        // The active log has the newer entries.
+        for log in flushing.iter().chain(&active) {
+            dedup::read_log(self.mos(), log, usize::MAX, &mut held)?;
+        }
+        Ok(held)
     }
 
     /// Totals of the stored statistics: blocks, and blocks times references.
@@ -141,19 +106,8 @@ impl Spa {
                 .value
                 .u64s()
                 .ok_or_else(|| Error::corrupt("dedup statistics are not numbers"))?;
-            for bucket in parse_statistics(&words)? {
-                for i in 0..4 {
-                    sum.blocks[i] = sum.blocks[i].saturating_add(bucket.blocks[i]);
-                    sum.referenced[i] = sum.referenced[i].saturating_add(bucket.referenced[i]);
-                }
-            }
+            parse_statistics(&words)?.iter().for_each(|bucket| sum.add(bucket));
         }
         Ok(sum)
     }
-}
-
-struct DedupZap {
-    object: u64,
-    flat: bool,
-    log: bool,
 }

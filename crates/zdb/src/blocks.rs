@@ -175,6 +175,11 @@ fn space_errors(report: &Report, out: &mut String) {
                     "block reference table mismatch{vdev}: {what}: stored {stored}, found {found}"
                 )
             }
+            Problem::DedupTable(fault) => writeln!(
+                out,
+                "dedup table mismatch: {}: {} is {}, not {}",
+                fault.table, fault.what, fault.stored, fault.found
+            ),
             Problem::Contradiction(vdev, id, e) => writeln!(
                 out,
                 "space map contradiction: vdev {}, metaslab {id}: {} bytes allocated twice, {} \

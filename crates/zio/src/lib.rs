@@ -33,6 +33,7 @@
 //! held only to clone the `Arc`.
 
 mod block_refs;
+mod dedup;
 mod errlog;
 mod gang;
 mod heal;
@@ -57,6 +58,7 @@ use base::workers::Workers;
 use codec::checksum::SaltTemplate;
 
 pub use block_refs::BlockRefs;
+pub use dedup::{DedupMatch, DedupMode, DedupTables};
 pub use errlog::{ERRORS_MAX, ErrorEntry, ErrorLog};
 pub use heal::{HealCounts, InUse, Origin, Pin};
 pub use hints::{Hints, ObjectBlock};
@@ -204,6 +206,7 @@ pub struct Zio {
     prefetch: RwLock<Arc<Prefetch>>,
     space: RwLock<Option<Arc<dyn SpaceSource>>>,
     block_refs: RwLock<Option<Arc<dyn BlockRefs>>>,
+    dedup: RwLock<Option<Arc<dyn DedupTables>>>,
     in_flight: write::in_flight::InFlightBlocks,
     outage: RwLock<Option<Arc<dyn Outage>>>,
     errors: ErrorLog,
@@ -248,6 +251,7 @@ impl Zio {
             prefetch: RwLock::default(),
             space: RwLock::new(None),
             block_refs: RwLock::new(None),
+            dedup: RwLock::new(None),
             in_flight: write::in_flight::InFlightBlocks::default(),
             outage: RwLock::new(None),
             errors: ErrorLog::default(),

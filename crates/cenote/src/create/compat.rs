@@ -21,11 +21,7 @@ const KNOWN_TO_2_3: usize = 44;
 
 /// Features whose data Cenote does not write. A new pool has them only on request, and they
 /// never become active.
-const NOT_WRITTEN: [&str; 3] = [
-    "com.delphix:redaction_list_spill",
-    "com.klarasystems:fast_dedup",
-    "org.openzfs:raidz_expansion",
-];
+const NOT_WRITTEN: [&str; 2] = ["com.delphix:redaction_list_spill", "org.openzfs:raidz_expansion"];
 
 /// Features of the built-in sets.
 const COMPAT_2018: [&str; 11] = [

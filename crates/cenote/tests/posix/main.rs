@@ -7,6 +7,7 @@
 mod attrs;
 mod clones;
 mod data;
+mod dedup;
 mod diff;
 mod full;
 mod heal;

@@ -70,12 +70,23 @@ fn sizes(which: usize) -> impl Iterator<Item = usize> {
 
 /// A pool of a kind, its name, and how many disks it has.
 pub(super) fn make(test: &str, which: usize, ashift: u64) -> Option<(PosixFixture, String, usize)> {
+    make_with(test, which, ashift, &|_| {})
+}
+
+/// The same, created with other wishes.
+pub(super) fn make_with(
+    test: &str,
+    which: usize,
+    ashift: u64,
+    wish: &dyn Fn(&mut CreateRequest),
+) -> Option<(PosixFixture, String, usize)> {
     let scratch = Scratch::new(&format!("posix-{test}-{which}-{ashift}"));
     let (name, vdevs, disks) = case(&scratch, which)?;
     let engine = testkit::engine();
     let mut wanted = request(scratch.path().to_path_buf(), 5000);
     wanted.vdevs = vdevs;
     wanted.settings.push(PoolSetting::Stored("ashift", ashift));
+    wish(&mut wanted);
     let pool = engine.create_pool(&wanted).unwrap().unwrap();
     pool.create_filesystem(DATASET, &[], None).unwrap();
     let fs = open(&pool);

@@ -43,7 +43,7 @@ use std::sync::Arc;
 use base::{Buf, Lsize, ObjectId, Result, Txg, VdevId};
 use ondisk::blkptr::{Head as BpHead, Hole};
 use ondisk::{BlkPtr, ObjType};
-use zio::{BlockChange, OutagePolicy, Outcome, Write, WriteProps, Writes};
+use zio::{BlockChange, DedupMode, OutagePolicy, Outcome, Write, WriteProps, Writes};
 
 use super::handle::slot_of;
 use super::policy::BlockKind;
@@ -172,7 +172,9 @@ impl Early {
             checksum: found.checksum,
             compression: found.compression,
         };
-        Ok(self.os.props()?.for_block(&kind, true))
+        // The tables are changed by txgs.
+        let dedup = DedupMode::Off;
+        Ok(WriteProps { dedup, ..self.os.props()?.for_block(&kind, true) })
     }
 
     /// Notes the pointer in the slot: as the block's, or as wasted if the block changed

@@ -4,7 +4,7 @@
 use codec::checksum::Checksum;
 use codec::compress::Compression;
 use ondisk::ObjType;
-use zio::{CacheTiers, CacheUse, Class, WriteProps};
+use zio::{CacheTiers, CacheUse, Class, DedupMode, WriteProps};
 
 /// Property `redundant_metadata`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,6 +29,8 @@ pub struct ObjsetProps {
     pub compression: Compression,
     /// For metadata: lz4, or lzjb in pools without it.
     pub metadata_compression: Compression,
+    /// The checksum of data that is deduplicated, and how equal blocks are recognised.
+    pub dedup: Option<(Checksum, DedupMode)>,
     /// Addresses of a data block, 1 to 3.
     pub copies: u8,
     /// Extra copies of metadata.
@@ -76,6 +78,7 @@ impl Default for ObjsetProps {
             checksum: Checksum::Fletcher4,
             compression: Compression::ON,
             metadata_compression: Compression::ON,
+            dedup: None,
             copies: 1,
             redundant_metadata: RedundantMetadata::All,
             special_small_blocks: 0,
@@ -130,6 +133,9 @@ impl ObjsetProps {
     }
 
     fn class_of(&self, kind: &BlockKind) -> Class {
+        if matches!(kind.object_type, ObjType::DDT_ZAP | ObjType::DDT_STATS) {
+            return Class::Dedup;
+        }
         let small = kind.size <= u64::from(self.special_small_blocks);
         if self.special && (kind.is_metadata() || small) { Class::Special } else { Class::Normal }
     }
@@ -140,10 +146,13 @@ impl ObjsetProps {
         // A sealed dnode has its sender's function, whose feature this pool may lack.
         let of_dnode = kind.checksum > 1 && !self.sealed;
         let own = Checksum::from_id(kind.checksum).filter(|_| of_dnode);
+        // The MAC of encrypted content would have to be that of the equal block.
+        let dedup = self.dedup.filter(|_| !metadata && !self.sealed);
+        let own = dedup.map(|(checksum, _)| checksum).or(own);
         let checksum = match metadata {
             true if self.checksum.is_metadata_ok() => self.checksum,
             true => Checksum::Fletcher4,
-            false if kind.checksum == 1 => Checksum::Fletcher4,
+            false if kind.checksum == 1 && dedup.is_none() => Checksum::Fletcher4,
             false => own.unwrap_or(self.checksum),
         };
         let own = Compression::from_id(kind.compression).filter(|_| kind.compression > 1);
@@ -155,7 +164,11 @@ impl ObjsetProps {
             _ if self.sealed && uncompressed => Compression::Empty,
             true => self.metadata_compression,
             false if kind.compression == 1 => self.metadata_compression,
-            false => own.unwrap_or(self.compression),
+            false => match own.unwrap_or(self.compression) {
+                // Zeros alone still become a hole.
+                Compression::Off if dedup.is_some() => Compression::Empty,
+                other => other,
+            },
         };
         // The third address of encrypted content has its salt and IV.
         let encrypted = self.sealed && kind.level == 0 && kind.object_type.is_encrypted();
@@ -172,6 +185,7 @@ impl ObjsetProps {
             embed: self.embed && !self.sealed,
             hole_birth: self.hole_birth,
             class: self.class_of(kind),
+            dedup: dedup.map_or(DedupMode::Off, |(_, mode)| mode),
             tiers: self.tiers,
         }
     }
@@ -209,6 +223,30 @@ mod tests {
             assert_eq!(got[4], wanted[4], "{redundant_metadata:?}");
         }
         assert_eq!(ObjsetProps::mos().for_block(&kind(ObjType::DSL_DIR, 0), true).copies, 3);
+    }
+
+    #[test]
+    fn deduplicated_data_has_a_checksum_of_its_own() {
+        let props = ObjsetProps {
+            compression: Compression::Off,
+            dedup: Some((Checksum::Skein, DedupMode::Verify)),
+            ..ObjsetProps::default()
+        };
+        let file = kind(ObjType::PLAIN_FILE_CONTENTS, 0);
+        for checksum in [0, 1, 8] {
+            let data = props.for_block(&BlockKind { checksum, ..file }, true);
+            assert_eq!((data.checksum, data.dedup), (Checksum::Skein, DedupMode::Verify));
+            assert_eq!(data.compression, Compression::Empty);
+        }
+        let spill = BlockKind { spill: true, ..file };
+        for other in [kind(file.object_type, 1), kind(ObjType::DIRECTORY_CONTENTS, 0), spill] {
+            let other = props.for_block(&other, true);
+            assert_eq!((other.checksum, other.dedup), (Checksum::Fletcher4, DedupMode::Off));
+        }
+        let sealed = ObjsetProps { sealed: true, ..props }.for_block(&file, true);
+        assert_eq!((sealed.checksum, sealed.dedup), (Checksum::Fletcher4, DedupMode::Off));
+        let ddt = ObjsetProps::mos().for_block(&kind(ObjType::DDT_ZAP, 1), true);
+        assert_eq!(ddt.class, Class::Dedup);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use base::rt::{Mutex, fan_out};
 use base::{Buf, Error, Result, Txg};
 use ondisk::blkptr::Seal;
 use ondisk::{BlkPtr, ObjType};
-use zio::{BlockChange, Io, OutagePolicy, Outcome, PackedForm, Write};
+use zio::{BlockChange, DedupMode, Io, OutagePolicy, Outcome, PackedForm, Write};
 
 use super::handle::Spill;
 use super::policy::{BlockKind, ObjsetProps};
@@ -347,7 +347,10 @@ fn props_of(
         checksum: dn.checksum,
         compression: dn.compression,
     };
-    props.for_block(&kind, ctx.compress)
+    let how = props.for_block(&kind, ctx.compress);
+    // A block that moves would find itself.
+    let dedup = if job.change == BlockChange::Content { how.dedup } else { DedupMode::Off };
+    zio::WriteProps { dedup, ..how }
 }
 
 /// Puts a written block's pointer into the tree.

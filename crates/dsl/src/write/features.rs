@@ -344,20 +344,15 @@ pub struct Obstacle {
 }
 
 /// Features that Cenote's writer does not maintain, and the consequence.
-const NOT_MAINTAINED: &[(&str, &str)] = &[
-    (
-        "com.klarasystems:fast_dedup",
-        "blocks are deduplicated, and freeing one would need its reference count",
-    ),
-    ("com.seagate:draid_failure_domains", "its layout is not known"),
-];
+const NOT_MAINTAINED: &[(&str, &str)] =
+    &[("com.seagate:draid_failure_domains", "its layout is not known")];
 
 /// The state of the removal of a device, in the object directory.
 const REMOVING: &str = "com.delphix:removing";
 
 /// The reasons why the pool can be opened only for reading; none if Cenote maintains all
 /// features in use. Obstacles that only labels and vdevs show (a RAID-Z expansion in
-/// progress) must be detected by the code that opens the pool.
+/// progress), and damaged dedup tables, must be detected by the code that opens the pool.
 ///
 /// # Errors
 /// Those of reading the MOS.
@@ -382,15 +377,6 @@ pub fn obstacles(mos: &dyn MosRead) -> Result<Vec<Obstacle>> {
     if scan.is_none() && mos.directory("scrub_func")?.unwrap_or(0) != 0 {
         let why = "software older than version 25 has not finished scrubbing it";
         out.push(Obstacle { what: "scrub_func".to_owned(), why });
-    }
-    for (name, _) in mos.zap_entries(DIRECTORY)? {
-        let name = String::from_utf8_lossy(&name).into_owned();
-        if name.starts_with("DDT-") {
-            let why = "blocks are deduplicated, and freeing one would need its reference count";
-            if name != "DDT-statistics" {
-                out.push(Obstacle { what: name, why });
-            }
-        }
     }
     out.extend(removal_obstacles(mos)?);
     Ok(out)

@@ -227,13 +227,21 @@ impl<'a> SyncCx<'a> {
         self.put_dataset(object, &phys)
     }
 
-    fn new_zap(&self, object_type: ObjType, normflags: u64) -> Result<u64> {
+    /// A new microzap; `normflags` are its normalisation flags.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn new_zap(&self, object_type: ObjType, normflags: u64) -> Result<u64> {
         let id = self.mos.allocate(&NewObject::plain(object_type, SMALL_BLOCK))?;
         self.mos.zap_init(id, normflags)?;
         Ok(id)
     }
 
-    fn put_number(&self, zap: u64, name: &str, value: u64) -> Result<()> {
+    /// Adds or replaces a number in a ZAP.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn put_number(&self, zap: u64, name: &str, value: u64) -> Result<()> {
         self.mos.zap_update(zap, name.as_bytes(), &ZapValue::from_u64(value))
     }
 

@@ -1,18 +1,21 @@
 //! Counted references: dedup tables and block reference tables (chapter 08 §B.3, §C.2).
 //!
 //! Both tables are read before the walk; during the walk only atomic counters change. After
-//! it, each entry is compared with the pointers that were found, and each block reference
-//! table's header and counters with its entries.
+//! it, each entry is compared with the pointers that were found, each block reference table's
+//! header and counters with its entries, and the statistics of dedup tables with their stored
+//! entries.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use base::{Dva, Result, VdevId};
+use codec::checksum::Checksum;
 use dsl::write::{MosRead, features};
 use ondisk::blkptr::Block;
+use ondisk::ddt::{Class, Key, STATISTICS_KEY, StatBucket, contribution, zap_key};
 
 use crate::block_refs::{self, BLOCK_CLONING, RefTable};
-
+use crate::dedup::{self, TableObjects};
 use crate::import::Spa;
 
 /// How a visit of a block relates to the tables.
@@ -31,6 +34,10 @@ pub(crate) enum RefVisit {
     /// More references than the table counts.
     TooMany,
 }
+
+/// What identifies the block of a dedup entry: checksum function, key, first address, physical
+/// birth.
+type DedupBlock = (u8, Key, u32, u64, u64);
 
 struct Dedup {
     addresses: Vec<Dva>,
@@ -60,6 +67,19 @@ pub struct Mismatch {
     pub found: u64,
 }
 
+/// A dedup table that contradicts itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DedupFault {
+    /// The table, or its ZAP.
+    pub table: String,
+    /// The stored number that is wrong.
+    pub what: &'static str,
+    /// Its value.
+    pub stored: u64,
+    /// The value that it should have.
+    pub found: u64,
+}
+
 /// A block reference table that contradicts itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableFault {
@@ -76,7 +96,9 @@ pub struct TableFault {
 /// All references counted by tables.
 #[derive(Default)]
 pub struct References {
-    dedup: HashMap<(u32, u64, u64), Dedup>,
+    dedup: HashMap<DedupBlock, Dedup>,
+    /// Dedup tables that contradict themselves.
+    faults: Vec<DedupFault>,
     clones: HashMap<(u32, u64), Cloned>,
     /// Addresses of dedup entries without references that were not yet freed.
     pub dead: Vec<Dva>,
@@ -92,21 +114,30 @@ impl References {
     /// Those of reading them; `Corrupt`.
     pub fn load(spa: &Spa) -> Result<References> {
         let mut out = References::default();
-        for (key, entry) in spa.dedup_entries()? {
-            let [a, b, c, d, prop] = key;
-            let key = ondisk::ddt::Key::from_words([a, b, c, d, prop]);
+        for ((checksum, key), entry) in spa.dedup_entries()? {
             for phys in entry.phys() {
                 let addresses: Vec<Dva> = phys.addresses(key.is_encrypted()).collect();
-                let Some(first) = addresses.first() else { continue };
-                let place = (first.vdev.0, first.offset, phys.birth.0);
+                let Some(first) = addresses.first() else {
+                    if phys.refcnt > 0 {
+                        out.faults.push(DedupFault {
+                            table: dedup_name(checksum),
+                            what: "references to no address",
+                            stored: phys.refcnt,
+                            found: 0,
+                        });
+                    }
+                    continue;
+                };
+                let block = (checksum, key, first.vdev.0, first.offset, phys.birth.0);
                 if phys.refcnt == 0 {
                     out.dead.extend(addresses);
                     continue;
                 }
                 let entry = Dedup { addresses, count: phys.refcnt, seen: AtomicU64::new(0) };
-                out.dedup.insert(place, entry);
+                out.dedup.insert(block, entry);
             }
         }
+        out.faults.extend(dedup_faults(spa)?);
         for (vdev, table) in spa.clone_tables()? {
             for (offset, extra) in spa.clone_counts(&table)? {
                 let (seen, bytes) = Default::default();
@@ -126,8 +157,9 @@ impl References {
     pub(crate) fn count_visit(&self, block: &Block) -> RefVisit {
         let first = block.dva();
         if block.dedup {
-            let place = (first.vdev.0, first.offset, block.effective_physical_birth().0);
-            if let Some(entry) = self.dedup.get(&place) {
+            let birth = block.effective_physical_birth().0;
+            let of = (block.checksum, Key::of(block), first.vdev.0, first.offset, birth);
+            if let Some(entry) = self.dedup.get(&of) {
                 return match entry.seen.fetch_add(1, Relaxed) {
                     0 => RefVisit::FirstDedup(entry.addresses.clone()),
                     n if n < entry.count => RefVisit::AgainDedup,
@@ -195,7 +227,7 @@ impl References {
 
     /// Counts that the walk did not confirm.
     pub(crate) fn mismatches(&self) -> Vec<Mismatch> {
-        let dedup = self.dedup.iter().map(|(&(vdev, offset, _), e)| Mismatch {
+        let dedup = self.dedup.iter().map(|(&(_, _, vdev, offset, _), e)| Mismatch {
             dedup: true,
             vdev: VdevId(vdev),
             offset,
@@ -213,4 +245,70 @@ impl References {
         out.sort_unstable_by_key(|m| (m.vdev, m.offset));
         out
     }
+
+    /// Dedup tables that contradict themselves.
+    pub(crate) fn dedup_faults(&self) -> &[DedupFault] {
+        &self.faults
+    }
+}
+
+fn dedup_name(checksum: u8) -> String {
+    let name = Checksum::from_id(checksum).map_or("of an unknown function", Checksum::name);
+    format!("DDT-{name}")
+}
+
+/// Compares the statistics of each ZAP with its entries, and the count of fast tables with
+/// them.
+fn dedup_faults(spa: &Spa) -> Result<Vec<DedupFault>> {
+    let mos: &dyn MosRead = spa.mos();
+    let mut out = Vec::new();
+    let tables = dedup::find(spa.mos())?;
+    let fast = tables.iter().filter(|table| table.directory.is_some()).count() as u64;
+    let counted = dedup::counted(mos)?;
+    if counted != fast {
+        let table = "fast dedup".to_owned();
+        out.push(DedupFault { table, what: "number of tables", stored: counted, found: fast });
+    }
+    let statistics = mos.directory(STATISTICS_KEY)?;
+    for table in &tables {
+        for (zap, class) in table.zaps.iter().zip(Class::ALL) {
+            let stored = dedup::statistics(mos, statistics, table.checksum, class)?;
+            let found = match zap {
+                Some(zap) => sums(spa, table, *zap)?,
+                None => dedup::empty_statistics(),
+            };
+            let name = || zap_key(table.checksum, class);
+            let values = |of: &StatBucket| of.blocks.into_iter().chain(of.referenced);
+            let pairs = stored.iter().flat_map(values).zip(found.iter().flat_map(values));
+            if let Some((stored, found)) = pairs.into_iter().find(|(a, b)| a != b) {
+                out.push(DedupFault { table: name(), what: "statistics", stored, found });
+            }
+        }
+    }
+    Ok(out)
+}
+
+/// The statistics that the entries of a ZAP should have.
+fn sums(spa: &Spa, table: &TableObjects, zap: u64) -> Result<Box<dedup::DedupHistogram>> {
+    let tree = spa.zio().tree();
+    let ratio = |vdev| match spa.deflate() {
+        true => tree.deflate_ratio(vdev).unwrap_or(512),
+        false => 512,
+    };
+    let deflated = |block: &Block| {
+        let one = |dva: Dva| (dva.asize.0 >> 9).saturating_mul(ratio(dva.vdev));
+        block.dvas().map(one).fold(0, u64::saturating_add)
+    };
+    let mut out = dedup::empty_statistics();
+    spa.mos().zap(zap)?.for_each(|entry| {
+        let value = dedup::decode(&entry.value, table.directory.is_some())?;
+        let key = dedup::key_of(&entry.name)?;
+        if let Some((bucket, part)) = contribution(table.checksum, key, &value, &deflated)
+            && let Some(bucket) = out.get_mut(bucket)
+        {
+            bucket.add(&part);
+        }
+        Ok(())
+    })?;
+    Ok(out)
 }

@@ -20,6 +20,7 @@ use std::sync::Arc;
 
 use base::limits::{DATASET_DEPTH_MAX, DATASET_NAME_MAX};
 use base::{Error, ErrorKind, Result, Txg};
+use codec::checksum::Checksum;
 use dmu::{Io, Objset, ObjsetProps, Tx};
 use dsl::stored::Stored;
 use dsl::write::props::{self, Change, Target};
@@ -31,6 +32,7 @@ use ondisk::zil::{LogPtr, Record};
 
 use super::claim::CLONE_RANGE;
 use super::effective::{effective_number, find_dir, missing};
+use super::heads::dedup_of;
 use super::sync::Flags;
 use super::tasks::{Command, TaskCx};
 use super::{Writer, objset_props};
@@ -65,9 +67,6 @@ pub struct PropChange {
 /// Properties that reserve space.
 pub(super) const RESERVATIONS: [&str; 2] = ["reservation", "refreservation"];
 
-/// The word `off` of property `dedup`.
-const DEDUP_OFF: u64 = 2;
-
 pub(super) fn exists(name: &str) -> Error {
     Error::new(ErrorKind::Exists, "dataset already exists").in_dataset(name)
 }
@@ -92,15 +91,26 @@ pub(super) fn check_value(mos: &dyn MosRead, name: &str, value: &Stored) -> Resu
         ("compression", n) if n & 0x7f == 16 => "org.freebsd:zstd_compress",
         ("dnodesize", n) if n != 0 => features::LARGE_DNODE,
         ("filesystem_limit" | "snapshot_limit", n) if n != u64::MAX => features::FILESYSTEM_LIMITS,
-        ("dedup", n) if n != 0 && n != DEDUP_OFF => {
-            return Err(Error::unsupported("deduplicated blocks cannot be written yet"));
-        }
+        ("dedup", n) => match dedup_of(n).map(|(checksum, _)| checksum) {
+            None => return Ok(()),
+            Some(Checksum::Sha512) => "org.illumos:sha512",
+            Some(Checksum::Skein) => "org.illumos:skein",
+            Some(Checksum::Edonr) => "org.illumos:edonr",
+            Some(Checksum::Blake3) => "org.openzfs:blake3",
+            // Older pools have no tables of this form.
+            Some(_) if mos.directory("features_for_write")?.is_some() => return Ok(()),
+            Some(_) => return Err(must_be_upgraded()),
+        },
         _ => return Ok(()),
     };
     if features::is_enabled(mos, guid)? {
         return Ok(());
     }
-    Err(Error::unsupported("pool must be upgraded to set this property or value"))
+    Err(must_be_upgraded())
+}
+
+fn must_be_upgraded() -> Error {
+    Error::unsupported("pool must be upgraded to set this property or value")
 }
 
 /// Bytes that may still be charged to a directory, if the pool has `usable` bytes

@@ -9,7 +9,7 @@ use dmu::{CacheTiers, CacheUse, Events, Objset, ObjsetProps, RedundantMetadata};
 use dsl::Mos;
 use dsl::write::{Delta, Killed, MosRead, features};
 use ondisk::BlkPtr;
-use zio::Zio;
+use zio::{DedupMode, Zio};
 
 use super::sync::Flags;
 use super::{Writer, claim};
@@ -60,11 +60,13 @@ pub fn objset_props(
         3 => RedundantMetadata::None,
         _ => RedundantMetadata::All,
     };
+    let dedup = get("dedup")?.and_then(dedup_of);
     let small = get("special_small_blocks")?.unwrap_or(0);
     Ok(ObjsetProps {
         checksum,
         compression,
         metadata_compression: metadata,
+        dedup,
         copies: get("copies")?.unwrap_or(1).clamp(1, 3) as u8,
         redundant_metadata,
         special_small_blocks: u32::try_from(small).unwrap_or(0),
@@ -79,6 +81,21 @@ pub fn objset_props(
         },
         sealed: false,
     })
+}
+
+/// Bit of the values of property `dedup` that demand a comparison (chapter 04 §12.3).
+const DEDUP_VERIFY: u64 = 0x100;
+
+/// The checksum of deduplicated blocks, and how equal ones are recognised; `None`: they are
+/// not deduplicated.
+pub(super) fn dedup_of(value: u64) -> Option<(Checksum, DedupMode)> {
+    let checksum = match value & !DEDUP_VERIFY {
+        1 => Checksum::Sha256,
+        id => u8::try_from(id).ok().and_then(Checksum::from_id)?,
+    };
+    let verifies = value & DEDUP_VERIFY != 0 || !checksum.is_dedup_strong();
+    let mode = if verifies { DedupMode::Verify } else { DedupMode::Trust };
+    ondisk::ddt::CHECKSUMS.contains(&checksum).then_some((checksum, mode))
 }
 
 impl Writer {

@@ -144,6 +144,8 @@ pub(super) struct Ledger {
     leaving: AtomicU32,
     /// Deflated bytes that cloned blocks save.
     cloned: AtomicU64,
+    /// Deflated bytes that deduplication saves.
+    deduplicated: AtomicU64,
     /// Reserved dsize by the MOS object of the bound: directories, and heads with a quota or
     /// reservation of their own.
     dirs: Mutex<BTreeMap<u64, Arc<SpaceReservation>>>,
@@ -256,17 +258,15 @@ impl Drop for Charges {
 /// A dataset's account: its limits, for transactions that change it.
 pub struct SpaceAccount {
     head: u64,
-    /// Bytes that deduplication saves.
-    saved: u64,
     bounds: Mutex<Option<Arc<Bounds>>>,
     /// The newest txg in which blocks were freed.
     freed: AtomicU64,
 }
 
 impl SpaceAccount {
-    /// For the dataset with head `head` in a pool that saves `saved` bytes by deduplication.
-    pub fn new(head: u64, saved: u64) -> SpaceAccount {
-        SpaceAccount { head, saved, bounds: Mutex::default(), freed: AtomicU64::new(0) }
+    /// For the dataset with head `head`.
+    pub fn new(head: u64) -> SpaceAccount {
+        SpaceAccount { head, bounds: Mutex::default(), freed: AtomicU64::new(0) }
     }
 
     /// The limits as of the last synced txg.
@@ -309,7 +309,7 @@ impl SpaceAccount {
             let phys = mos.dir(at)?;
             let mut level = bound(at, phys.quota, phys.used_bytes, phys.reserved);
             if phys.parent_obj == 0 {
-                let usable = writer.ledger.usable().saturating_add(self.saved);
+                let usable = writer.ledger.usable();
                 if usable <= level.limit {
                     (level.limit, level.refusal) = (usable, ErrorKind::NoSpace);
                     level.of_pool = true;
@@ -430,6 +430,7 @@ impl Ledger {
             to_copy: AtomicU64::new(0),
             leaving: AtomicU32::new(u32::MAX),
             cloned: AtomicU64::new(0),
+            deduplicated: AtomicU64::new(0),
             dirs: Mutex::default(),
         };
         ledger.vdevs_changed();
@@ -461,6 +462,11 @@ impl Ledger {
     /// Sets the deflated bytes that cloned blocks save.
     pub(super) fn set_cloned(&self, bytes: u64) {
         self.cloned.store(bytes, Relaxed);
+    }
+
+    /// Sets the deflated bytes that deduplication saves.
+    pub(super) fn set_deduplicated(&self, bytes: u64) {
+        self.deduplicated.store(bytes, Relaxed);
     }
 
     /// Bytes of a vdev in the unit of space accounting.
@@ -539,7 +545,8 @@ impl Ledger {
         let kept = slop.saturating_add(self.unfreed.load(Relaxed));
         let all = capacity.saturating_sub(kept).saturating_add(others);
         let all = all.saturating_sub(self.checkpointed.load(Relaxed));
-        all.saturating_add(self.cloned.load(Relaxed))
+        let saved = self.cloned.load(Relaxed).saturating_add(self.deduplicated.load(Relaxed));
+        all.saturating_add(saved)
     }
 
     /// Reserves capacity for a block of an intent log, besides what its dirty block is
@@ -765,8 +772,8 @@ impl Writer {
     /// Deflated bytes that all datasets together may use: the limit of the pool's root
     /// directory (chapter 04 §5.5, chapter 05 §11). Blocks whose frees wait for the next txg
     /// in the MOS (in pools without log space maps) belong to no dataset, and are in use.
-    /// Datasets are charged for every reference to a cloned block, so the space that cloning
-    /// saves is included (chapter 08 §C.2); that of deduplication is not.
+    /// Datasets are charged for every reference to a cloned or deduplicated block, so the space
+    /// that cloning and deduplication save is included (chapter 08 §B.3, §C.2).
     pub fn usable(&self) -> u64 {
         self.ledger.usable()
     }

@@ -38,6 +38,7 @@ mod config;
 pub mod create;
 mod datasets;
 mod declare;
+mod dedup;
 mod delegation;
 mod destroy;
 mod device_removal;
@@ -106,6 +107,7 @@ pub use block_refs::BlockRefPlants;
 pub use checkpoint::{CheckpointState, CheckpointStatus, Taken};
 pub use clones::NewClone;
 pub use datasets::{Content, NewDataset, PropChange};
+pub use dedup::DedupPlants;
 pub use delegation::PermissionChange;
 pub use destroy::EachBatch;
 pub use device_removal::{RemovalEstimate, RemovalPlants, RemovalTuning};
@@ -239,6 +241,7 @@ pub struct Writer {
     removed: obsolete::Removed,
     removal: Arc<device_removal::DeviceRemoval>,
     block_refs: Arc<block_refs::BlockRefs>,
+    dedup: dedup::Dedup,
     jobs: Arc<leaf_jobs::LeafJobs>,
     autotrim: Arc<trim::Autotrim>,
     rebuilds: Arc<vdev_rebuild::Rebuilds>,

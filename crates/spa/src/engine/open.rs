@@ -229,6 +229,7 @@ pub(crate) fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Write
         removed: Default::default(),
         removal: Default::default(),
         block_refs,
+        dedup: Default::default(),
         jobs: Default::default(),
         autotrim: Default::default(),
         rebuilds: Default::default(),
@@ -251,6 +252,7 @@ pub(crate) fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Write
     let _once = writer.me.set(Arc::downgrade(&writer));
     let places = super::heal::WriterInUse(Arc::downgrade(&writer));
     writer.zio.set_healing(Arc::new(places));
+    writer.zio.set_dedup(Arc::new(super::dedup::WriterDedup(Arc::downgrade(&writer))));
     writer.topology.set_writer(&writer);
     writer.scans.set_writer(&writer);
     writer.note_unfreed(&writer.mos)?;

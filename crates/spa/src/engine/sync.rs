@@ -35,6 +35,9 @@
 //! every pass. Therefore pass [`PASS_SETTLE`] makes all these blocks dirty at once
 //! (`Writer::settle_maps`). Loading a metaslab only reads.
 //!
+//! The frees of deduplicated blocks, and what they change in tables, belong to pass 1 as well
+//! (`dedup`).
+//!
 //! *New blocks* after that are the next block of the txg's log (or of a map with a full
 //! last block), its indirect blocks, and the map of a metaslab that was never used. The
 //! last needs a whole free metaslab, which then satisfies all later allocations. The log
@@ -71,6 +74,7 @@ use super::store::Store;
 use super::tasks::{SyncTask, TaskCx};
 use super::{SyncState, Writer};
 use crate::block_refs::BLOCK_CLONING;
+use crate::dedup::FAST_DEDUP;
 
 /// Txgs after which a metaslab that nothing is allocated from is unloaded.
 const UNLOAD_IDLE: u64 = 64;
@@ -112,6 +116,8 @@ pub struct Flags {
     pub project: bool,
     /// `block_cloning` is enabled.
     pub cloning: bool,
+    /// `fast_dedup` is enabled.
+    pub fast_dedup: bool,
     /// There are special vdevs.
     pub special: bool,
 }
@@ -135,6 +141,7 @@ impl Flags {
             userobj: features::is_enabled(mos, "org.zfsonlinux:userobj_accounting")?,
             project: features::is_enabled(mos, "org.zfsonlinux:project_quota")?,
             cloning: features::is_enabled(mos, BLOCK_CLONING)?,
+            fast_dedup: features::is_enabled(mos, FAST_DEDUP)?,
             special: features::is_active(mos, "org.zfsonlinux:allocation_classes")?,
         })
     }
@@ -276,9 +283,12 @@ impl Writer {
         sum
     }
 
-    /// Frees a block in the txg being written: at once, or by the next settling of the block
-    /// reference tables if it may be cloned.
+    /// Frees a block in the txg being written: at once, or by the next settling of the tables that
+    /// may count its pointers.
     pub(super) fn free(&self, txg: Txg, bp: &BlkPtr) -> Result<()> {
+        if self.dedup.take(bp) {
+            return if self.dedup.is_full() { self.settle_dedup(txg) } else { Ok(()) };
+        }
         if self.block_refs.take(bp) { Ok(()) } else { self.free_space(txg, bp) }
     }
 
@@ -303,6 +313,7 @@ impl Writer {
             || self.tasks.lock().contains_key(&txg)
             || self.early_tasks.lock().contains_key(&txg)
             || self.checkpoint.is_discarding()
+            || self.dedup.has_work()
             || self.is_condensing()
             || self.removal.has_work(txg)
             || self.block_refs.has_work(txg)
@@ -386,6 +397,7 @@ impl Writer {
             let writes = Writes::new(&self.zio).with_priority(WritePriority::SyncWrite);
             let mut written = None;
             if pass == 1 {
+                self.dedup.set_fast(sync.flags.fast_dedup);
                 self.pass_one(state, &sync, deferred, &data, &mut heads)?;
                 // Tasks may have enabled features.
                 sync.flags = Flags::load(&sync_mos)?;
@@ -464,8 +476,8 @@ impl Writer {
                 }
             }
         }
-        if self.block_refs.has_waiting() {
-            return Err(Error::bug("a free of the txg was not decided"));
+        if self.dedup.has_waiting() || self.block_refs.has_waiting() {
+            return Err(Error::bug("a free of the txg was not counted"));
         }
         super::maps::close(&mut state.maps);
         self.space.before_commit(txg)?;
@@ -541,6 +553,8 @@ impl Writer {
             state.background = progress.more || obsolete;
             state.again |= obsolete;
         }
+        self.store_dedup(sync, state.flush_all)?;
+        state.again |= self.dedup.has_work();
         state.again |= self.condense_some(state, sync)?;
         if late {
             self.count_clones(state, sync)?;
@@ -618,6 +632,7 @@ impl Writer {
                 pending.push(done);
             }
             // So that no more than the frees of one head wait.
+            self.settle_dedup(sync.txg)?;
             self.settle_block_refs(sync)?;
         }
         Ok(())

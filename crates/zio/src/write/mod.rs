@@ -53,7 +53,7 @@ use codec::compress::Compression;
 use ondisk::ObjType;
 use ondisk::blkptr::{BlkPtr, Block, Seal};
 
-use crate::{CacheTiers, OutagePolicy, Zio};
+use crate::{CacheTiers, DedupMode, OutagePolicy, Zio};
 
 pub use gang::Gangs;
 pub(crate) use submit::Sink;
@@ -134,6 +134,8 @@ pub struct WriteProps {
     pub hole_birth: bool,
     /// Allocation class.
     pub class: Class,
+    /// Whether an equal block is used instead.
+    pub dedup: DedupMode,
     /// Which tiers of the cache may keep the block.
     pub tiers: CacheTiers,
 }
@@ -149,6 +151,7 @@ impl Default for WriteProps {
             embed: true,
             hole_birth: true,
             class: Class::Normal,
+            dedup: DedupMode::Off,
             tiers: CacheTiers::ALL,
         }
     }
@@ -261,6 +264,8 @@ pub enum Outcome {
     New,
     /// At new addresses, below a gang header.
     Gang,
+    /// Not written: an equal block has these addresses, and the dedup table counts the pointer.
+    Shared,
 }
 
 /// A compressed block with its checksum.
@@ -284,6 +289,7 @@ struct ReadyBlock {
     copies: u8,
     header_copies: u8,
     class: Class,
+    dedup: DedupMode,
     hint: u64,
     in_run: bool,
     metadata: bool,

@@ -2,19 +2,31 @@
 
 use std::sync::Arc;
 
-use base::{Asize, Dva, ErrorKind, Psize, Result};
-use ondisk::blkptr::BlkPtr;
+use base::{Asize, Dva, ErrorKind, Psize, Result, Txg};
+use ondisk::blkptr::{BlkPtr, Block};
 
 use super::gang::GangAllocator;
 use super::{BlockLayout, Outcome, Placed, Prepared, PreparedForm, ReadyBlock, SpaceSource, Want};
-use crate::Zio;
+use crate::{DedupMatch, DedupMode, DedupTables, Zio};
+
+/// What is done with a block that may be shared.
+enum Equal {
+    /// There is an equal block: this pointer leads to it.
+    Shared(Block),
+    /// It is written, and others may be shared with it.
+    New,
+    /// It is written as any other.
+    Ordinary,
+}
 
 impl Zio {
-    /// Allocates addresses, as a gang where no extent is large enough. The pointer is
-    /// complete afterwards and may be stored before the bytes are written.
+    /// Finds an equal block that a dedup table has, or allocates addresses, as a gang where no
+    /// extent is large enough. The pointer is complete afterwards and may be stored before the
+    /// bytes are written.
     ///
     /// # Errors
-    /// `NoSpace`, or the error of the allocator; nothing stays allocated then.
+    /// `NoSpace`, or the error of the allocator; nothing stays allocated then. Those of the
+    /// dedup tables.
     pub fn place(&self, p: Prepared) -> Result<Placed> {
         let mut ready = match p.form {
             PreparedForm::Done(bp, outcome) => return Ok(Placed { bp, outcome, parts: None }),
@@ -23,6 +35,50 @@ impl Zio {
         if let Some(layout) = ready.rewrite.take() {
             return Ok(placed(*ready, Outcome::Rewritten, layout));
         }
+        let (copies, verifies) = (ready.copies, ready.dedup == DedupMode::Verify);
+        let tables = self.dedup().filter(|_| ready.dedup != DedupMode::Off);
+        let tables = match tables {
+            None => None,
+            Some(tables) => match self.find_equal(&*tables, &ready)? {
+                Equal::Shared(block) => {
+                    let (bp, outcome) = (BlkPtr::Block(block), Outcome::Shared);
+                    return Ok(Placed { bp, outcome, parts: None });
+                }
+                Equal::New => Some(tables),
+                Equal::Ordinary => None,
+            },
+        };
+        let mut placed = self.place_new(ready)?;
+        if let (Some(tables), BlkPtr::Block(block)) = (tables, &mut placed.bp) {
+            block.dedup = true;
+            let stored = placed.parts.as_ref().map(|(content, _)| content.stored.clone());
+            tables.insert(block, copies, stored.filter(|_| verifies))?;
+        }
+        Ok(placed)
+    }
+
+    /// The equal block that the table has.
+    fn find_equal(&self, tables: &dyn DedupTables, ready: &ReadyBlock) -> Result<Equal> {
+        let (there, stored) = match tables.find(&ready.block, ready.copies)? {
+            DedupMatch::Found { block, stored } => (block, stored),
+            DedupMatch::Absent => return Ok(Equal::New),
+            DedupMatch::Refused => return Ok(Equal::Ordinary),
+        };
+        let verifies = ready.dedup == DedupMode::Verify;
+        if verifies && !self.has_content(&there, stored.as_ref(), &ready.content.stored) {
+            return Ok(Equal::Ordinary);
+        }
+        tables.share(&ready.block, ready.copies)?;
+        let dvas: Vec<Dva> = there.dvas().collect();
+        let mut block = ready.block.with_dvas(&dvas);
+        let birth = there.effective_physical_birth();
+        block.dedup = true;
+        block.physical_birth = if birth == block.head.birth { Txg::ZERO } else { birth };
+        Ok(Equal::Shared(block))
+    }
+
+    /// Allocates addresses for a block that is to be written.
+    fn place_new(&self, mut ready: Box<ReadyBlock>) -> Result<Placed> {
         let space = self.space()?;
         let want = Want {
             psize: ready.block.psize.0,

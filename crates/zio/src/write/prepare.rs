@@ -14,7 +14,7 @@ use super::{
     BlockChange, BlockContent, BlockLayout, Outcome, PackedForm, Prepared, PreparedForm,
     ReadyBlock, Write,
 };
-use crate::Zio;
+use crate::{DedupMode, Zio};
 
 const SECTOR: usize = 512;
 
@@ -103,6 +103,12 @@ impl Zio {
                 let dvas: Vec<_> = old.dvas().collect();
                 return Ok(ready(w, block.with_dvas(&dvas), Some(layout), stored));
             }
+        }
+        if w.props.dedup != DedupMode::Off
+            && let Some(tables) = self.dedup()
+        {
+            // So that `place` finds the table's blocks in the cache; it sees errors as well.
+            let _again_later = tables.find(&block, w.props.copies);
         }
         Ok(ready(w, block, None, stored))
     }
@@ -244,6 +250,7 @@ fn ready(w: &Write<'_>, block: Block, rewrite: Option<BlockLayout>, stored: Buf)
             copies: w.props.copies,
             header_copies: w.props.header_copies,
             class: w.props.class,
+            dedup: w.props.dedup,
             hint: w.hint,
             in_run: w.in_run,
             metadata: w.level > 0 || w.object_type.is_metadata(),
