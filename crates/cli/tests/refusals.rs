@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 use cenote::PoolState;
 use common::{Sandbox, can_mount, is_root, said};
-use testkit::{Disk, copy_file, golden};
+use testkit::{Disk, copy_file, golden, use_unknown_feature};
 
 /// A sandbox with a golden pool's disks in `disks`.
 fn with(pool: &str, name: &str) -> Option<(Sandbox, Vec<PathBuf>)> {
@@ -159,31 +159,32 @@ fn squeezed(line: &str) -> String {
 
 #[test]
 fn options_that_are_refused() {
-    let Some((s, _)) = with("dedup", "options") else { return };
+    let Some((s, _)) = with("snaps", "options") else { return };
+    use_unknown_feature(&s.path("disks"));
     let dir = s.text("disks");
     let refuse = |code, rest: &[&str]| {
         let told = s.fail(code, &import(&dir, rest));
         told.lines().next().unwrap_or_default().to_owned()
     };
     assert_eq!(
-        refuse(1, &["-c", "/etc/zfs/zpool.cache", "dedup"]),
+        refuse(1, &["-c", "/etc/zfs/zpool.cache", "snaps"]),
         "cannot run 'zpool import' with -c: the use of cache files is not supported by this version \
          of Cenote"
     );
     // This one cannot be written, and says so; it is imported all the same.
-    let said = s.say(&import(&dir, &["-N", "-f", "-o", "readonly=off", "dedup"]));
+    let said = s.say(&import(&dir, &["-N", "-f", "-o", "readonly=off", "snaps"]));
     assert_eq!(said.code, 0, "a script took the pool for one that is not imported");
     let told = said.err;
-    assert!(told.contains("'dedup' is imported read-only: "), "{told}");
-    s.ok(&["zpool", "export", "dedup"]);
+    assert!(told.contains("'snaps' is imported read-only: "), "{told}");
+    s.ok(&["zpool", "export", "snaps"]);
     assert_eq!(
-        refuse(2, &["-R", "here", "dedup"]),
+        refuse(2, &["-R", "here", "snaps"]),
         "bad alternate root 'here': must be an absolute path"
     );
-    assert_eq!(refuse(2, &["-o", "x=y", "dedup"]), "property 'x' is not valid at import");
+    assert_eq!(refuse(2, &["-o", "x=y", "snaps"]), "property 'x' is not valid at import");
     assert_eq!(refuse(2, &["-z"]), "invalid option 'z'");
-    assert_eq!(refuse(2, &["-a", "dedup"]), "too many arguments");
-    assert_eq!(refuse(2, &["-n", "dedup"]), "-n or -X only meaningful with -F");
+    assert_eq!(refuse(2, &["-a", "snaps"]), "too many arguments");
+    assert_eq!(refuse(2, &["-n", "snaps"]), "-n or -X only meaningful with -F");
     for command in [&["zpool", "list"][..], &["zpool", "get", "all"]] {
         let wanted = "'--json-int' only works with '-j'\nusage:\n";
         let told = s.fail(2, &[command, &["--json-int"]].concat());

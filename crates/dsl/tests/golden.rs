@@ -59,8 +59,6 @@ fn pools_that_must_stay_read_only_are_known() {
         let found = features::obstacles(open(scratch.path()).spa().mos()).unwrap();
         Some(found.into_iter().map(|o| o.what).collect::<Vec<_>>())
     };
-    let has =
-        |name: &str, part: &str| what(name).is_none_or(|all| all.iter().any(|w| w.contains(part)));
     let written = [
         "twomirrors",
         "snaps",

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use base::{Error, Result, VdevId};
-use ondisk::brt::{BrtVdev, parse_directory_key};
+use ondisk::brt::BrtVdev;
 use ondisk::ddt::{Entry, Key, STATISTICS_KEY, StatBucket, parse_statistics};
 
 use crate::dedup::{self, HeldEntries};

@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use cenote::inspect::spa::engine::TaskCx;
 use cenote::{Engine, EngineConfig, Error, FoundPool, ImportOptions, Pool, Result, Search};
 
 pub use disk::Disk;
@@ -258,6 +259,21 @@ pub fn discover(engine: &Engine, dir: &Path) -> Vec<FoundPool> {
 /// Import options of tests: read-only, whichever host had the pool.
 pub fn readonly() -> ImportOptions {
     ImportOptions { readonly: true, force: true, ..ImportOptions::default() }
+}
+
+/// Lets the pool in a directory use a feature that no version knows, so that it can only be read.
+///
+/// # Panics
+/// If it cannot be imported and written.
+pub fn use_unknown_feature(dir: &Path) {
+    let options = ImportOptions { force: true, ..ImportOptions::default() };
+    let pool = import_from(&engine(), dir, &options).unwrap();
+    let act = |cx: &mut TaskCx<'_>, ()| {
+        let zap = cx.read().required("features_for_write")?;
+        cx.cx.put_number(zap, "org.example:unknown", 1)
+    };
+    pool.writer().unwrap().sync_task(|_| Ok(()), act).unwrap();
+    pool.export().unwrap();
 }
 
 /// Imports the only pool in a directory.
