@@ -33,7 +33,7 @@ _cenote_flags() {
 	'zpool iostat') echo '-g -H -L -n -p -P -v -y -T -l -q -r -w' ;;
 	'zpool import') echo '-a -d -D -f -m -N -F -n -X -T --rebuild-space -o -R -t --rewind-to-checkpoint' ;;
 	'zpool export') echo '-a -f' ;;
-	'zpool upgrade') echo '-v' ;;
+	'zpool upgrade') echo '-v -a -V' ;;
 	'zpool reguid') echo '-g' ;;
 	'zpool events') echo '-v -H -f -c' ;;
 	'zpool history') echo '-i -l' ;;

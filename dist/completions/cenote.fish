@@ -252,7 +252,7 @@ __cenote_complete -n '__cenote_wants zpool' -a status -d 'show the state of pool
 __cenote_complete -n '__cenote_wants zpool' -a iostat -d 'show the input and output of pools and devices'
 __cenote_complete -n '__cenote_wants zpool' -a import -d 'find pools on devices and import them'
 __cenote_complete -n '__cenote_wants zpool' -a export -d 'unmount pools and let go of them'
-__cenote_complete -n '__cenote_wants zpool' -a upgrade -d 'show which features pools lack'
+__cenote_complete -n '__cenote_wants zpool' -a upgrade -d 'show which features pools lack, and enable them'
 __cenote_complete -n '__cenote_wants zpool' -a reguid -d 'give a pool another guid'
 __cenote_complete -n '__cenote_wants zpool' -a events -d 'show what happened to pools and devices'
 __cenote_complete -n '__cenote_wants zpool' -a history -d 'show the commands that changed pools'
@@ -449,7 +449,9 @@ __cenote_complete -n '__cenote_at zpool import +0' -f
 __cenote_complete -n '__cenote_at zpool export' -s a -d 'all pools'
 __cenote_complete -n '__cenote_at zpool export' -s f -d 'unmount even what is busy'
 __cenote_complete -n '__cenote_at zpool export +0' -f -a '(__cenote_pools)'
-__cenote_complete -n '__cenote_at zpool upgrade' -s v -d 'the features that Cenote knows'
+__cenote_complete -n '__cenote_at zpool upgrade' -s v -d 'the features and versions that Cenote knows'
+__cenote_complete -n '__cenote_at zpool upgrade' -s a -d 'all pools'
+__cenote_complete -n '__cenote_at zpool upgrade' -s V -d 'to this version, without features' -r -f
 __cenote_complete -n '__cenote_at zpool upgrade +0' -f -a '(__cenote_pools)'
 __cenote_complete -n '__cenote_at zpool reguid' -s g -d 'this one instead of a random one' -r -f
 __cenote_complete -n '__cenote_at zpool reguid +0' -f -a '(__cenote_pools)'

@@ -137,7 +137,7 @@ impl Pool {
     /// Brings a file system to a newer version, as far as the pool's version allows.
     fn upgrade_version(&self, name: &str, version: &PropData) -> Result<()> {
         let PropData::Num(version) = version else { return Ok(()) };
-        if *version > zpl::create::version_for(self.spa().config().version) {
+        if *version > zpl::create::version_for(self.version()) {
             return Err(Error::unsupported("pool must be upgraded"));
         }
         let fs = self.dataset(name)?.open_fs()?;
@@ -156,7 +156,7 @@ impl Pool {
 
     /// The properties that a new file system inherits from its parent.
     fn above(&self, name: &str) -> NewFs {
-        let version = zpl::create::version_for(self.spa().config().version);
+        let version = zpl::create::version_for(self.version());
         // The user who makes it becomes its owner.
         let (uid, gid) = self.owner_of_new();
         let new = NewFs { version, uid, gid, ..NewFs::default() };

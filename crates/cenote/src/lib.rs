@@ -58,6 +58,7 @@ pub mod space_map;
 mod split;
 mod topology;
 pub mod tune;
+mod upgrade;
 mod values;
 mod vdev_props;
 mod volume;
@@ -103,6 +104,7 @@ pub use spa::engine::{AttachMode, Offline, OfflineMode, ScanRequest};
 pub use spa::engine::{NewBookmark, PermissionChange, SnapshotHold};
 pub use split::{SplitPool, SplitRequest};
 pub use topology::{AttachRequest, LookedAfter, NewDevice};
+pub use upgrade::Upgraded;
 pub use vdev_props::VdevProps;
 pub use volume::REFRESERVATION_AUTO;
 

@@ -501,16 +501,21 @@ impl Pool {
 
     fn features_missing(&self) -> Result<bool> {
         use ondisk::features::{FEATURES, NO_UPGRADE};
-        let features = self.core.features()?;
+        if self.version() != ondisk::uberblock::VERSION_FEATURES {
+            return Ok(false);
+        }
+        // A set that cannot be read requests nothing.
+        let Ok(requested) = self.requested_features() else { return Ok(false) };
         // For a writable pool, features that Cenote does not maintain do not count as
         // missing.
-        let writes = self.core.writer.is_some();
-        Ok(self.core.spa.uberblock().version == 5000
-            && FEATURES
-                .iter()
-                .filter(|f| !f.has(NO_UPGRADE) && f.is_readable())
-                .filter(|f| !writes || crate::create::compat::is_default(f))
-                .any(|f| features.state(f) == dsl::features::State::Disabled))
+        if self.core.writer.is_some() {
+            return Ok(!self.features_to_add()?.is_empty());
+        }
+        let features = self.core.features()?;
+        Ok(FEATURES
+            .iter()
+            .filter(|f| !f.has(NO_UPGRADE) && f.is_readable() && requested.has(f.name()))
+            .any(|f| features.state(f) == dsl::features::State::Disabled))
     }
 
     /// Fills in sizes and fragmentation of the root and its top-level vdevs.

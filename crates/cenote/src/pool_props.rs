@@ -96,12 +96,10 @@ impl Pool {
             "health" => text(spa.vdev_status().state().to_string()),
             "guid" => number(self.guid().0),
             "load_guid" => number(self.core.load_guid),
-            "version" if spa.uberblock().version == 5000 => {
-                with_source(PropData::None, Source::Default)
-            }
+            "version" if self.version() == 5000 => with_source(PropData::None, Source::Default),
             "version" => with_source(
-                PropData::Num(spa.uberblock().version),
-                if spa.uberblock().version == 28 { Source::Default } else { Source::Local },
+                PropData::Num(self.version()),
+                if self.version() == 28 { Source::Default } else { Source::Local },
             ),
             "altroot" => match self.altroot() {
                 Some(path) => with_source(PropData::Str(path.display().to_string()), Source::Local),
@@ -141,7 +139,7 @@ impl Pool {
     }
 
     /// Property `compatibility`, if it is set.
-    fn compatibility(&self) -> Option<String> {
+    pub(crate) fn compatibility(&self) -> Option<String> {
         let config = self.core.config();
         config.compatibility.as_ref().and_then(|s| s.to_str()).map(str::to_owned)
     }

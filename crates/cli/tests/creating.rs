@@ -7,7 +7,7 @@ mod common;
 
 use std::path::PathBuf;
 
-use common::{Sandbox, said};
+use common::{Sandbox, judge, said};
 use testkit::golden;
 
 const MAY: &str = "invalid vdev specification\nuse '-f' to override the following errors:\n";
@@ -251,4 +251,88 @@ fn log_vdevs_come_and_go() {
     assert_eq!(text.lines().next(), Some(heading), "{text}");
     assert!(s.ok(&["trace", "zil", "tank", "0.05"]).contains("commits 0, batches 0"));
     assert!(s.fail(1, &["trace", "zil", "nopool", "0.05"]).contains("no pool 'nopool'"));
+}
+
+/// What the user did: created pools of an old version, and with fewer features, and upgraded them.
+#[test]
+fn pools_are_upgraded() {
+    let s = Sandbox::new("upgrade");
+    s.dir("disks");
+    let f = files(&s, &["disks/old", "plain"]);
+    let create = ["zpool", "create", "-O", "mountpoint=none"];
+    s.ok(&[&create[..], &["-o", "version=28", "tank", &f[0]]].concat());
+    s.ok(&[&create[..], &["-d", "-o", "compatibility=compat-2018", "plain", &f[1]]].concat());
+    let first = "This system supports ZFS pool feature flags.\n\n";
+    let upgrade = |args: &[&str]| {
+        let out = s.ok(&[&["zpool", "upgrade"], args].concat());
+        out.strip_prefix(first).unwrap().to_owned()
+    };
+    let listed = upgrade(&[]);
+    assert!(listed.contains("\nVER  POOL\n---  ------------\n28   tank\n\n"), "{listed}");
+    let plain = "\nPOOL  FEATURE\n---------------\nplain\n      async_destroy\n      empty_bpobj\n";
+    assert!(listed.contains(plain) && !listed.contains("blake3"), "{listed}");
+    let same = "Pool 'tank' is already formatted using version 28.\n";
+    assert_eq!(upgrade(&["-V", "28", "tank"]), same);
+    let newer = "Pool 'tank' is already formatted using more current version '28'.\n";
+    assert_eq!(upgrade(&["-V", "20", "tank"]), newer);
+    assert_eq!(
+        s.fail(1, &["zpool", "set", "version=20", "tank"]),
+        "cannot set property for 'tank': a pool's version only grows\n"
+    );
+    assert_eq!(
+        s.fail(1, &["zpool", "set", "feature@blake3=enabled", "tank"]),
+        "cannot set property for 'tank': the pool has no feature flags\n"
+    );
+    s.ok(&["zpool", "set", "compatibility=legacy", "tank"]);
+    assert!(upgrade(&["tank"]).contains("upgrade not performed"));
+    s.ok(&["zpool", "set", "compatibility=openzfs-2.0-linux", "tank"]);
+    let upgraded = upgrade(&["tank"]);
+    let begin = "Successfully upgraded 'tank' from version 28 to feature flags.\nEnabled the \
+                 following features on 'tank':\n  async_destroy\n  empty_bpobj\n";
+    assert!(upgraded.starts_with(begin) && upgraded.ends_with("  zstd_compress\n\n"), "{upgraded}");
+    let feature = |name: &str, pool: &str| {
+        let name = format!("feature@{name}");
+        s.ok(&["zpool", "get", "-Ho", "value", &name, pool])
+    };
+    assert_eq!(feature("lz4_compress", "tank"), "active\n");
+    assert_eq!(feature("blake3", "tank"), "disabled\n");
+    let full = "Pool 'tank' already has all supported and requested features enabled.\n";
+    assert_eq!(upgrade(&["tank"]), full);
+    assert_eq!(
+        s.fail(1, &["zpool", "set", "feature@blake3=enabled", "tank"]),
+        "cannot set property for 'tank': feature 'blake3' is not in the sets of property \
+         'compatibility'\n"
+    );
+    s.ok(&["zpool", "set", "compatibility=off", "tank"]);
+    s.ok(&["zpool", "set", "feature@blake3=enabled", "tank"]);
+    assert_eq!(feature("blake3", "tank"), "enabled\n");
+    assert_eq!(
+        s.fail(1, &["zpool", "set", "feature@block_cloning=enabled", "tank"]),
+        "cannot set property for 'tank': feature 'block_cloning' cannot be enabled: this version \
+         of Cenote does not write its data\n"
+    );
+    let both = upgrade(&["-a"]);
+    let of = |pool: &str| format!("Enabled the following features on '{pool}':\n");
+    assert!(both.contains(&of("tank")) && both.contains(&of("plain")), "{both}");
+    assert!(!both.contains("blake3"), "it was enabled before, or is not requested: {both}");
+    assert_eq!(feature("blake3", "plain"), "disabled\n");
+    assert!(upgrade(&["-a"]).starts_with("All pools are already formatted using feature flags.\n"));
+    assert!(upgrade(&[]).ends_with("all supported and requested features enabled.\n"));
+    assert_eq!(s.ok(&["zpool", "get", "-Ho", "value", "version", "tank"]), "-\n");
+    let history = s.ok(&["zpool", "history", "tank"]);
+    assert_eq!(history.matches("zpool upgrade tank\n").count(), 1, "{history}");
+    for (args, message) in [
+        (&["-v", "-a"][..], "-v option is incompatible with other arguments"),
+        (&["-a", "tank"], "-a option should not be used along with a pool name"),
+        (&["-V", "29", "tank"], "invalid version '29'"),
+        (&["-V", "28"], "missing pool name"),
+    ] {
+        let told = s.fail(2, &[&["zpool", "upgrade"], args].concat());
+        assert!(told.starts_with(&format!("{message}\nusage:\n")), "{told}");
+    }
+    let missing = s.fail(1, &["zpool", "upgrade", "nosuch"]);
+    assert_eq!(missing, "cannot open 'nosuch': no such pool\n");
+    s.ok(&["zfs", "create", "tank/new"]);
+    s.ok(&["zpool", "export", "plain"]);
+    judge(&s);
 }

@@ -248,7 +248,6 @@ fn what_is_not_done_is_refused() {
         &["zpool", "status", "--power"],
         &["zpool", "split", "-l", "-R", "/x", "tank", "new"],
         &["zpool", "set", "cachefile=/tmp/x", "tank"],
-        &["zpool", "upgrade", "tank"],
         &["zpool", "set", "allocating=off", "tank", &disks[0]],
     ] {
         let err = s.fail(1, args);

@@ -383,12 +383,12 @@ pub(super) const COMMANDS: &[Command] = &[
     },
     Command {
         name: "upgrade",
-        about: "show which features pools lack",
+        about: "show which features pools lack, and enable them",
         synopsis: "upgrade\n\tupgrade -v\n\tupgrade [-V version] <-a | pool ...>",
         flags: &[
-            flag('v', "the features that Cenote knows"),
-            flag('a', "enabling all features at once").refused(),
-            arg('V', "version", Word::Any, "enabling all features at once").refused(),
+            flag('v', "the features and versions that Cenote knows"),
+            flag('a', "all pools"),
+            arg('V', "version", Word::Any, "to this version, without features"),
         ],
         words: &[Word::Pool],
         ..POOL

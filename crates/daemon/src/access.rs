@@ -338,6 +338,7 @@ fn refused_change(pool: &str, change: &Change) -> String {
         Change::Destroy { .. } => ("cannot destroy", true),
         Change::Sync => return format!("sync '{pool}' failed: permission denied"),
         Change::Reguid(_) => ("cannot reguid", true),
+        Change::Upgrade(_) => ("cannot upgrade", true),
         Change::Set(..) | Change::SetVdev(..) => ("cannot set property for", true),
         Change::Clear(_) => ("cannot clear errors for", false),
         Change::Remove(_) | Change::EstimateRemoval(_) => ("cannot remove device from", false),

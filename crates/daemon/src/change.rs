@@ -196,6 +196,13 @@ pub(super) fn change(
         Change::Reguid(guid) => {
             pool()?.reguid(guid.map(Guid), command).map_err(|e| user_message("reguid", name, &e))?
         }
+        Change::Upgrade(version) => {
+            let done = pool()?.upgrade(*version, command).map_err(|e| {
+                Error::new(e.kind(), format!("cannot upgrade '{name}': {}", e.message()))
+            })?;
+            let features = done.features.iter().map(|f| f.name().to_owned()).collect();
+            return Ok(Reply::Upgraded { from: done.from, to: done.to, features });
+        }
         Change::Set(property, value) => {
             let fail =
                 |e: Error| Error::new(e.kind(), format!("cannot set property for '{name}': {e}"));

@@ -109,6 +109,8 @@ pub enum Change {
     Set(String, String),
     /// Set a property of a vdev: its name, the property and the value.
     SetVdev(String, String, String),
+    /// Bring it to this version; `None`: to version 5000, with all features that are requested.
+    Upgrade(Option<u64>),
     /// Clear the errors of all devices or of one, and use them again.
     Clear(Option<String>),
     /// Remove a device; what is on a data vdev is copied to the others in the background.

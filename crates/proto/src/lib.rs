@@ -62,7 +62,7 @@ pub use space_map::{MetaslabSpace, SpaceMap, VdevSpaceMap};
 pub use stats::{BATCH_MAX, Stat, TunableInfo, WhatIf};
 
 /// Version of the protocol.
-pub const VERSION: u32 = 15;
+pub const VERSION: u32 = 16;
 /// Largest frame in bytes.
 const FRAME_MAX: usize = 32 << 20;
 /// Largest request in bytes: names of [`TARGETS_MAX`] datasets, up to the length of a command
@@ -503,6 +503,15 @@ pub enum Reply {
     Imported(String, Vec<String>),
     /// Answer to [`Change::EstimateRemoval`]: bytes of memory for the mapping.
     RemovalMemory(u64),
+    /// Answer to [`Change::Upgrade`].
+    Upgraded {
+        /// The version before.
+        from: u64,
+        /// The version now.
+        to: u64,
+        /// The features that were enabled.
+        features: Vec<String>,
+    },
     /// Answer to [`Change::Split`].
     Split(Box<SplitReport>),
     /// Answer to [`Request::Status`].

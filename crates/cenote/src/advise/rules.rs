@@ -500,7 +500,7 @@ fn features(pool: &PoolFacts) -> Vec<Advice> {
         gain: "Only a hint: new features may be useful, and other software may then not be able \
                to import the pool."
             .into(),
-        command: "zpool upgrade".into(),
+        command: format!("zpool upgrade {}", pool.name),
         ..of_pool(
             pool,
             Rule::Features,

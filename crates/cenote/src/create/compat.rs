@@ -10,7 +10,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use ondisk::features::{ACTIVATE_ON_ENABLE, FEATURES, Feature, by_guid, by_name};
+use ondisk::features::{ACTIVATE_ON_ENABLE, FEATURES, Feature, NO_UPGRADE, by_guid, by_name};
 
 /// Directories of set files; the first match is used.
 const DIRECTORIES: [&str; 2] = ["/etc/zfs/compatibility.d", "/usr/share/zfs/compatibility.d"];
@@ -157,6 +157,21 @@ pub(crate) fn is_written(feature: &Feature) -> bool {
 pub(crate) fn is_default(feature: &Feature) -> bool {
     let known = FEATURES.iter().take(KNOWN_TO_2_3).any(|f| f.guid == feature.guid);
     known && is_written(feature)
+}
+
+/// Whether an upgrade enables the feature, where the pool's sets allow it.
+pub fn is_upgraded(feature: &Feature) -> bool {
+    is_default(feature) && !feature.has(NO_UPGRADE)
+}
+
+/// The features that an upgrade enables in a pool with these sets, each behind those that it
+/// depends on. `is_enabled` tells which it has.
+pub(crate) fn features_to_add(
+    set: &FeatureSet,
+    is_enabled: &dyn Fn(&Feature) -> bool,
+) -> Vec<&'static Feature> {
+    let wanted = in_order(|f| is_upgraded(f) && set.has(f.name()) && !is_enabled(f));
+    wanted.into_iter().filter(|f| !is_enabled(f)).collect()
 }
 
 /// The features that a pool's creator requested.

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use base::{Error, ErrorKind, Guid, Result, Txg};
+use base::{Error, Guid, Result, Txg};
 use device::{Device, FileDevice, OpenOptions};
 use dsl::stored::Stored;
 use ondisk::config::VdevConfig;
@@ -290,11 +290,15 @@ impl Pool {
             PoolSetting::Feature(name, true) => {
                 let feature = by_name(name)
                     .ok_or_else(|| Error::invalid(format!("feature '{name}' unsupported")))?;
+                if !self.requested_features()?.has(name) {
+                    return Err(Error::invalid(format!(
+                        "feature '{name}' is not in the sets of property 'compatibility'"
+                    )));
+                }
                 return writer.enable_features(vec![feature], command(line));
             }
-            PoolSetting::Version(VERSION) => return Ok(()),
-            PoolSetting::Version(_) => {
-                return Err(Error::new(ErrorKind::Invalid, "a pool's version only grows"));
+            PoolSetting::Version(version) => {
+                return writer.upgrade(*version, Vec::new(), command(line));
             }
             _ => {}
         }

@@ -21,7 +21,9 @@ use std::path::PathBuf;
 use dsl::props::PropData;
 use ondisk::features::Feature;
 
-pub use compat::{FeatureSet, FeatureWishes, feature_set, features_to_enable, may_enable};
+pub use compat::{
+    FeatureSet, FeatureWishes, feature_set, features_to_enable, is_upgraded, may_enable,
+};
 pub use names::{check_pool_name, check_temporary_name};
 pub use settings::{
     Of, PoolSetting, When, check_mountpoint, dataset_setting, new_dataset_settings, pool_setting,

@@ -31,13 +31,15 @@ struct Snapshot {
 }
 
 /// The expected pool: everything by its full name.
-struct LineageModel {
+pub(crate) struct LineageModel {
     heads: BTreeMap<String, Head>,
     snapshots: BTreeMap<String, Snapshot>,
     /// With the order of the snapshot.
     marks: BTreeMap<String, usize>,
     dice: u64,
     count: usize,
+    /// The pool's version: old ones have no holds or bookmarks.
+    pub(crate) version: u64,
 }
 
 fn dataset(name: &str) -> &str {
@@ -53,7 +55,7 @@ fn inside(name: &str, root: &str) -> bool {
 }
 
 impl LineageModel {
-    fn new(seed: u64) -> LineageModel {
+    pub(crate) fn new(seed: u64) -> LineageModel {
         let root = Head { objects: ObjectContents::new(), origin: None };
         LineageModel {
             heads: [("tank".to_owned(), root)].into(),
@@ -61,6 +63,7 @@ impl LineageModel {
             marks: BTreeMap::new(),
             dice: seed,
             count: 0,
+            version: 5000,
         }
     }
 
@@ -125,7 +128,7 @@ impl LineageModel {
         all(&mut self.marks, &new);
     }
 
-    fn step(&mut self, pool: &Pool) {
+    pub(crate) fn step(&mut self, pool: &Pool) {
         // A long run keeps its size.
         if self.heads.len() > 30 || self.snapshots.len() > 120 {
             self.destroy_snapshot(pool);
@@ -139,8 +142,8 @@ impl LineageModel {
             9 | 10 => self.rollback(pool),
             11 => self.rename_head(pool),
             12 => self.rename_snapshot(pool),
-            13 | 14 => self.hold_or_release(pool),
-            15 => self.bookmark(pool),
+            13 | 14 if self.version >= 18 => self.hold_or_release(pool),
+            15 if self.version == 5000 => self.bookmark(pool),
             16 => self.destroy_snapshot(pool),
             17 => self.destroy_head(pool),
             _ => self.write(pool),
@@ -365,7 +368,7 @@ impl LineageModel {
     }
 
     /// Contents, origins, holds, bookmarks: all are as expected.
-    fn compare(&self, pool: &Pool) {
+    pub(crate) fn compare(&self, pool: &Pool) {
         let root = pool.spa().root_dir().unwrap();
         let same =
             |os: &Arc<cenote::inspect::dmu::Objset>, objects: &ObjectContents, name: &str| {
@@ -412,7 +415,7 @@ impl LineageModel {
     }
 
     /// Destroys everything that can be destroyed: all of it.
-    fn end(&mut self, pool: &Pool) {
+    pub(crate) fn end(&mut self, pool: &Pool) {
         for (name, snap) in &self.snapshots {
             for tag in &snap.tags {
                 let hold = [SnapshotHold { snapshot: name.clone(), tag: tag.clone() }];
@@ -462,7 +465,7 @@ impl LineageModel {
 }
 
 /// All sums of a pool that is open, as of one txg.
-fn sums(pool: &Pool) {
+pub(crate) fn sums(pool: &Pool) {
     let tree = pool.spa().zio().tree();
     let of = |id| tree.deflate_ratio(base::VdevId(id)).unwrap_or(512);
     let ratios = dsl::write::Ratios::new((0..8).map(of).collect());

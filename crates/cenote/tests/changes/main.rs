@@ -19,6 +19,7 @@ mod random;
 mod space_kept;
 mod storage;
 mod topology;
+mod upgrades;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

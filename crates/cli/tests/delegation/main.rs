@@ -259,6 +259,7 @@ const NEVER: &[(&[&str], &str)] = &[
     (&["zpool", "sync", "tank"], "sync 'tank' failed"),
     (&["zpool", "reguid", "tank"], "cannot reguid 'tank'"),
     (&["zpool", "set", "comment=x", "tank"], "cannot set property for 'tank'"),
+    (&["zpool", "upgrade", "tank"], "cannot upgrade 'tank'"),
     (&["zpool", "clear", "tank"], "cannot clear errors for tank"),
     (&["zpool", "reopen", "tank"], "cannot reopen 'tank'"),
     (&["zpool", "checkpoint", "tank"], "cannot checkpoint 'tank'"),

@@ -38,7 +38,7 @@ fn a_suspended_pool_and_its_devices() {
 
     let free = std::fs::read(new).unwrap();
     let why = "pool I/O is currently suspended";
-    let refused: [(&[&str], &str); 22] = [
+    let refused: [(&[&str], &str); 24] = [
         (&["scrub", "sick"], "cannot scrub sick: "),
         (&["scrub", "-w", "sick"], "cannot scrub sick: "),
         (&["scrub", "-e", "sick"], "cannot scrub sick: "),
@@ -61,6 +61,8 @@ fn a_suspended_pool_and_its_devices() {
         (&["trim", "sick", d0], "cannot trim '{d0}': "),
         (&["initialize", "sick", d0], "cannot initialize '{d0}': "),
         (&["set", "checksum_n=5", "sick", d0], "cannot set property for '{d0}' on 'sick': "),
+        (&["upgrade", "sick"], "cannot upgrade 'sick': "),
+        (&["upgrade", "-V", "28", "sick"], "cannot upgrade 'sick': "),
     ];
     for (args, words) in refused {
         let said = say(&s, &[&["zpool"], args].concat());

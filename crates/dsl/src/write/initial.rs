@@ -14,16 +14,14 @@ use ondisk::ObjType;
 use ondisk::blkptr::COMPRESS_OFF;
 use ondisk::features::Feature;
 use ondisk::uberblock::VERSION_FEATURES;
-use ondisk::zap::ZapValue;
 
 use super::store::DIRECTORY;
+use super::upgrade::{VERSION_LISTS, make_tables, put_salt};
 use super::{
     FREE_LIST, NewObject, SMALL_BLOCK, SyncCx, bpobj, create, features, history, props, snapshot,
 };
 use crate::stored::Stored;
 
-/// Version from which on destroyed datasets are freed in the background.
-const VERSION_LISTS: u64 = 26;
 /// Bytes of a block of the configuration, and of the list of deferred frees.
 const CONFIG_BLOCK: u32 = 16 << 10;
 
@@ -80,10 +78,8 @@ pub fn create(cx: &SyncCx<'_>, pool: &NewPool<'_>) -> Result<Initial> {
     let origin_head = create::head(cx, origin_dir, None, false)?;
     let origin = snapshot::take_at(cx, origin_head, "$ORIGIN", base::Txg(1))?;
     let features = pool.version == VERSION_FEATURES;
-    let tables = ["features_for_read", "features_for_write", "feature_descriptions"];
-    for name in tables.into_iter().filter(|_| features) {
-        let zap = cx.new_zap(ObjType::OTN_ZAP_METADATA, 0)?;
-        cx.put_number(DIRECTORY, name, zap)?;
+    if features {
+        make_tables(cx)?;
     }
     let root_head = create::head(cx, root_dir, Some(origin), false)?;
     let history = history::create(cx, pool.dspace)?;
@@ -109,15 +105,10 @@ pub fn create(cx: &SyncCx<'_>, pool: &NewPool<'_>) -> Result<Initial> {
         features::enable(cx, feature)?;
     }
     if features {
-        put_salt(cx, pool)?;
+        put_salt(cx, &pool.salt)?;
     }
     for (name, value) in pool.pool_props {
         props::set_pool(cx, name, Some(value))?;
     }
     Ok(Initial { root_dir, root_head, config, sync_bplist, free_bpobj, history })
-}
-
-fn put_salt(cx: &SyncCx<'_>, pool: &NewPool<'_>) -> Result<()> {
-    let salt = ZapValue { int_size: 1, num: 32, data: pool.salt.to_vec() };
-    cx.mos.zap_update(DIRECTORY, b"org.illumos:checksum_salt", &salt)
 }

@@ -55,6 +55,7 @@ mod tests;
 pub mod trees;
 #[cfg(test)]
 mod unit_tests;
+pub mod upgrade;
 pub mod usage;
 
 use std::cell::{Cell, RefCell};

@@ -76,6 +76,7 @@ mod tasks;
 mod topology;
 mod trim;
 mod unclone;
+mod upgrade;
 pub mod vdev_props;
 pub(crate) mod vdev_rebuild;
 

@@ -17,12 +17,11 @@ use device::Device;
 use dmu::ObjectSpec;
 use dsl::stored::Stored;
 use dsl::write::store::DIRECTORY;
-use dsl::write::{MosRead, Ratios, features, props};
+use dsl::write::{MosRead, Ratios, props};
 use metaslab::MsDesc;
 use nvlist::{NvList, NvStr};
 use ondisk::ObjType;
 use ondisk::config::{PoolConfig, PoolState, VdevConfig, VdevType};
-use ondisk::features::Feature;
 use ondisk::zap::ZapValue;
 use txg::FailMode;
 use vdev::Tree;
@@ -287,43 +286,6 @@ impl Writer {
         // With `autoexpand`, vdevs use what their devices have.
         self.topology_settled();
         self.follow_autotrim(&self.mos)
-    }
-
-    /// Enables features, each with those that it depends on.
-    ///
-    /// # Errors
-    /// `Unsupported` for pools without features, and for features that this version does
-    /// not maintain; those of a suspension.
-    pub fn enable_features(
-        &self,
-        list: Vec<&'static Feature>,
-        command: Option<Command>,
-    ) -> Result<()> {
-        let wanted = list.clone();
-        let check = move |cx: &mut TaskCx<'_>| {
-            if cx.read().directory("features_for_write")?.is_none() {
-                return Err(Error::unsupported("the pool has no feature flags"));
-            }
-            match wanted.iter().find(|f| !features::is_maintained(f)) {
-                Some(f) => {
-                    Err(Error::unsupported(format!("feature '{}' cannot be enabled", f.name())))
-                }
-                None => features::check_enable(cx.cx, &wanted),
-            }
-        };
-        let act = move |cx: &mut TaskCx<'_>, ()| {
-            for feature in &list {
-                if !features::is_enabled(cx.read(), feature.guid)? {
-                    features::enable(cx.cx, feature)?;
-                    let text = format!("feature@{}=enabled", feature.name());
-                    cx.log_internal("set", None, &text)?;
-                }
-            }
-            cx.config();
-            cx.refresh_heads()?;
-            command.map_or(Ok(()), |c| cx.log_command(&c))
-        };
-        self.sync_task(check, act).map(|_| ())
     }
 }
 
