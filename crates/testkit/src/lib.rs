@@ -261,16 +261,17 @@ pub fn readonly() -> ImportOptions {
     ImportOptions { readonly: true, force: true, ..ImportOptions::default() }
 }
 
-/// Lets the pool in a directory use a feature that no version knows, so that it can only be read.
+/// Lets the pool in a directory use a feature that is known and not maintained, so that it can only
+/// be read.
 ///
 /// # Panics
 /// If it cannot be imported and written.
-pub fn use_unknown_feature(dir: &Path) {
+pub fn use_unmaintained_feature(dir: &Path) {
     let options = ImportOptions { force: true, ..ImportOptions::default() };
     let pool = import_from(&engine(), dir, &options).unwrap();
     let act = |cx: &mut TaskCx<'_>, ()| {
         let zap = cx.read().required("features_for_write")?;
-        cx.cx.put_number(zap, "org.example:unknown", 1)
+        cx.cx.put_number(zap, "com.seagate:draid_failure_domains", 1)
     };
     pool.writer().unwrap().sync_task(|_| Ok(()), act).unwrap();
     pool.export().unwrap();
