@@ -13,8 +13,8 @@ use cenote::{
     VdevState,
 };
 use testkit::{
-    Disk, ManifestEntry, Scratch, copy_file, discover, engine, golden, import_from, readonly,
-    use_unmaintained_feature,
+    Disk, ManifestEntry, Scratch, copy_file, discover, engine, golden, import_from,
+    leave_old_scrub, readonly,
 };
 
 /// An unpacked golden pool in a directory of its own.
@@ -369,11 +369,11 @@ fn a_pool_in_use_elsewhere_needs_force() {
 #[test]
 fn what_cannot_be_kept_up_makes_a_pool_read_only() {
     let Some(case) = ImportCase::new("snaps") else { return };
-    use_unmaintained_feature(case.dir());
+    leave_old_scrub(case.dir());
     let pool = import_from(&engine(), case.dir(), &options(|o| o.readonly = false)).unwrap();
     assert!(pool.is_readonly());
     let why = pool.read_only_because().unwrap();
-    assert!(why.contains("com.seagate:draid_failure_domains"), "{why}");
+    assert!(why.contains("scrub_func"), "{why}");
 }
 
 #[test]

@@ -307,8 +307,8 @@ fn pools_are_upgraded() {
     s.ok(&["zpool", "set", "feature@blake3=enabled", "tank"]);
     assert_eq!(feature("blake3", "tank"), "enabled\n");
     assert_eq!(
-        s.fail(1, &["zpool", "set", "feature@raidz_expansion=enabled", "tank"]),
-        "cannot set property for 'tank': feature 'raidz_expansion' cannot be enabled: this version \
+        s.fail(1, &["zpool", "set", "feature@draid_failure_domains=enabled", "tank"]),
+        "cannot set property for 'tank': feature 'draid_failure_domains' cannot be enabled: this version \
          of Cenote does not write its data\n"
     );
     let both = upgrade(&["-a"]);

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 use cenote::PoolState;
 use common::{Sandbox, can_mount, is_root, said};
-use testkit::{Disk, copy_file, golden, use_unmaintained_feature};
+use testkit::{Disk, copy_file, golden, leave_old_scrub};
 
 /// A sandbox with a golden pool's disks in `disks`.
 fn with(pool: &str, name: &str) -> Option<(Sandbox, Vec<PathBuf>)> {
@@ -160,7 +160,7 @@ fn squeezed(line: &str) -> String {
 #[test]
 fn options_that_are_refused() {
     let Some((s, _)) = with("snaps", "options") else { return };
-    use_unmaintained_feature(&s.path("disks"));
+    leave_old_scrub(&s.path("disks"));
     let dir = s.text("disks");
     let refuse = |code, rest: &[&str]| {
         let told = s.fail(code, &import(&dir, rest));

@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use cenote::inspect::dsl::write::store::DIRECTORY;
 use cenote::inspect::spa::engine::TaskCx;
 use cenote::{Engine, EngineConfig, Error, FoundPool, ImportOptions, Pool, Result, Search};
 
@@ -261,17 +262,19 @@ pub fn readonly() -> ImportOptions {
     ImportOptions { readonly: true, force: true, ..ImportOptions::default() }
 }
 
-/// Lets the pool in a directory use a feature that is known and not maintained, so that it can only
-/// be read.
+/// Leaves the pool in a directory as software older than version 25 leaves one that it was
+/// scrubbing: it can only be read.
 ///
 /// # Panics
 /// If it cannot be imported and written.
-pub fn use_unmaintained_feature(dir: &Path) {
+pub fn leave_old_scrub(dir: &Path) {
     let options = ImportOptions { force: true, ..ImportOptions::default() };
     let pool = import_from(&engine(), dir, &options).unwrap();
     let act = |cx: &mut TaskCx<'_>, ()| {
-        let zap = cx.read().required("features_for_write")?;
-        cx.cx.put_number(zap, "com.seagate:draid_failure_domains", 1)
+        if cx.read().zap_lookup(DIRECTORY, b"scan")?.is_some() {
+            cx.cx.mos.zap_remove(DIRECTORY, b"scan")?;
+        }
+        cx.cx.put_number(DIRECTORY, "scrub_func", 1)
     };
     pool.writer().unwrap().sync_task(|_| Ok(()), act).unwrap();
     pool.export().unwrap();
