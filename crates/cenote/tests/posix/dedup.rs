@@ -12,7 +12,7 @@ use ondisk::zap::ZapValue;
 use spa::audit::{AuditOptions, Problem, Report};
 use spa::engine::TaskCx;
 
-use super::log::{cut, import_with};
+use super::log::{cut, import_with, quiet};
 use super::widths::make_with;
 use super::*;
 
@@ -49,6 +49,7 @@ fn single(test: &str, fast: bool) -> PosixFixture {
     let props = [("recordsize", BLOCK), ("compression", 2), ("dedup", ON)];
     pool.create_filesystem(DATASET, &numbers(&props), None).unwrap();
     let fs = open(&pool);
+    quiet(&pool);
     PosixFixture { scratch, engine, pool, fs }
 }
 
@@ -431,8 +432,9 @@ fn zdb_of(scratch: &Scratch, pool: &str, runs: &[&[&str]]) -> Vec<String> {
     zdb_texts(scratch, &all)
 }
 
-/// A power cut while the logs of a fast table have entries, some of them without references:
-/// the state is complete, and the import continues.
+/// A power cut while the logs of a fast table have entries: the state is complete, and the import
+/// continues. (Entries without references make txgs follow each other, and a copy of the disks
+/// would not be one state.)
 #[test]
 fn logs_survive_a_power_cut() {
     let rig = single("cut", true);
@@ -444,7 +446,7 @@ fn logs_survive_a_power_cut() {
         }
         rig.sync();
     }
-    for name in ["a0", "b0", "a1"] {
+    for name in ["a0", "a1"] {
         rig.fs.unlink(&Caller::root(), rig.root(), name.as_bytes()).unwrap();
     }
     rig.sync();
@@ -455,13 +457,12 @@ fn logs_survive_a_power_cut() {
     let stored = pool.spa().dedup_statistics().unwrap().blocks[0];
     let entries = pool.spa().dedup_entries().unwrap();
     assert!(entries.len() as u64 > stored, "the logs are empty: {stored}");
-    assert!(entries.values().any(|e| e.total_refcnt() == 0), "none is dead");
     let report = pool.spa().audit(AuditOptions::default(), &()).unwrap();
     assert!(report.is_clean(), "{:?}", report.problems);
     drop(pool);
     let pool = import_with(&engine, &image, false).unwrap();
     let fs = pool.dataset(DATASET).unwrap().open_fs().unwrap();
-    for (i, content) in content.iter().enumerate().skip(1) {
+    for (i, content) in content.iter().enumerate() {
         let id = fs.lookup(fs.root(), format!("b{i}").as_bytes(), Io::WAIT).unwrap().id;
         assert!(read(&fs, id) == *content, "{i}");
     }
@@ -471,7 +472,7 @@ fn logs_survive_a_power_cut() {
     let rig = PosixFixture { scratch: image, engine, pool, fs };
     let rig = rig.again();
     let (used, saved) = tally(&rig);
-    assert_eq!((used, saved), (5 * 20 * BLOCK, 5 * 20 * BLOCK), "five contents, one thrice");
+    assert_eq!((used, saved), (6 * 20 * BLOCK, 5 * 20 * BLOCK), "three twice, one thrice");
     rig.finish();
 }
 
