@@ -225,6 +225,8 @@ fn remove(w: &Writer, guid: Guid) {
 
 fn finished(w: &Writer) {
     testkit::eventually("the removal ends", || w.removal().is_none());
+    // Its last txg may not be on disk yet.
+    w.sync().unwrap();
 }
 
 fn record(pool: &Pool) -> [u64; 7] {
@@ -263,6 +265,7 @@ fn vdevs_of_all_kinds_are_removed() {
                 files.change();
                 w.sync().unwrap();
             }
+            finished(w);
             let [state, of, prev, start, end, _, copied] = record(&pool);
             assert_eq!((state, of, prev), (2, vdev.into(), vdev.into()));
             assert!(start > 0 && end >= start && copied > 0);

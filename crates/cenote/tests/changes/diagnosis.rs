@@ -160,22 +160,27 @@ fn suffer(name: &str, kind: NewKind, width: usize, ashift: u64, failure: &Failin
             break;
         }
     }
-    daemon.follow();
+    // Another thread posts the events.
+    for class in [failure.class, "statechange"] {
+        testkit::eventually(&format!("{what}: {class} is posted"), || {
+            daemon.follow();
+            daemon.classes.contains(class)
+        });
+    }
     let found = state();
     assert_eq!(found.state(), failure.state, "{what}: {:?}", daemon.classes);
     assert_eq!(found.aux.as_deref(), failure.remark, "{what}");
     assert_eq!(pool.status().unwrap().root.state(), VdevState::Degraded, "{what}");
     assert_eq!(found.slow_ios > 0, failure.class == "delay", "{what}");
-    for class in [failure.class, "statechange"] {
-        assert!(daemon.classes.contains(class), "{what}: {class} not in {:?}", daemon.classes);
-    }
     assert!(!pool.is_suspended(), "{what}");
     read_all(&pool, &objects, &ids);
     // The device is repaired, and gets another chance.
     disk(&opened, "/d1").heal();
     engine.clear(&pool, Some(victim), None).unwrap();
-    daemon.follow();
-    assert!(daemon.classes.contains("vdev_clear"), "{what}");
+    testkit::eventually("the repair is posted", || {
+        daemon.follow();
+        daemon.classes.contains("vdev_clear")
+    });
     let cleared = state();
     let missed = cleared.aux.as_deref().is_some_and(|aux| aux.contains("resilver"));
     assert!(cleared.state() == VdevState::Online || missed, "{what}: {cleared:?}");

@@ -314,6 +314,26 @@ impl LineageModel {
         self.snapshots.remove(&name);
     }
 
+    /// Whether an order exists in which everything inside `root` can be destroyed: children before
+    /// their parents, clones before the snapshots that they come from. After renames a file system
+    /// may be a clone of a snapshot of its own child, and then there is none.
+    fn has_order(&self, root: &str) -> bool {
+        let mut left: Vec<&String> = self.heads.keys().filter(|n| inside(n, root)).collect();
+        loop {
+            let before = left.len();
+            let all = left.clone();
+            left.retain(|name| {
+                let child = all.iter().any(|n| n != name && inside(n, name));
+                let snapshots = self.snapshots.keys().filter(|n| dataset(n) == name.as_str());
+                let cloned = snapshots.flat_map(|n| self.clones_of(n)).any(|c| all.contains(&c));
+                child || cloned
+            });
+            if left.len() == before {
+                return left.is_empty();
+            }
+        }
+    }
+
     fn destroy_head(&mut self, pool: &Pool) {
         let name = self.head();
         if name == "tank" {
@@ -325,6 +345,7 @@ impl LineageModel {
         let outside = |n: &String| self.clones_of(n).iter().any(|c| !inside(c, &name));
         let alone = all.count() == 1;
         let free = snaps().all(|(n, s)| s.tags.is_empty() && !outside(n));
+        let free = free && self.has_order(&name);
         let done = pool.destroy_dataset(&name, deep, None);
         assert_eq!(done.is_ok(), alone || deep && free, "{name}: {done:?}");
         if done.is_ok() {

@@ -100,7 +100,7 @@ fn log_vdevs_are_added_and_removed_while_they_are_used() {
         blocks(&rig.pool)
     };
     assert!(commits(20).0 >= 18);
-    assert_eq!(kind(rig.pool.remove_vdev("d0", None)), ErrorKind::Invalid);
+    assert_eq!(kind(rig.pool.remove_vdev("d0", None)), ErrorKind::NoSpace);
     assert_eq!(kind(rig.pool.remove_vdev("nothing", None)), ErrorKind::NotFound);
     rig.pool.remove_vdev("l0", Some("zpool remove tank l0")).unwrap();
     let before = blocks(&rig.pool);
