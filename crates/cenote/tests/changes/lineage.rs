@@ -563,6 +563,34 @@ fn random_lineages() {
     });
 }
 
+/// What the user did: cloned a file system, moved the original below the clone, and destroyed the
+/// clone with all below it. Each must go before the other. A part was destroyed, and then the
+/// command failed.
+#[test]
+fn what_no_order_destroys_stays_whole() {
+    let disks = DiskFiles::new("lineage-circle", 1, 512 * MB);
+    let engine = engine();
+    let pool = engine.create_pool(&request(vec![disks.leaf(0)], Vec::new())).unwrap().unwrap();
+    pool.create_filesystem("tank/a", &[], None).unwrap();
+    pool.snapshot(&["tank/a@s".to_owned()], &[], None).unwrap();
+    pool.clone_snapshot("tank/a@s", "tank/c", &[], None).unwrap();
+    pool.rename_dataset("tank/a", "tank/c/a", None).unwrap();
+    pool.create_filesystem("tank/c/b", &[], None).unwrap();
+    pool.snapshot(&["tank/c@t".to_owned()], &[], None).unwrap();
+    let refused = pool.destroy_dataset("tank/c", true, None).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Exists);
+    for name in ["tank/c", "tank/c/a", "tank/c/b", "tank/c@t", "tank/c/a@s"] {
+        assert!(pool.dataset(name).is_ok(), "{name}");
+    }
+    // The clone is promoted, and all of it goes.
+    pool.promote("tank/c", None).unwrap();
+    pool.destroy_dataset("tank/c", true, None).unwrap();
+    assert!(pool.dataset("tank/c").is_err());
+    pool.export().unwrap();
+    drop(pool);
+    judge(&engine, &disks.path());
+}
+
 /// Clones of clones, each a snapshot of the one before, promoted in random order and
 /// destroyed in random order.
 #[test]

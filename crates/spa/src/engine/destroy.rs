@@ -46,6 +46,15 @@ fn busy(name: &str) -> Error {
     Error::busy("dataset is busy").in_dataset(name)
 }
 
+fn dependent_clones(name: &str) -> Error {
+    Error::new(ErrorKind::Exists, "filesystem has dependent clones").in_dataset(name)
+}
+
+/// The file system or volume of a snapshot's name, or the name itself.
+fn dataset_of(name: &str) -> &str {
+    name.split_once('@').map_or(name, |(dataset, _)| dataset)
+}
+
 /// Is called with each txg of a request and the names of what it destroyed, or marked for
 /// deferred destruction, in their order.
 pub type EachBatch<'a> = &'a mut dyn FnMut(Txg, Vec<String>);
@@ -122,9 +131,19 @@ impl Doomed {
         self.heads.is_empty() && self.snapshots.is_empty()
     }
 
-    /// Checks that no dataset outside depends on them, and that no snapshot is held.
+    /// Checks that no dataset outside depends on them, that no snapshot is held, and that an order
+    /// exists in which all can be destroyed: children before parents, clones before their
+    /// origins. After renames a file system may be a clone of a snapshot of its own child.
     fn check(&self, cx: &TaskCx<'_>) -> Result<()> {
         let mos = cx.read();
+        // What must be destroyed before each file system or volume.
+        let mut needs: BTreeMap<&str, BTreeSet<&str>> =
+            self.heads.values().map(|name| (name.as_str(), BTreeSet::new())).collect();
+        for name in self.heads.values() {
+            if let Some(of) = name.rsplit_once('/').and_then(|(parent, _)| needs.get_mut(parent)) {
+                of.insert(name);
+            }
+        }
         for (&snap, name) in &self.snapshots {
             cx.check_unused(snap).map_err(|e| e.in_dataset(name.as_str()))?;
             let phys = mos.dataset(snap)?;
@@ -135,9 +154,24 @@ impl Doomed {
             // The oldest dataset of each clone: a snapshot, if it has any.
             let inside = |next| self.heads.contains_key(next) || self.snapshots.contains_key(next);
             if clones.iter().any(|(_, next)| !inside(next)) {
-                let text = "filesystem has dependent clones";
-                return Err(Error::new(ErrorKind::Exists, text).in_dataset(name.as_str()));
+                return Err(dependent_clones(name));
             }
+            let origin = dataset_of(name);
+            for (_, next) in &clones {
+                let clone = self.heads.get(next).or_else(|| self.snapshots.get(next));
+                let (Some(clone), Some(of)) = (clone, needs.get_mut(origin)) else { continue };
+                of.insert(dataset_of(clone));
+            }
+        }
+        while !needs.is_empty() {
+            let ready: BTreeSet<&str> =
+                needs.iter().filter(|(_, of)| of.is_empty()).map(|(name, _)| *name).collect();
+            if ready.is_empty() {
+                let name = needs.keys().next().copied().unwrap_or_default();
+                return Err(dependent_clones(name));
+            }
+            needs.retain(|name, _| !ready.contains(name));
+            needs.values_mut().for_each(|of| of.retain(|name| !ready.contains(name)));
         }
         Ok(())
     }
