@@ -5,7 +5,7 @@
 //! other option is answered with `NBD_REP_ERR_TLS_REQD`. After the answer to that option both
 //! sides begin the handshake of TLS 1.3, and the options begin anew inside; what was agreed
 //! before is forgotten. Bytes that came behind the option in the clear end the connection,
-//! because someone else could have put them there. Sessions are not resumed: every connection
+//! because an attacker could have inserted them. Sessions are not resumed: every connection
 //! proves its certificate.
 //!
 //! A [`Session`] stands between the socket and the buffers of a connection. Receiving takes
