@@ -261,6 +261,30 @@ pub fn dnodes_in_block(
     })
 }
 
+/// Changes the byte order of a block of the meta-dnode, but for its bonus areas: those of
+/// encrypted dnodes have the order in which they were encrypted.
+///
+/// Slots that no dnode of a valid shape uses stay as they are.
+pub fn swap_dnodes(block: &mut [u8]) {
+    let mut rest = block;
+    while rest.len() >= DNODE_SIZE {
+        let size = usize::from(Dnode::peek_slots(rest).unwrap_or(1)) * DNODE_SIZE;
+        let is_free = rest.first() == Some(&0);
+        let (dnode, after) = rest.split_at_mut(size.min(rest.len()));
+        rest = after;
+        let pointers = CORE_SIZE + usize::from(dnode[3]) * BLKPTR_SIZE;
+        let spill = if dnode[7] & flags::SPILL_BLKPTR != 0 { BLKPTR_SIZE } else { 0 };
+        if is_free || pointers + spill > dnode.len() {
+            continue;
+        }
+        dnode[8..10].reverse();
+        dnode[10..12].reverse();
+        crate::zap::swap_words(&mut dnode[16..pointers]);
+        let spill = dnode.len() - spill;
+        crate::zap::swap_words(&mut dnode[spill..]);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -315,6 +339,30 @@ mod tests {
         assert_eq!(Dnode::parse(&out, Endian::Little).unwrap(), Some(d.clone()));
         d.bonus.resize(1024, 0);
         assert!(d.encode(&mut out).is_err());
+    }
+
+    #[test]
+    fn a_swapped_block_has_the_same_dnodes() {
+        let mut d = Dnode::parse(&plain(), Endian::Little).unwrap().unwrap();
+        (d.bonus_type, d.bonus, d.slots) = (ObjType::SA, (0..200).collect(), 2);
+        (d.spill, d.flags) = (Some(BlkPtr::default()), d.flags | flags::SPILL_BLKPTR);
+        let mut block = [0; 4096];
+        block[512..1024].copy_from_slice(&plain());
+        d.encode(&mut block[1024..]).unwrap();
+        // A shape that no dnode has: more pointers than slots.
+        (block[2048], block[2048 + 3]) = (1, 9);
+        let mut swapped = block;
+        swap_dnodes(&mut swapped);
+        assert_ne!(swapped, block);
+        assert_eq!(swapped[2048..], block[2048..]);
+        let dnodes = |block: &[u8], endian| -> Vec<_> {
+            dnodes_in_block(&block[..2048], endian)
+                .map(|(slot, d)| (slot, Dnode { endian: Endian::Little, ..d.unwrap() }))
+                .collect()
+        };
+        assert_eq!(dnodes(&swapped, Endian::Big), dnodes(&block, Endian::Little));
+        swap_dnodes(&mut swapped);
+        assert_eq!(swapped, block);
     }
 
     #[test]

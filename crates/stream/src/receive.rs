@@ -174,8 +174,7 @@ fn unknown(record: &str, object: u64) -> impl Fn(Error) -> Error {
 ///
 /// # Errors
 /// Those of reading the stream (`Checksum`, `Corrupt`, `Interrupted` if it is cut off); those of
-/// the host; `Invalid` for raw streams that cannot be received, `Unsupported` for those of
-/// dnodes in the other byte order.
+/// the host; `Invalid` for raw streams that cannot be received.
 pub fn receive_substream<R: Read>(
     reader: &mut StreamReader<R>,
     begin: &Begin,

@@ -400,9 +400,6 @@ impl Objset {
         loop {
             let published = live.published.load(SeqCst);
             let disk = self.disk_dnode(id, io)?;
-            if live.is_sealed() && disk.as_ref().is_some_and(|d| d.endian == Endian::Big) {
-                return Err(seal::other_order());
-            }
             let mut stripe = live.stripe(id.0).lock();
             live.check_there()?;
             if let Some(handle) = stripe.get(&id.0) {

@@ -16,6 +16,10 @@
 //!
 //! Bonus areas may be encrypted as a whole, so they are kept as a whole ([`StoredForm`]).
 //!
+//! The MAC of a block of dnodes covers them in the byte order of the host that wrote them, so a
+//! block of another host's order is stored in that order. The stream has all dnodes of a block
+//! that it changes; bonus areas of both orders never meet in one.
+//!
 //! # Invariants
 //! * A sealed object set has no plain change: all calls but those of this module, of freeing and
 //!   of claiming fail with `Locked`.
@@ -210,16 +214,8 @@ impl Objset {
     /// The block of dnodes `blkid`, which the transaction changes, gets these parameters.
     ///
     /// # Errors
-    /// `Unsupported` for blocks of the other byte order; those of reading the tree.
-    pub fn seal_dnodes(self: &Arc<Self>, tx: &Tx, blkid: u64, seal: Seal) -> Result<()> {
-        let meta = self.meta_object();
-        let old = match blkid <= meta.dnode().max_blkid {
-            true => meta.block_pointer(0, blkid, tx.io())?.endian(),
-            false => Endian::Little,
-        };
-        if seal.endian == Endian::Big || old == Endian::Big {
-            return Err(other_order());
-        }
+    /// `Locked` for an object set that is not sealed.
+    pub fn seal_dnodes(&self, tx: &Tx, blkid: u64, seal: Seal) -> Result<()> {
         self.live()?.sealed_state()?.dnodes.lock().insert(blkid, (tx.txg(), seal));
         Ok(())
     }
@@ -323,11 +319,6 @@ impl Objset {
     ) -> Result<()> {
         self.free_blocks(tx, id, first, past, false)
     }
-}
-
-/// That of a dnode which cannot be changed without its key.
-pub(crate) fn other_order() -> Error {
-    Error::unsupported("encrypted dnodes of the other byte order cannot be written without a key")
 }
 
 fn check_form(bytes: &Buf, form: PackedForm) -> Result<()> {

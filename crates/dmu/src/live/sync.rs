@@ -16,7 +16,9 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use base::{Buf, BufMut, Error, ObjectId, Result, Txg};
 use ondisk::blkptr::{Block, Protection, Seal};
-use ondisk::dnode::{DNODE_BLOCK_SIZE, DNODE_SIZE, DNODES_PER_BLOCK, Dnode, dnodes_in_block};
+use ondisk::dnode::{
+    DNODE_BLOCK_SIZE, DNODE_SIZE, DNODES_PER_BLOCK, Dnode, dnodes_in_block, swap_dnodes,
+};
 use ondisk::objset::{FLAG_USER_ACCOUNTED, OBJSET_MAC_SIZE, ObjsetType, ZIL_HEADER_SIZE};
 use ondisk::{BlkPtr, Endian, ObjType, ObjsetPhys};
 use zio::{BlockChange, Io, OutagePolicy, Write, Writes, Zio};
@@ -317,8 +319,11 @@ impl Objset {
         }
         let mut data = Vec::with_capacity(blocks.len());
         let mut fills = BTreeMap::new();
-        for (blkid, block) in blocks {
+        for (blkid, mut block) in blocks {
             fills.insert(blkid, dnodes_in_block(&block, Endian::Little).count() as u64);
+            if seals.get(&blkid).is_some_and(|seal: &Seal| seal.endian == Endian::Big) {
+                swap_dnodes(&mut block);
+            }
             data.push((blkid, block.freeze()));
         }
         let old = Some(Arc::clone(&disk.meta));
@@ -335,7 +340,8 @@ impl Objset {
         Ok((meta.dn, blkids))
     }
 
-    /// A block of dnodes as on disk, little endian, and its parameters if it is encrypted.
+    /// A block of dnodes as on disk, but in little-endian order, and its parameters if it is
+    /// encrypted. Its bonus areas are then as on disk: only the key could change their order.
     fn dnode_block_to_change(self: &Arc<Self>, blkid: u64) -> Result<(BufMut, Option<Seal>)> {
         let meta = self.meta_object();
         if blkid > meta.dnode().max_blkid {
@@ -346,9 +352,13 @@ impl Objset {
         if bp.is_hole() {
             return Ok((BufMut::zeroed(DNODE_BLOCK_SIZE), None));
         }
-        if bp.endian() == Endian::Little {
-            let seal = bp.as_block().filter(|b| b.protection == Protection::Encrypted);
-            return Ok((BufMut::copy_of(&old), seal.map(Block::seal)));
+        let sealed = bp.as_block().filter(|b| b.protection == Protection::Encrypted);
+        if bp.endian() == Endian::Little || sealed.is_some() {
+            let mut block = BufMut::copy_of(&old);
+            if bp.endian() == Endian::Big {
+                swap_dnodes(&mut block);
+            }
+            return Ok((block, sealed.map(Block::seal)));
         }
         let mut out = BufMut::zeroed(DNODE_BLOCK_SIZE);
         for (slot, dnode) in dnodes_in_block(&old, Endian::Big) {
