@@ -26,7 +26,7 @@ use dmu::{OutagePolicy, Tx};
 use dsl::DslDir;
 use dsl::props::PropData;
 use dsl::write::MosRead;
-use dsl::write::receive::{RawSnapshot, ReceivePosition, ReceivedSnapshot, ResumeState};
+use dsl::write::receive::{ReceivePosition, ReceivedSnapshot, ResumeState};
 use nvlist::NvList;
 use ondisk::objset::ObjsetType;
 use spa::engine::{EndReceive, NewReceive, ReceiveTarget, SpaceAccount, Writer};
@@ -475,11 +475,10 @@ impl Pool {
         };
         let mut new = self.new_receive(&begin, &list, target, options)?;
         new.is_plain = raw::is_plain(options, has_props);
-        let mut of_snapshot = None;
+        let mut ivset = None;
         if sent.is_raw {
-            let (of_dataset, ivset) = raw::raw_receive(&list)?;
-            of_snapshot = Some(RawSnapshot { keys: of_dataset.keys.clone(), ivset });
-            new.raw = Some(of_dataset);
+            let (of_dataset, of_snapshot) = raw::raw_receive(&list)?;
+            (new.raw, ivset) = (Some(of_dataset), of_snapshot);
         }
         observer.begins(sent, target)?;
         let received = |bytes: u64, is_new: bool| ReceivedStream {
@@ -497,7 +496,8 @@ impl Pool {
             return Ok(received(stream.bytes() - stream.began_at, false));
         }
         let (dataset, snapshot) = (new.dataset.clone(), new.snapshot.clone());
-        let resumes = new.resumes_at.is_some();
+        let (resumes, keys) =
+            (new.resumes_at.is_some(), new.raw.as_ref().map(|raw| raw.keys.clone()));
         let mut begun = None;
         let line = options.command.as_deref();
         observer.begin(&dataset, &mut || {
@@ -523,12 +523,13 @@ impl Pool {
             let into = ReceiveInto { objset, host: &host, has_content, resumes, batch };
             receive_substream(&mut stream.reader, &begin, into)?;
         }
+        let raw = keys.map(|keys| raw::raw_snapshot(keys, ivset)).transpose()?;
         let end = EndReceive {
             snapshot: ReceivedSnapshot {
                 name: snapshot,
                 guid: begin.to_guid,
                 creation_time: begin.creation_time,
-                raw: of_snapshot,
+                raw,
             },
             force: options.force,
         };

@@ -2,6 +2,7 @@
 
 use base::{Error, Result};
 use dmu::Io;
+use dsl::DslDataset;
 use nvlist::{NvList, Value};
 use ondisk::{BlkPtr, ObjsetPhys};
 use stream::{SendOptions, SendSnapshot};
@@ -36,13 +37,14 @@ impl Dataset {
         self.dir().mos().objset().zio().read_physical(block).is_ok()
     }
 
-    /// The list `crypt_keydata`; `None` for a stream that is not raw.
+    /// The list `crypt_keydata`; `None` for a stream that is not raw. `from_ivset` is the
+    /// identity of what it is incremental to.
     ///
     /// # Errors
     /// `Corrupt` if a part of the key is missing; those of reading.
     pub(super) fn raw_keys(
         &self,
-        from: Option<&Dataset>,
+        from_ivset: u64,
         options: SendOptions,
         snapshot: &SendSnapshot,
     ) -> Result<Option<NvList>> {
@@ -93,19 +95,22 @@ impl Dataset {
         list.add_u64("mdn_nblkptr", meta.blkptrs.len() as u64);
         list.add_u64("mdn_maxblkid", meta.max_blkid);
         list.add_u64("to_ivset_guid", self.ivset_guid()?);
-        list.add_u64("from_ivset_guid", from.map_or(Ok(0), Dataset::ivset_guid)?);
+        list.add_u64("from_ivset_guid", from_ivset);
         Ok(Some(list))
     }
 
     /// The identity of a snapshot or bookmark in raw streams; 0 if it has none.
-    fn ivset_guid(&self) -> Result<u64> {
+    pub(super) fn ivset_guid(&self) -> Result<u64> {
         match &self.what {
             DatasetOrBookmark::Bookmark(mark) => Ok(mark.0.phys.ivset_guid),
-            DatasetOrBookmark::Dataset(ds) => {
-                Ok(ds.attribute(IVSET)?.and_then(|value| value.first().copied()).unwrap_or(0))
-            }
+            DatasetOrBookmark::Dataset(ds) => ivset_guid(ds),
         }
     }
+}
+
+/// The same of a snapshot.
+pub(super) fn ivset_guid(ds: &DslDataset) -> Result<u64> {
+    Ok(ds.attribute(IVSET)?.and_then(|value| value.first().copied()).unwrap_or(0))
 }
 
 /// The object set's block, parsed, and its portable MAC.

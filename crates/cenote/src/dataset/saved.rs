@@ -5,16 +5,21 @@
 //! without an END: a resumable receive of it leaves the same partial state, and a token
 //! with which the first sender goes on. The partial state is taken as it is on disk, and is kept
 //! from being continued or discarded meanwhile.
+//!
+//! The stream of a raw partial state is raw. It lacks the identity of the snapshot's
+//! initialisation vectors, which comes when a receive ends; the stream that continues it has it.
+//! OpenZFS sends such streams, too. It has none for redacted partial states (the command of 2.4
+//! crashes).
 
 use base::{Error, ErrorKind, Result};
 use dsl::DslDataset;
 use dsl::write::MosRead;
 use dsl::write::receive::{self, ResumeState};
 use spa::engine::PartialUse;
-use stream::{SendOptions, SendRequest, SendSource};
+use stream::{SendOptions, SendRequest, SendSnapshot, SendSource};
 
 use super::redacting::REDACTED;
-use super::{Dataset, DatasetKind};
+use super::{Dataset, DatasetKind, raw_keys};
 
 /// The partial state of a dataset, to be sent.
 pub struct SavedSend {
@@ -22,6 +27,8 @@ pub struct SavedSend {
     part: Dataset,
     state: ResumeState,
     source: Option<SendSource>,
+    /// Identity of the source's initialisation vectors, 0 without one.
+    from_ivset: u64,
     options: SendOptions,
     _kept: Option<PartialUse>,
 }
@@ -31,8 +38,8 @@ impl Dataset {
     /// left.
     ///
     /// # Errors
-    /// `Invalid` without such state; `Busy` while it is being received; `Unsupported` for a raw
-    /// one; those of reading.
+    /// `Invalid` without such state; `Busy` while it is being received; `Unsupported` for a
+    /// redacted one; those of reading.
     pub fn plan_saved(&self, options: SendOptions) -> Result<SavedSend> {
         let none = || {
             let text = "dataset does not have any resumable receive state";
@@ -63,34 +70,29 @@ impl Dataset {
         if !head.phys().is_inconsistent() {
             return Err(none());
         }
-        if state.raw {
-            // The identity of its initialisation vectors comes with the last record.
-            let text = "the partial state of a raw stream cannot be sent";
-            return Err(Error::unsupported(text).in_dataset(self.name()));
-        }
         if state.from_redacted.is_some() || head.attribute(REDACTED)?.is_some() {
             let text = "the partial state of a redacted stream cannot be sent";
             return Err(Error::unsupported(text).in_dataset(self.name()));
         }
-        let source = match state.from_guid {
-            None => None,
+        let (source, from_ivset) = match state.from_guid {
+            None => (None, 0),
             Some(guid) => {
                 let base = head.previous_dataset()?.filter(|base| base.phys().guid == guid);
                 let lost = || Error::corrupt("the partial state has lost its origin");
                 let base = base.ok_or_else(lost)?;
                 let is_origin = base.phys().dir_obj != self.dir().object();
                 let txg = base.phys().creation_txg;
-                Some(SendSource { guid, txg, is_origin })
+                (Some(SendSource { guid, txg, is_origin }), raw_keys::ivset_guid(&base)?)
             }
         };
         let options = SendOptions {
             large_blocks: state.large_blocks || options.large_blocks,
             embedded: state.embedded || options.embedded,
             compressed: state.compressed || options.compressed,
-            raw: false,
+            raw: state.raw,
         };
         let part = Dataset::of_head(&self.core, head)?;
-        Ok(SavedSend { part, state, source, options, _kept: kept })
+        Ok(SavedSend { part, state, source, from_ivset, options, _kept: kept })
     }
 }
 
@@ -100,19 +102,17 @@ impl SavedSend {
         &self.state.to_name
     }
 
-    fn request(&self) -> SendRequest {
-        SendRequest {
+    fn parts(&self) -> Result<(SendSnapshot, SendRequest)> {
+        let mut snapshot = self.part.send_parts(self.state.to_name.clone(), self.options.raw)?;
+        snapshot.guid = self.state.to_guid;
+        let request = SendRequest {
             source: self.source,
             options: self.options,
             until: Some(self.state.position.object),
+            keys: self.part.raw_keys(self.from_ivset, self.options, &snapshot)?,
             ..SendRequest::default()
-        }
-    }
-
-    fn snapshot(&self) -> Result<stream::SendSnapshot> {
-        let mut snapshot = self.part.send_parts(self.state.to_name.clone(), false)?;
-        snapshot.guid = self.state.to_guid;
-        Ok(snapshot)
+        };
+        Ok((snapshot, request))
     }
 
     /// Bytes of the stream.
@@ -120,7 +120,8 @@ impl SavedSend {
     /// # Errors
     /// Those of reading metadata.
     pub fn size(&self) -> Result<u64> {
-        self.snapshot()?.size(&self.request())
+        let (snapshot, request) = self.parts()?;
+        snapshot.size(&request)
     }
 
     /// Writes the stream; as [`Dataset::send`].
@@ -132,6 +133,7 @@ impl SavedSend {
         output: &mut dyn std::io::Write,
         progress: &mut dyn FnMut(u64) -> bool,
     ) -> Result<()> {
-        self.snapshot()?.send(&self.request(), output, progress)
+        let (snapshot, request) = self.parts()?;
+        snapshot.send(&request, output, progress)
     }
 }

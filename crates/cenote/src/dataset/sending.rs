@@ -125,7 +125,8 @@ impl Dataset {
         };
         let lacking = from.map(Dataset::redaction_list).transpose()?.flatten();
         let snapshot = self.send_snapshot(options.raw)?;
-        let keys = self.raw_keys(from, options, &snapshot).map_err(fail)?;
+        let from_ivset = from.map_or(Ok(0), Dataset::ivset_guid).map_err(fail)?;
+        let keys = self.raw_keys(from_ivset, options, &snapshot).map_err(fail)?;
         let request =
             SendRequest { source, options, resume, until: None, keys, redaction, lacking };
         Ok((snapshot, request))

@@ -6,6 +6,7 @@ use dsl::props::PropData;
 use dsl::stored::Stored;
 use dsl::write::crypt::WrappedKeys;
 use dsl::write::props::Change;
+use dsl::write::receive::RawSnapshot;
 use nvlist::{NvList, Value};
 use ondisk::dnode::DNODE_BLOCK_SIZE;
 use spa::engine::{PropChange, RawReceive};
@@ -19,8 +20,8 @@ use crate::pool::Pool;
 const KEY_PARAMETERS: [&str; 4] = ["encryption", "keyformat", "pbkdf2iters", "pbkdf2salt"];
 
 /// The keys in a BEGIN's payload, and the identity of the received snapshot's initialisation
-/// vectors.
-pub(super) fn raw_receive(payload: &NvList) -> Result<(RawReceive, u64)> {
+/// vectors. The stream of a partial state lacks the latter.
+pub(super) fn raw_receive(payload: &NvList) -> Result<(RawReceive, Option<u64>)> {
     let bad = |what: &str| Error::corrupt(format!("invalid stream (encryption key: {what})"));
     let list = payload.need_list("crypt_keydata")?;
     if list.u64("DSL_CRYPTO_VERSION") != Some(1) {
@@ -60,13 +61,21 @@ pub(super) fn raw_receive(payload: &NvList) -> Result<(RawReceive, u64)> {
     root.check()?;
     let from_ivset = list.u64("from_ivset_guid").filter(|guid| *guid != 0);
     let to_ivset = list.u64("to_ivset_guid").filter(|guid| *guid != 0);
-    let to_ivset = to_ivset.ok_or_else(|| {
+    Ok((RawReceive { keys, root, from_ivset }, to_ivset))
+}
+
+/// What the snapshot at the end of a raw stream gets.
+///
+/// # Errors
+/// `Invalid` in OpenZFS's words without an identity.
+pub(super) fn raw_snapshot(keys: WrappedKeys, ivset: Option<u64>) -> Result<RawSnapshot> {
+    let missing = || {
         Error::invalid(
             "IV set guid missing. See errata 4 at \
              https://openzfs.github.io/openzfs-docs/msg/ZFS-8000-ER.",
         )
-    })?;
-    Ok((RawReceive { keys, root, from_ivset }, to_ivset))
+    };
+    Ok(RawSnapshot { keys, ivset: ivset.ok_or_else(missing)? })
 }
 
 fn bytes<const N: usize>(list: &NvList, name: &str) -> Result<[u8; N]> {
@@ -178,7 +187,7 @@ mod tests {
         list
     }
 
-    fn parsed(list: NvList) -> Result<(RawReceive, u64)> {
+    fn parsed(list: NvList) -> Result<(RawReceive, Option<u64>)> {
         let mut payload = NvList::new();
         payload.add_list("crypt_keydata", list);
         raw_receive(&payload)
@@ -187,7 +196,7 @@ mod tests {
     #[test]
     fn keys_of_a_stream() {
         let (raw, to) = parsed(keydata()).unwrap();
-        assert_eq!((raw.keys.suite, raw.from_ivset, to), (8, None, 5));
+        assert_eq!((raw.keys.suite, raw.from_ivset, to), (8, None, Some(5)));
         assert!(raw_receive(&NvList::new()).is_err());
         for (name, value) in [
             ("DSL_CRYPTO_SUITE", 2),
@@ -200,7 +209,6 @@ mod tests {
             ("mdn_blksz", 512),
             ("mdn_indblkshift", 11),
             ("mdn_nblkptr", 1),
-            ("to_ivset_guid", 0),
         ] {
             let mut list = keydata();
             list.remove(name);
@@ -208,6 +216,9 @@ mod tests {
             list.add_u64(name, value);
             assert!(parsed(list).is_err(), "{name} {value}");
         }
+        let mut list = keydata();
+        list.add_u64("to_ivset_guid", 0);
+        assert_eq!(parsed(list).unwrap().1, None);
         let mut list = keydata();
         list.remove("DSL_CRYPTO_IV");
         list.insert("DSL_CRYPTO_IV", Value::Uint8Array(vec![1; 13]));

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use testkit::{Rng, side_by_side};
 
 use super::hostile::{assembled, pieces};
-use super::raw::{made, some_objects};
+use super::made::{made, some_objects};
 use super::{ALL, LARGE, PLAIN, TestPool, content, kinds, noise, sent, text};
 
 /// The object set of a snapshot, as it is stored.

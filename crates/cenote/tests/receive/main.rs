@@ -10,6 +10,7 @@ mod golden;
 mod history;
 mod hostile;
 mod lineages;
+mod made;
 mod raw;
 mod records;
 mod redaction;

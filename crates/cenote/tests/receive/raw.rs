@@ -7,14 +7,15 @@ use cenote::create::NewKind;
 use cenote::inspect::nvlist::{NvList, Order, Value};
 use cenote::inspect::ondisk::Endian;
 use cenote::stream::{
-    Begin, End, Features, Free, FreeObjects, HeaderKind, Object, ObjectRange, Spill, StreamRecord,
-    StreamWriter, TO_THE_END, Write, record_flags,
+    Begin, Features, FreeObjects, HeaderKind, ResumeToken, StreamRecord, StreamWriter, Write,
+    record_flags,
 };
 use cenote::{ErrorKind, PackageOptions, Pool, PropData, ReceiveOptions, SendOptions};
 use testkit::{Rng, golden_streams, side_by_side};
 
 use super::hostile::{StreamPiece, assembled, pieces};
-use super::{ALL, TestPool, kinds, noise, sent, text};
+use super::made::{MadeObject, made, some_objects};
+use super::{ALL, TestPool, kinds, sent, text};
 
 const RAW: SendOptions = SendOptions { raw: true, ..ALL };
 
@@ -183,165 +184,6 @@ fn every_cipher() {
     assert_unlocks(to, "correct horse battery", &["tank/child", "tank/rawrecv"]);
 }
 
-/// An object of a stream that is made up. Nothing checks its MACs, which need the key.
-#[derive(Clone, Copy)]
-pub(crate) struct MadeObject {
-    id: u64,
-    slots: u8,
-    block: u32,
-    shift: u8,
-    levels: u8,
-    /// Every `stride`-th of `blocks` blocks is data.
-    blocks: u64,
-    stride: u64,
-    bonus: u32,
-    has_spill: bool,
-    seed: u64,
-}
-
-const MADE: MadeObject = MadeObject {
-    id: 2,
-    slots: 1,
-    block: 4096,
-    shift: 17,
-    levels: 1,
-    blocks: 1,
-    stride: 1,
-    bonus: 176,
-    has_spill: false,
-    seed: 1,
-};
-
-/// Ids of snapshots and of their initialisation vectors.
-pub(crate) type MadeId = (u64, u64);
-
-fn fixed<const N: usize>(seed: u64) -> [u8; N] {
-    noise(seed, N).try_into().unwrap()
-}
-
-fn beginning(to: MadeId, from: Option<MadeId>, max_blkid: u64) -> StreamPiece {
-    let features = [
-        Features::RAW,
-        Features::COMPRESSED,
-        Features::LZ4,
-        Features::LARGE_BLOCKS,
-        Features::LARGE_DNODE,
-        Features::SA_SPILL,
-    ];
-    let features = Features(features.iter().fold(0, |all, one| all | one.0));
-    let mut begin = Begin::new(HeaderKind::Substream, features, "tank/made@s").unwrap();
-    (begin.creation_time, begin.objset_type, begin.flags) = (1_700_000_000, 2, 0xc);
-    (begin.to_guid, begin.from_guid) = (to.0, from.map_or(0, |from| from.0));
-    let mut keys = NvList::new();
-    keys.add_u64("DSL_CRYPTO_SUITE", 8)
-        .add_u64("DSL_CRYPTO_GUID", 4711)
-        .add_u64("DSL_CRYPTO_VERSION", 1)
-        .insert("DSL_CRYPTO_MASTER_KEY_1", Value::Uint8Array(noise(1, 32)))
-        .insert("DSL_CRYPTO_HMAC_KEY_1", Value::Uint8Array(noise(2, 64)))
-        .insert("DSL_CRYPTO_IV", Value::Uint8Array(noise(to.0, 12)))
-        .insert("DSL_CRYPTO_MAC", Value::Uint8Array(noise(3, 16)))
-        .insert("portable_mac", Value::Uint8Array(noise(to.0, 32)))
-        .add_u64("keyformat", 1)
-        .add_u64("pbkdf2iters", 0)
-        .add_u64("pbkdf2salt", 0)
-        .add_u64("mdn_checksum", 0)
-        .add_u64("mdn_compress", 0)
-        .add_u64("mdn_nlevels", 6)
-        .add_u64("mdn_blksz", 16384)
-        .add_u64("mdn_indblkshift", 17)
-        .add_u64("mdn_nblkptr", 3)
-        .add_u64("mdn_maxblkid", max_blkid)
-        .add_u64("to_ivset_guid", to.1)
-        .add_u64("from_ivset_guid", from.map_or(0, |from| from.1));
-    let mut payload = NvList::new();
-    payload.add_list("crypt_keydata", keys);
-    let payload = payload.pack_native(Order::Little);
-    begin.payload_len = payload.len() as u32;
-    (StreamRecord::Begin(begin), payload)
-}
-
-/// A stream of these objects, in order.
-pub(crate) fn made(to: MadeId, from: Option<MadeId>, objects: &[MadeObject]) -> Vec<u8> {
-    let last = objects.last().unwrap().id / 32;
-    let mut list = vec![beginning(to, from, last.max(9))];
-    let (to_guid, mut range) = (to.0, u64::MAX);
-    for of in objects {
-        if of.id / 32 != range {
-            range = of.id / 32;
-            let record = ObjectRange {
-                first: range * 32,
-                slots: 32,
-                to_guid,
-                salt: fixed(range + to_guid),
-                iv: fixed(range + to_guid + 1),
-                mac: fixed(range + to_guid + 2),
-                flags: 0,
-            };
-            list.push((StreamRecord::ObjectRange(record), vec![]));
-        }
-        let spill = if of.has_spill { 128 } else { 0 };
-        let record = Object {
-            object: of.id,
-            object_type: 19,
-            bonus_type: 44,
-            block_size: of.block,
-            bonus_len: of.bonus,
-            checksum: 0,
-            compress: 0,
-            slots: of.slots,
-            flags: if of.has_spill { record_flags::OBJECT_SPILL } else { 0 },
-            raw_bonus_len: 512 * u32::from(of.slots) - 64 - 128 - spill,
-            to_guid,
-            indirect_shift: of.shift,
-            levels: of.levels,
-            pointers: 1,
-            max_block: of.blocks - 1,
-        };
-        list.push((StreamRecord::Object(record), noise(of.seed, record.raw_bonus_len as usize)));
-        let offset = of.blocks * u64::from(of.block);
-        let tail = Free { object: of.id, offset, length: TO_THE_END, to_guid };
-        list.push((StreamRecord::Free(tail), vec![]));
-        for blkid in (0..of.blocks).filter(|blkid| blkid % of.stride == 0) {
-            let seed = of.seed * 1000 + blkid;
-            // Every third is compressed, to a size that is no multiple of large sectors.
-            let packed = seed % 3 == 0 && of.block > 1024;
-            let size = if packed { of.block / 2 + 512 } else { of.block };
-            let record = Write {
-                object: of.id,
-                object_type: 19,
-                offset: blkid * u64::from(of.block),
-                logical_size: of.block.into(),
-                to_guid,
-                checksum_type: 7,
-                flags: if seed % 5 == 0 { record_flags::RAW_BYTESWAP } else { 0 },
-                compression: if packed { 15 } else { 2 },
-                compressed_size: size.into(),
-                salt: fixed(seed),
-                iv: fixed(seed + 1),
-                mac: fixed(seed + 2),
-                ..Write::default()
-            };
-            list.push((StreamRecord::Write(record), noise(seed, size as usize)));
-        }
-        if of.has_spill {
-            let record = Spill {
-                object: of.id,
-                length: 1024,
-                to_guid,
-                compression: 2,
-                compressed_size: 1024,
-                salt: fixed(of.seed),
-                iv: fixed(of.seed + 1),
-                mac: fixed(of.seed + 2),
-                ..Spill::default()
-            };
-            list.push((StreamRecord::Spill(record), noise(of.seed, 1024)));
-        }
-    }
-    list.push((StreamRecord::End(End { to_guid, ..End::default() }), vec![]));
-    assembled(&list)
-}
-
 /// The stream with dnodes of the other byte order, in those blocks that `is_big` says.
 fn with_orders(stream: &[u8], is_big: impl Fn(u64) -> bool) -> Vec<u8> {
     let mut list = pieces(stream);
@@ -373,20 +215,6 @@ fn carried(stream: &[u8]) -> Vec<StreamPiece> {
         Some((record, payload))
     };
     pieces(stream).into_iter().filter_map(plain).collect()
-}
-
-pub(crate) fn some_objects() -> Vec<MadeObject> {
-    let mut list = vec![
-        MADE,
-        MadeObject { id: 3, blocks: 9, levels: 2, seed: 2, ..MADE },
-        MadeObject { id: 4, blocks: 300, stride: 7, levels: 4, shift: 12, seed: 3, ..MADE },
-        MadeObject { id: 5, slots: 3, bonus: 1000, has_spill: true, seed: 4, ..MADE },
-        MadeObject { id: 8, block: 512, blocks: 40, levels: 2, shift: 14, seed: 5, ..MADE },
-        MadeObject { id: 40, block: 1 << 20, blocks: 2, levels: 2, seed: 6, ..MADE },
-        MadeObject { id: 64, block: 131_072, blocks: 5, stride: 4, levels: 3, seed: 7, ..MADE },
-    ];
-    list.extend((100..130).map(|id| MadeObject { id, seed: id, has_spill: id % 2 == 0, ..MADE }));
-    list
 }
 
 /// On every kind of vdev: blocks of any size and copies, spill blocks, deep and sparse trees, and
@@ -548,28 +376,7 @@ fn raw_receives_are_resumed() {
         to = to.crashed();
         let token = to.pool.dataset("tank/made").unwrap().resume_token().unwrap().unwrap();
         assert!(token.raw);
-        let mut rest = Vec::new();
-        for (mut record, payload) in pieces(stream) {
-            let object = record.object().unwrap_or(u64::MAX);
-            match &mut record {
-                StreamRecord::Begin(begin) => {
-                    begin.version_info |= Features::RESUMING.0 << 2;
-                    let mut list = NvList::unpack(&payload).unwrap();
-                    list.add_u64("resume_object", token.object);
-                    list.add_u64("resume_offset", token.offset);
-                    rest.push((record, list.pack_native(Order::Little)));
-                    continue;
-                }
-                StreamRecord::ObjectRange(r) if r.first + 32 <= token.object => continue,
-                StreamRecord::Write(r) if (r.object, r.offset) < (token.object, token.offset) => {
-                    continue;
-                }
-                _ if object < token.object => continue,
-                _ => {}
-            }
-            rest.push((record, payload));
-        }
-        to.receive_with(target, &options, &assembled(&rest)).unwrap();
+        to.receive_with(target, &options, &rest_of(stream, &token)).unwrap();
         let from = (target == "tank/made@t").then_some("tank/made@s");
         assert!(carried(&sent(&to.pool, target, from, RAW)) == carried(stream), "{target}");
     }
@@ -577,6 +384,74 @@ fn raw_receives_are_resumed() {
     assert_eq!(e.kind(), ErrorKind::Interrupted, "{e}");
     to.pool.discard_partial("tank/gone", None).unwrap();
     to.judged();
+}
+
+/// The stream without what is before a partial state's place.
+fn rest_of(stream: &[u8], token: &ResumeToken) -> Vec<u8> {
+    let mut rest = Vec::new();
+    for (mut record, payload) in pieces(stream) {
+        let object = record.object().unwrap_or(u64::MAX);
+        match &mut record {
+            StreamRecord::Begin(begin) => {
+                begin.version_info |= Features::RESUMING.0 << 2;
+                let mut list = NvList::unpack(&payload).unwrap();
+                list.add_u64("resume_object", token.object);
+                list.add_u64("resume_offset", token.offset);
+                rest.push((record, list.pack_native(Order::Little)));
+                continue;
+            }
+            StreamRecord::ObjectRange(r) if r.first + 32 <= token.object => continue,
+            StreamRecord::Write(r) if (r.object, r.offset) < (token.object, token.offset) => {
+                continue;
+            }
+            _ if object < token.object => continue,
+            _ => {}
+        }
+        rest.push((record, payload));
+    }
+    assembled(&rest)
+}
+
+/// What an interrupted raw receive has left is sent on without the key, and continued at both
+/// places with the first sender's stream.
+#[test]
+fn partial_raw_state_is_sent_on() {
+    let objects = some_objects();
+    let (one, two) = ((11, 111), (12, 112));
+    let full = with_orders(&made(one, None, &objects), |block| block == 1);
+    let then = made(two, Some(one), &objects);
+    let resumable = ReceiveOptions { resumable: true, ..ReceiveOptions::default() };
+    let (first, second) = (TestPool::new("raw-saved-1"), TestPool::new("raw-saved-2"));
+    for (target, stream, tenths) in [("tank/made@s", &full, 7), ("tank/made@t", &then, 4)] {
+        let cut = stream.len() / 10 * tenths;
+        let e = first.receive_with(target, &resumable, &stream[..cut]).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Interrupted, "{e}");
+        let dataset = first.pool.dataset("tank/made").unwrap();
+        let token = dataset.resume_token().unwrap().unwrap();
+        let part = dataset.plan_saved(SendOptions::default()).unwrap();
+        let mut saved = Vec::new();
+        part.send(&mut saved, &mut |_| true).unwrap();
+        assert_eq!(part.size().unwrap(), saved.len() as u64);
+        drop(part);
+        let e = second.receive_with(target, &resumable, &saved).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Interrupted, "{e}");
+        let theirs = second.pool.dataset("tank/made").unwrap().resume_token().unwrap().unwrap();
+        assert!(theirs.raw);
+        let place = |token: &ResumeToken| (token.to_guid, token.object, token.offset);
+        assert_eq!(place(&theirs), place(&token));
+        // Without the identity of initialisation vectors nothing ends.
+        let nameless = with_key_number(&rest_of(stream, &token), "to_ivset_guid", 0);
+        let e = second.receive_with(target, &resumable, &nameless).unwrap_err();
+        assert!(text(&e).contains("IV set guid missing"), "{e}");
+        let from = (target == "tank/made@t").then_some("tank/made@s");
+        for to in [&first, &second] {
+            let token = to.pool.dataset("tank/made").unwrap().resume_token().unwrap().unwrap();
+            to.receive_with(target, &resumable, &rest_of(stream, &token)).unwrap();
+            assert!(carried(&sent(&to.pool, target, from, RAW)) == carried(stream), "{target}");
+        }
+    }
+    first.judged();
+    second.judged();
 }
 
 /// A package: which of its datasets are encryption roots is the sender's to say.
