@@ -156,14 +156,23 @@ fn volumes_as_files_behave_like_devices() {
     a.write_all_at(b"hello", 1_000_000).unwrap();
     assert_eq!(a.write_all_at(b"xy", (8 << 20) - 1).unwrap_err().raw_os_error(), Some(28));
     a.sync_all().unwrap();
-    // Other volumes come and go; the file stays open.
+    // Other volumes come and go; the file stays open. The kernel kept the first listing for ever.
+    let listed = || -> Vec<_> {
+        let all = std::fs::read_dir(s.path("run/volumes/tank")).unwrap();
+        let mut names: Vec<_> = all.map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(listed(), ["a"]);
     s.ok(&["zfs", "create", "-V", "8M", "tank/b"]);
+    assert_eq!(listed(), ["a", "b"]);
     s.ok(&["zfs", "snapshot", "tank/a@s"]);
     assert!(!s.path("run/volumes/tank/a@s").exists());
     s.ok(&["zfs", "set", "snapdev=visible", "tank/a"]);
     a.write_all_at(b"later", 1_000_000).unwrap();
     // The kernel may know for a moment that the name did not exist.
     eventually("the snapshot does not appear", || s.path("run/volumes/tank/a@s").exists());
+    assert_eq!(listed(), ["a", "a@s", "b"]);
     let snapshot = std::fs::File::open(s.path("run/volumes/tank/a@s")).unwrap();
     let mut seen = [0; 5];
     snapshot.read_exact_at(&mut seen, 1_000_000).unwrap();
@@ -172,6 +181,7 @@ fn volumes_as_files_behave_like_devices() {
     assert_eq!(refused.unwrap_err().raw_os_error(), Some(30));
     s.ok(&["zfs", "set", "volmode=none", "tank/b"]);
     eventually("the hidden volume stays", || !s.path("run/volumes/tank/b").exists());
+    assert_eq!(listed(), ["a", "a@s"]);
     assert!(file.exists());
     s.ok(&["zfs", "destroy", "tank/b"]);
     s.ok(&["zfs", "set", "volsize=16M", "tank/a"]);

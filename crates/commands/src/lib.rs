@@ -228,14 +228,14 @@ pub fn find(program: &str, name: &str) -> &'static Command {
     of(program).find(|c| c.name == name || c.aliases.contains(&name)).unwrap_or(&NONE)
 }
 
-/// Complains about an unknown command, or one that only OpenZFS has. Tools that probe for a
-/// command take exit code 2 for its absence.
+/// Complains about an unknown command, or, without a list of others, about one that only OpenZFS
+/// has. Tools that probe for a command take exit code 2 for its absence.
 pub fn unrecognized(program: &str, name: &str, missing: &[&str]) -> Exit {
     ui::err(&format!("unrecognized command '{name}'"));
-    if missing.contains(&name) {
-        ui::err(&ui::not_yet(&format!("'{program} {name}'")));
+    match missing.contains(&name) {
+        true => ui::err(&ui::not_yet(&format!("'{program} {name}'"))),
+        false => ui::err(usage(program).trim_end()),
     }
-    ui::err(usage(program).trim_end());
     Exit::USAGE
 }
 

@@ -377,7 +377,8 @@ pub trait Filesystem: Send + Sync + 'static {
         Err(Errno::ENOSYS)
     }
 
-    /// Opens a directory; `ENOSYS` as for [`Filesystem::open`].
+    /// Opens a directory; `ENOSYS` as for [`Filesystem::open`]. The kernel then also caches
+    /// listings, and sees no change that it did not make itself.
     fn opendir(&self, req: &Request, mode: BlockingMode, node: u64, flags: u32) -> Result<Opened> {
         Err(Errno::ENOSYS)
     }

@@ -194,6 +194,11 @@ impl Filesystem for KstatFs {
         Ok(())
     }
 
+    /// Without this call the kernel keeps listings, and does not see what comes and goes.
+    fn opendir(&self, _: &Request, _: BlockingMode, _: u64, _: u32) -> FsResult<Opened> {
+        Ok(Opened::default())
+    }
+
     fn readdir(
         &self,
         _: &Request,

@@ -352,6 +352,11 @@ impl Filesystem for VolumeFs {
         Ok(self.volume(args.node)?.read(args.offset, len, super::io(mode))?.into())
     }
 
+    /// Without this call the kernel keeps listings, and does not see what comes and goes.
+    fn opendir(&self, _: &Request, _: BlockingMode, _: u64, _: u32) -> FsResult<Opened> {
+        Ok(Opened::default())
+    }
+
     fn readdir(
         &self,
         _: &Request,
