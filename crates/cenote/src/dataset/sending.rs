@@ -4,7 +4,7 @@ use base::{Error, ErrorKind, Result, Txg};
 use dsl::{DslDataset, DslDir};
 use ondisk::dslphys::DS_FLAG_CI_DATASET;
 use ondisk::objset::ObjsetType;
-use spa::engine::SnapshotUse;
+use spa::engine::DatasetUse;
 use stream::{ResumePoint, SendFeatures, SendOptions, SendRequest, SendSnapshot, SendSource};
 
 use super::{Dataset, DatasetKind, DatasetOrBookmark};
@@ -12,7 +12,7 @@ use crate::props::PropData;
 
 /// Keeps snapshots from being destroyed as long as the result lives; what is no snapshot, and
 /// pools that are imported read-only, need nothing.
-pub(super) fn keep_snapshots(all: &[&Dataset]) -> Result<Option<SnapshotUse>> {
+pub(super) fn keep_snapshots(all: &[&Dataset]) -> Result<Option<DatasetUse>> {
     let mut list = Vec::new();
     for dataset in all.iter().filter(|dataset| dataset.kind == DatasetKind::Snapshot) {
         list.push((dataset.object(), dataset.ds().phys().guid));
@@ -23,6 +23,20 @@ pub(super) fn keep_snapshots(all: &[&Dataset]) -> Result<Option<SnapshotUse>> {
     match writer.filter(|_| !list.is_empty()) {
         Some(writer) => writer.use_snapshots(&list).map(Some),
         None => Ok(None),
+    }
+}
+
+/// What a stream is made from, as long as this lives.
+struct KeptDatasets {
+    _snapshots: Option<DatasetUse>,
+    /// The file system or volume that is sent itself.
+    head: Option<(DatasetUse, Dataset)>,
+}
+
+impl KeptDatasets {
+    /// What is sent where `of` was asked for.
+    fn sent<'a>(&'a self, of: &'a Dataset) -> &'a Dataset {
+        self.head.as_ref().map_or(of, |(_, head)| head)
     }
 }
 
@@ -46,11 +60,11 @@ impl Dataset {
     /// `from`, an earlier snapshot or bookmark of the same dataset or of one that it is a clone
     /// of. `progress` gets the bytes written so far, and ends the stream with `false`.
     ///
-    /// A file system or volume can be sent itself, as its content is on disk, if the pool is
-    /// imported read-only.
+    /// A file system or volume can be sent itself, if it is not open; it does not change
+    /// meanwhile.
     ///
     /// # Errors
-    /// `CrossDevice` if `from` is no such snapshot; `Invalid` for what is no snapshot;
+    /// `Busy` if it is open; `CrossDevice` if `from` is no such snapshot; `Invalid` for a bookmark;
     /// `Interrupted` by `progress`; `Locked`; `Unsupported`; those of reading and of writing.
     pub fn send(
         &self,
@@ -63,9 +77,19 @@ impl Dataset {
     }
 
     /// Keeps this snapshot, and that which a stream of it is incremental to, from being destroyed.
-    fn kept_with(&self, from: Option<&Dataset>) -> Result<Option<SnapshotUse>> {
+    /// A file system or volume is kept from changing, and returned as it is from now on.
+    fn kept_with(&self, from: Option<&Dataset>) -> Result<KeptDatasets> {
         let all: Vec<&Dataset> = std::iter::once(self).chain(from).collect();
-        keep_snapshots(&all)
+        let mut kept = KeptDatasets { _snapshots: keep_snapshots(&all)?, head: None };
+        let is_head = matches!(self.kind, DatasetKind::Filesystem | DatasetKind::Volume);
+        if let Some(writer) = self.core.writer.as_ref().filter(|_| is_head) {
+            let in_use = writer.use_head(self.object())?;
+            let gone = || Error::not_found("dataset does not exist");
+            let head = self.dir().head()?.filter(|head| head.object() == self.object());
+            let head = Dataset::of_head(&self.core, head.ok_or_else(gone)?)?;
+            kept.head = Some((in_use, head));
+        }
+        Ok(kept)
     }
 
     /// As [`Dataset::send`], without the blocks that the redaction bookmark `mark` of this
@@ -104,13 +128,18 @@ impl Dataset {
         output: &mut dyn std::io::Write,
         progress: &mut dyn FnMut(u64) -> bool,
     ) -> Result<()> {
-        let _kept = self.kept_with(parts.from).map_err(|e| e.in_dataset(self.name()))?;
-        let (snapshot, request) = self.send_request(parts)?;
+        let kept = self.kept_with(parts.from).map_err(|e| e.in_dataset(self.name()))?;
+        let (snapshot, request) = kept.sent(self).send_request(parts)?;
         snapshot.send(&request, output, progress).map_err(|e| e.in_dataset(self.name()))
     }
 
     pub(super) fn parts_size(&self, parts: &StreamParts<'_>) -> Result<u64> {
-        let (snapshot, request) = self.send_request(parts)?;
+        if self.kind == DatasetKind::Snapshot {
+            let (snapshot, request) = self.send_request(parts)?;
+            return snapshot.size(&request).map_err(|e| e.in_dataset(self.name()));
+        }
+        let kept = self.kept_with(parts.from).map_err(|e| e.in_dataset(self.name()))?;
+        let (snapshot, request) = kept.sent(self).send_request(parts)?;
         snapshot.size(&request).map_err(|e| e.in_dataset(self.name()))
     }
 
@@ -201,12 +230,9 @@ impl Dataset {
     fn send_snapshot(&self, raw: bool) -> Result<SendSnapshot> {
         let name = match self.kind {
             DatasetKind::Snapshot => self.name().to_owned(),
-            DatasetKind::Filesystem | DatasetKind::Volume if self.core.writer.is_none() => {
-                format!("{}@--head--", self.name())
-            }
-            _ => {
-                let text = "only a snapshot can be sent, or a dataset of a pool that is imported \
-                            read-only";
+            DatasetKind::Filesystem | DatasetKind::Volume => format!("{}@--head--", self.name()),
+            DatasetKind::Bookmark => {
+                let text = "a bookmark has no content";
                 return Err(Error::invalid(text).in_dataset(self.name()));
             }
         };

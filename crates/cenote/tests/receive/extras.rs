@@ -1,4 +1,4 @@
-//! What packages say of snapshots, and snapshots that are being sent.
+//! What packages say of snapshots; datasets that are being sent.
 
 use cenote::inspect::spa::engine::SnapshotHold;
 use cenote::{ErrorKind, NewObject, PackageOptions, PropData, ReceiveOptions};
@@ -100,4 +100,82 @@ fn snapshots_that_are_sent_stay() {
     assert_eq!(e.kind(), ErrorKind::NotFound, "{e}");
     drop((a, b, rw));
     of.judged();
+}
+
+/// A file system or volume itself is sent, if nobody has it open. It cannot be opened for writing,
+/// rolled back, received into or destroyed meanwhile.
+#[test]
+fn heads_that_are_sent_do_not_change() {
+    let kinds = super::kinds();
+    testkit::side_by_side(&[(0, 9), (1, 12), (kinds.len() - 1, 12)], |&(kind, ashift)| {
+        let (name, kind, width) = kinds[kind].clone();
+        let of = TestPool::of(&format!("head-{name}"), kind, width, ashift);
+        of.pool.create_filesystem("tank/src", &[], None).unwrap();
+        let rw = of.pool.dataset("tank/src").unwrap().open_rw().unwrap();
+        let id = rw.create(&NewObject::default()).unwrap();
+        rw.write(id, 0, &noise(7, 100_000)).unwrap();
+        of.snapshot("tank/src@a");
+        let a = of.pool.dataset("tank/src@a").unwrap();
+        let incremental = {
+            let to = TestPool::new("head-other");
+            to.receive("tank/src", &super::sent(&of.pool, "tank/src@a", None, ALL)).unwrap();
+            let rw = to.pool.dataset("tank/src").unwrap().open_rw().unwrap();
+            rw.write(id, 0, &noise(9, 10)).unwrap();
+            to.snapshot("tank/src@b");
+            super::sent(&to.pool, "tank/src@b", Some("tank/src@a"), ALL)
+        };
+        rw.write(id, 50_000, &noise(8, 100_000)).unwrap();
+        let head = of.pool.dataset("tank/src").unwrap();
+        for from in [None, Some(&a)] {
+            let e = head.send(from, ALL, &mut Vec::new(), &mut |_| true).unwrap_err();
+            let words = "target is busy; if a filesystem, it must not be mounted";
+            assert_eq!((e.kind(), text(&e)), (ErrorKind::Busy, words));
+            let e = head.send_size(from, ALL).unwrap_err();
+            assert_eq!((e.kind(), text(&e)), (ErrorKind::Busy, words));
+        }
+        // What was written last is in no txg on disk yet.
+        drop(rw);
+        let mut tried = false;
+        let mut full = Vec::new();
+        head.send(None, ALL, &mut full, &mut |_| {
+            if std::mem::replace(&mut tried, true) {
+                return true;
+            }
+            let busy = |what: &str, e: cenote::Error| {
+                assert_eq!((e.kind(), text(&e)), (ErrorKind::Busy, "dataset is busy"), "{what}");
+            };
+            busy("objects", of.pool.dataset("tank/src").unwrap().open_rw().err().unwrap());
+            busy("rollback", of.pool.rollback("tank/src@a", None).unwrap_err());
+            busy("destroy", of.pool.destroy_dataset("tank/src", true, None).unwrap_err());
+            busy("receive", of.forced("tank/src@b", &incremental).unwrap_err());
+            // Readers, new snapshots and another stream are welcome.
+            of.snapshot("tank/src@now");
+            assert!(head.send_size(None, ALL).unwrap() > 200_000 / 2);
+            true
+        })
+        .unwrap();
+        assert!(tried);
+        let now = super::sent(&of.pool, "tank/src@now", None, ALL);
+        let records = |stream: &[u8]| -> Vec<_> {
+            let list = super::hostile::pieces(stream);
+            let of = |record: cenote::stream::StreamRecord| record.object().map(|id| (id, record));
+            list.into_iter().filter_map(|(r, payload)| Some((of(r)?.0, payload))).collect()
+        };
+        assert_eq!(records(&full), records(&now));
+        assert_eq!(full.len() as u64, head.send_size(None, ALL).unwrap());
+        let mut changes = Vec::new();
+        head.send(Some(&a), ALL, &mut changes, &mut |_| true).unwrap();
+        let to = TestPool::new("head-copy");
+        to.receive("tank/copy@x", &full).unwrap();
+        super::assert_same((&of.pool, "tank/src@now"), (&to.pool, "tank/copy@x"));
+        to.receive("tank/parts@a", &super::sent(&of.pool, "tank/src@a", None, ALL)).unwrap();
+        to.receive("tank/parts@x", &changes).unwrap();
+        super::assert_same((&of.pool, "tank/src@now"), (&to.pool, "tank/parts@x"));
+        // After the use everything works again.
+        of.pool.rollback("tank/src@now", None).unwrap();
+        drop((a, head));
+        of.pool.destroy_dataset("tank/src", true, None).unwrap();
+        of.judged();
+        to.judged();
+    });
 }

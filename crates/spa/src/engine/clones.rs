@@ -278,6 +278,7 @@ impl Writer {
         let of = name.clone();
         let check = move |cx: &mut TaskCx<'_>| {
             let (head, snap) = cx.snapshot(&of)?;
+            cx.check_unused(head).map_err(|e| e.in_dataset(of.as_str()))?;
             rollback::check(cx.cx, head, snap).map_err(|e| e.in_dataset(of.as_str()))?;
             cx.check_rollback_room(head, snap).map_err(|e| e.in_dataset(of.as_str()))?;
             Ok((head, snap))

@@ -139,7 +139,8 @@ impl Doomed {
         // What must be destroyed before each file system or volume.
         let mut needs: BTreeMap<&str, BTreeSet<&str>> =
             self.heads.values().map(|name| (name.as_str(), BTreeSet::new())).collect();
-        for name in self.heads.values() {
+        for (&head, name) in &self.heads {
+            cx.check_unused(head).map_err(|e| e.in_dataset(name.as_str()))?;
             if let Some(of) = name.rsplit_once('/').and_then(|(parent, _)| needs.get_mut(parent)) {
                 of.insert(name);
             }
@@ -207,6 +208,8 @@ impl Doomed {
             for (head, name) in self.heads.clone() {
                 if !cx.leads_to(&name, head)? {
                     self.heads.remove(&head);
+                } else if let Err(e) = cx.check_unused(head) {
+                    stuck = Some(e.in_dataset(&name));
                 } else if destroy::check_head(cx.read(), head).is_err() {
                     let children = || Error::new(ErrorKind::Exists, "filesystem has children");
                     stuck = stuck.or_else(|| Some(children().in_dataset(&name)));

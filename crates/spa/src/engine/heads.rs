@@ -102,10 +102,11 @@ impl Writer {
     /// A dataset's object set, open for writing; shared by all callers.
     ///
     /// # Errors
-    /// `ReadOnly` for a snapshot and for a dataset whose intent log has records, those of
-    /// reading it.
+    /// `ReadOnly` for a snapshot and for a dataset whose intent log has records, `Busy` while it
+    /// is being sent, those of reading it.
     pub fn open_head(&self, object: u64, props: ObjsetProps) -> Result<Arc<Objset>> {
         let os = self.live_head(&self.mos, object, props)?;
+        self.check_unused(object)?;
         // A later replay would undo new writes.
         let known = self.has_log(object) || self.idle_logs.contains(object);
         if !known && claim::holds_records(&os)? {

@@ -1,4 +1,4 @@
-//! Snapshots that are being read by something that needs all of them: a stream that is sent.
+//! Datasets that are being read by something that needs all of them: a stream that is sent.
 //!
 //! # Theory
 //! Such a snapshot must not be destroyed meanwhile, because its blocks would be given to others.
@@ -6,27 +6,33 @@
 //! Uses begin in a task of the sync thread, as destructions do, so one of the two comes first:
 //! either the snapshot is gone, or its destruction fails with `Busy`.
 //!
+//! A head must not change at all. It is counted first; then a task looks whether its object set
+//! is open, and writes what earlier users left. Who opens it for writing does so first, and looks
+//! at the count afterwards, so one of the two sees the other. Destructions, rollbacks and
+//! receives look at the count in their tasks.
+//!
 //! The partial state of a receive is kept by the table of heads that are being received.
 //!
-//! Lock order: `Writer::snapshots_in_use` is a leaf.
+//! Lock order: `Writer::datasets_in_use` is a leaf.
 
 use std::sync::Arc;
 
 use base::{Error, Result};
+use dsl::write::receive;
 
 use super::Writer;
 use super::tasks::TaskCx;
 
-/// Keeps snapshots from being destroyed as long as it lives.
-#[must_use = "a snapshot is in use as long as this lives"]
-pub struct SnapshotUse {
+/// Keeps snapshots from being destroyed, or a head from being changed, as long as it lives.
+#[must_use = "a dataset is in use as long as this lives"]
+pub struct DatasetUse {
     writer: Arc<Writer>,
     objects: Vec<u64>,
 }
 
-impl Drop for SnapshotUse {
+impl Drop for DatasetUse {
     fn drop(&mut self) {
-        let mut counts = self.writer.snapshots_in_use.lock();
+        let mut counts = self.writer.datasets_in_use.lock();
         for object in &self.objects {
             if let Some(count) = counts.get_mut(object) {
                 *count -= 1;
@@ -43,7 +49,7 @@ impl Writer {
     ///
     /// # Errors
     /// `NotFound` if one was destroyed; that of a suspension.
-    pub fn use_snapshots(self: &Arc<Self>, of: &[(u64, u64)]) -> Result<SnapshotUse> {
+    pub fn use_snapshots(self: &Arc<Self>, of: &[(u64, u64)]) -> Result<DatasetUse> {
         let list = of.to_vec();
         let check = move |cx: &mut TaskCx<'_>| {
             for (object, guid) in &list {
@@ -53,23 +59,55 @@ impl Writer {
                     return Err(Error::not_found("dataset does not exist"));
                 }
             }
-            let mut counts = cx.writer.snapshots_in_use.lock();
+            let mut counts = cx.writer.datasets_in_use.lock();
             list.iter().for_each(|(object, _)| *counts.entry(*object).or_default() += 1);
             Ok(())
         };
         self.sync_task(check, |_, ()| Ok(()))?;
         let objects = of.iter().map(|(object, _)| *object).collect();
-        Ok(SnapshotUse { writer: Arc::clone(self), objects })
+        Ok(DatasetUse { writer: Arc::clone(self), objects })
+    }
+
+    /// Keeps a head from being changed. What its users wrote before is on disk when this returns.
+    ///
+    /// # Errors
+    /// `Busy` while it is open or being received; `NotFound` if it was destroyed; that of a
+    /// suspension.
+    pub fn use_head(self: &Arc<Self>, head: u64) -> Result<DatasetUse> {
+        *self.datasets_in_use.lock().entry(head).or_default() += 1;
+        let of = DatasetUse { writer: Arc::clone(self), objects: vec![head] };
+        let check = move |cx: &mut TaskCx<'_>| {
+            let dir = cx.read().dataset(head)?.dir_obj;
+            let hidden = receive::hidden_head(cx.read(), dir)?;
+            let open = cx.writer.head_in_use(head).is_some_and(|os| Arc::strong_count(&os) > 2);
+            if open || cx.is_received(head) || hidden.is_some_and(|hidden| cx.is_received(hidden)) {
+                let text = "target is busy; if a filesystem, it must not be mounted";
+                return Err(Error::busy(text));
+            }
+            Ok(())
+        };
+        self.sync_task(check, move |cx, ()| {
+            cx.end_idle_logs([head])?;
+            cx.settle()
+        })?;
+        Ok(of)
     }
 }
 
 impl TaskCx<'_> {
-    /// Refuses to destroy a snapshot that is in use.
+    /// Refuses to destroy a snapshot that is in use, or to change such a head.
     ///
     /// # Errors
     /// `Busy`.
-    pub(super) fn check_unused(&self, snapshot: u64) -> Result<()> {
-        match self.writer.snapshots_in_use.lock().contains_key(&snapshot) {
+    pub(super) fn check_unused(&self, object: u64) -> Result<()> {
+        self.writer.check_unused(object)
+    }
+}
+
+impl Writer {
+    /// The same.
+    pub(super) fn check_unused(&self, object: u64) -> Result<()> {
+        match self.datasets_in_use.lock().contains_key(&object) {
             true => Err(Error::busy("dataset is busy")),
             false => Ok(()),
         }

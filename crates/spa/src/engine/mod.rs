@@ -115,7 +115,7 @@ pub use device_removal::{RemovalEstimate, RemovalPlants, RemovalTuning};
 pub use effective::{effective, find_dir};
 pub use heads::objset_props;
 pub use holds::{NewBookmark, NewRedaction, SnapshotHold};
-pub use in_use::{PartialUse, SnapshotUse};
+pub use in_use::{DatasetUse, PartialUse};
 pub use job_record::{JobKind, JobRecord, JobState, JobStatus};
 pub use leaf_jobs::FreeSpaceTuning;
 pub use ledger::SpaceAccount;
@@ -234,8 +234,9 @@ pub struct Writer {
     tasks: Mutex<BTreeMap<Txg, Vec<SyncTask>>>,
     /// Heads that are being received.
     receives: Mutex<BTreeMap<u64, Arc<receive::ReceiveProgress>>>,
-    /// Snapshots that must not be destroyed, by object, and how often.
-    snapshots_in_use: Mutex<BTreeMap<u64, usize>>,
+    /// Snapshots that must not be destroyed, and heads that must not change, by object, and how
+    /// often.
+    datasets_in_use: Mutex<BTreeMap<u64, usize>>,
     /// Tasks that run before anything else of their txg.
     early_tasks: Mutex<BTreeMap<Txg, Vec<SyncTask>>>,
     checkpoint: checkpoint::Checkpoint,

@@ -223,7 +223,7 @@ pub(crate) fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Write
         closing: AtomicBool::new(false),
         tasks: Mutex::default(),
         receives: Mutex::default(),
-        snapshots_in_use: Mutex::default(),
+        datasets_in_use: Mutex::default(),
         early_tasks: Mutex::default(),
         checkpoint: Default::default(),
         removed: Default::default(),

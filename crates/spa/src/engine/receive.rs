@@ -317,6 +317,7 @@ impl TaskCx<'_> {
         if self.is_received(head) {
             return Err(Error::busy("dataset is busy"));
         }
+        self.check_unused(head)?;
         if dsl_receive::resume_state(mos, head)?.is_some() {
             return Err(partial(name));
         }
@@ -427,6 +428,7 @@ impl TaskCx<'_> {
             Some(hidden) => (hidden, Some(own)),
             None => (own, None),
         };
+        self.check_unused(own)?;
         if self.is_received(head) {
             return Err(Error::busy("dataset is busy"));
         }
