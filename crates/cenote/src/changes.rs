@@ -93,8 +93,13 @@ pub(crate) fn split_for_life(
 pub(crate) fn filesystem(new: NewFs) -> Content {
     Box::new(move |os: &Arc<Objset>, tx: &Tx| {
         let props = os.props()?;
-        let (count_objects, count_projects) = (props.count_objects, props.count_projects);
-        zpl::create::fill(os, tx, &NewFs { count_objects, count_projects, ..new })
+        let new = NewFs {
+            count_owners: props.count_owners,
+            count_objects: props.count_objects,
+            count_projects: props.count_projects,
+            ..new
+        };
+        zpl::create::fill(os, tx, &new)
     })
 }
 

@@ -492,7 +492,8 @@ impl Dataset {
         let ds = self.ds();
         let (phys, dir) = (ds.phys(), self.dir().phys());
         let snap = self.kind == DatasetKind::Snapshot;
-        let part = |kind: UsedKind| dir.used(kind).unwrap_or(0);
+        // Directories that pools before version 13 made have no parts.
+        let part = |kind: UsedKind| dir.used(kind);
         let value = match name {
             "type" => text(self.kind.word()),
             "name" => text(self.name()),
@@ -512,12 +513,12 @@ impl Dataset {
             "createtxg" => number(phys.creation_txg.0),
             "guid" => number(phys.guid),
             "objsetid" => number(ds.object()),
-            "usedbysnapshots" => number(part(UsedKind::Snap)),
-            "usedbydataset" => number(part(UsedKind::Head)),
-            "usedbychildren" => {
-                number(part(UsedKind::Child).saturating_add(part(UsedKind::ChildReservation)))
-            }
-            "usedbyrefreservation" => number(part(UsedKind::RefReservation)),
+            "usedbysnapshots" => part(UsedKind::Snap).map_or(Ok(None), number),
+            "usedbydataset" => part(UsedKind::Head).map_or(Ok(None), number),
+            "usedbychildren" => part(UsedKind::Child)
+                .zip(part(UsedKind::ChildReservation))
+                .map_or(Ok(None), |(used, reserved)| number(used.saturating_add(reserved))),
+            "usedbyrefreservation" => part(UsedKind::RefReservation).map_or(Ok(None), number),
             "written" => number(ds.written()?),
             "logicalused" => number(dir.uncompressed_bytes),
             "logicalreferenced" => number(phys.uncompressed_bytes),

@@ -142,7 +142,7 @@ fn make(dir: &Path, name: &str, version: u64) {
 
 #[test]
 fn old_versions_are_made_and_changed() {
-    testkit::side_by_side(&[15, 20, 23, 25, 26, 28], |&version| {
+    testkit::side_by_side(&[11, 12, 13, 15, 20, 23, 25, 26, 28], |&version| {
         let scratch = Scratch::new(&format!("version-{version}"));
         make(scratch.path(), "old", version);
         zdb(scratch.path(), "old", ALL);

@@ -333,3 +333,61 @@ fn pools_as_json() {
     let said = s.say(&["zpool", "list", "-j", "none"]);
     assert_eq!((said.code, said.err.as_str()), (1, "cannot open 'none': no such pool\n"));
 }
+
+/// File systems of pools that did not account space to owners begin with that at their upgrade,
+/// with all objects that are there, mounted or not.
+#[test]
+fn accounting_begins_with_an_upgrade() {
+    if !can_mount("old versions") {
+        return;
+    }
+    testkit::side_by_side(&[(11, "4"), (14, "5")], |&(pool, to)| {
+        let s = Sandbox::new(&format!("versions-{pool}"));
+        new_pool(&s, 256, &["-o", &format!("version={pool}")]);
+        assert_eq!(s.ok(&["zfs", "get", "-Ho", "value", "version", "tank"]), "3\n");
+        s.ok(&["zfs", "create", "tank/fs"]);
+        for i in 0..700 {
+            let path = s.path(&format!("mnt/fs/file-{i}"));
+            std::fs::write(&path, vec![i as u8; 100 * i]).unwrap();
+            if i % 2 == 1 {
+                std::os::unix::fs::chown(&path, Some(7), Some(8)).unwrap();
+            }
+        }
+        s.ok(&["zfs", "snapshot", "tank/fs@old"]);
+        let with_prop = s.say(&["zfs", "snapshot", "-o", "a:b=c", "tank/fs@prop"]);
+        assert_eq!(with_prop.code == 0, pool >= 12, "{}", with_prop.err);
+        s.ok(&["zfs", "clone", "tank/fs@old", "tank/clone"]);
+        s.ok(&["zfs", "promote", "tank/clone"]);
+        let used = s.ok(&["zfs", "get", "-Hpo", "value", "usedbysnapshots", "tank/clone"]);
+        assert_eq!(used == "-\n", pool < 13, "{used}");
+        let early = s.fail(1, &["zfs", "upgrade", "-V", to, "tank/fs"]);
+        assert!(early.contains("pool must be upgraded"), "{early}");
+        s.ok(&["zpool", "upgrade", "-V", "28", "tank"]);
+        s.ok(&["zfs", "unmount", "tank/clone"]);
+        s.ok(&["zfs", "upgrade", "-V", to, "-a"]);
+        assert_eq!(s.ok(&["zfs", "get", "-Ho", "value", "version", "tank/fs"]), format!("{to}\n"));
+        std::fs::remove_file(s.path("mnt/fs/file-3")).unwrap();
+        s.ok(&["zfs", "mount", "tank/clone"]);
+        s.ok(&["zpool", "sync", "tank"]);
+        for (name, files) in [("tank/fs", 349), ("tank/clone", 350)] {
+            let rows = s.ok(&["zfs", "userspace", "-Hpn", "-o", "name,used", name]);
+            let of = |id: &str| -> u64 {
+                let row = rows.lines().find_map(|l| l.strip_prefix(&format!("{id}\t")));
+                row.unwrap_or_else(|| panic!("{rows}")).parse().unwrap()
+            };
+            let dir = s.path("mnt").join(name.strip_prefix("tank/").unwrap());
+            let mut bytes = [0, 0];
+            let mut count = 0;
+            for entry in std::fs::read_dir(&dir).unwrap() {
+                use std::os::unix::fs::MetadataExt;
+                let of = entry.unwrap().metadata().unwrap();
+                count += u64::from(of.uid() == 7);
+                bytes[usize::from(of.uid() == 7)] += of.blocks() * 512;
+            }
+            assert_eq!(count, files, "{name}");
+            assert_eq!(of("7"), bytes[1], "{name}: {rows}");
+            assert!(of("0") > bytes[0], "{name}: {rows}");
+        }
+        judge(&s);
+    });
+}

@@ -11,7 +11,7 @@ pub const ZIL_HEADER_SIZE: usize = 192;
 /// Bytes of an object set block as it is written today.
 pub const OBJSET_SIZE: usize = 4096;
 /// Bytes without accounting: the oldest form.
-pub(crate) const OBJSET_SIZE_V1: usize = 1024;
+pub const OBJSET_SIZE_V1: usize = 1024;
 /// Bytes with accounting of users and groups.
 pub(crate) const OBJSET_SIZE_V2: usize = 2048;
 /// `os_flags`: user and group accounting is complete.

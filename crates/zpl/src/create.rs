@@ -25,7 +25,10 @@ use ondisk::znode::{
 
 use crate::master::{CaseSensitivity, MASTER_NODE, ZPL_VERSION};
 
-/// The last version whose attributes are in a fixed structure.
+/// The first version with ids of owners as they are today.
+pub(crate) const ZPL_VERSION_FUID: u64 = 3;
+/// The last version whose attributes are in a fixed structure; the first that accounts space to
+/// owners.
 pub(crate) const ZPL_VERSION_USERSPACE: u64 = 4;
 /// Bytes of that structure (chapter 06 §6).
 const ZNODE_SIZE: usize = 264;
@@ -75,6 +78,8 @@ pub struct NewFs {
     pub mode: u64,
     /// All four times of the root directory.
     pub time: Time,
+    /// Space is accounted to owners: pools before version 15 cannot.
+    pub count_owners: bool,
     /// Feature `userobj_accounting` is enabled: objects are counted.
     pub count_objects: bool,
     /// Feature `project_quota` is enabled: projects are accounted, and the root
@@ -93,6 +98,7 @@ impl Default for NewFs {
             gid: 0,
             mode: 0o755,
             time: Time::default(),
+            count_owners: true,
             count_objects: true,
             count_projects: true,
         }
@@ -103,9 +109,9 @@ impl NewFs {
     /// Whether these properties are valid.
     ///
     /// # Errors
-    /// `Unsupported` for versions below 4, `Invalid` for an unknown normalisation.
+    /// `Unsupported` for versions below 3, `Invalid` for an unknown normalisation.
     pub fn check(&self) -> Result<()> {
-        if !matches!(self.version, ZPL_VERSION_USERSPACE | ZPL_VERSION) {
+        if !(ZPL_VERSION_FUID..=ZPL_VERSION).contains(&self.version) {
             return Err(Error::unsupported(format!(
                 "file systems of version {} cannot be made",
                 self.version
@@ -132,6 +138,9 @@ impl NewFs {
 
     /// Bits of `os_flags` (§14).
     fn flags(&self) -> u64 {
+        if !self.count_owners {
+            return 0;
+        }
         let mut flags = FLAG_USER_ACCOUNTED;
         if self.count_objects {
             flags |= FLAG_USEROBJ_ACCOUNTED;

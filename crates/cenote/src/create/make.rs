@@ -155,6 +155,7 @@ impl Engine {
             version: zpl::create::version_for(version),
             uid,
             gid,
+            count_owners: zpl::create::version_for(version) > 3,
             count_objects: features,
             count_projects: features,
             ..zpl::NewFs::default()

@@ -102,6 +102,8 @@ pub(crate) struct LiveObjset {
     zil_header: Mutex<Option<[u8; ondisk::objset::ZIL_HEADER_SIZE]>>,
     /// The flags of the object set that the next written txg stores.
     flags: Mutex<Option<u64>>,
+    /// Objects that a txg changes are charged to their owners, although not all are yet.
+    accounting: std::sync::atomic::AtomicBool,
     /// The dataset was destroyed: no change is accepted any more.
     destroyed: std::sync::atomic::AtomicBool,
     /// Its blocks cannot be cloned any more (`clone`).
@@ -125,6 +127,7 @@ impl LiveObjset {
             props: RwLock::new(Arc::new(props)),
             zil_header: Mutex::default(),
             flags: Mutex::default(),
+            accounting: std::sync::atomic::AtomicBool::new(false),
             destroyed: std::sync::atomic::AtomicBool::new(false),
             clones_ended: std::sync::atomic::AtomicBool::new(false),
             read_modify_writes: AtomicU64::new(0),
@@ -569,6 +572,34 @@ impl Objset {
     pub fn set_flags(&self, flags: u64) -> Result<()> {
         *self.live()?.flags.lock() = Some(flags);
         Ok(())
+    }
+
+    /// Charges objects that a txg changes from now on to their owners, in a file system that does
+    /// not account for all yet. One of which a part was charged before goes on by itself.
+    ///
+    /// # Errors
+    /// `ReadOnly` for an object set that is not open for writing.
+    pub fn start_accounting(&self) -> Result<()> {
+        self.live()?.accounting.store(true, SeqCst);
+        Ok(())
+    }
+
+    /// Whether an object is charged to its owner, on disk.
+    ///
+    /// # Errors
+    /// `NotFound`; those of reading.
+    pub fn is_accounted(self: &Arc<Self>, id: ObjectId, io: Io) -> Result<bool> {
+        let dnode = self.disk_dnode(id, io)?;
+        let dnode = dnode.ok_or_else(|| Error::not_found("no such object").in_object(id))?;
+        Ok(dnode.flags & ondisk::dnode::flags::USERUSED_ACCOUNTED != 0)
+    }
+
+    /// Writes an object's dnode again, as it is.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn touch(self: &Arc<Self>, tx: &Tx, id: ObjectId) -> Result<()> {
+        self.with(tx, id, |inner| inner.change(tx.txg(), |_| {})).map_err(|e| e.in_object(id))
     }
 
     /// The object set's flags, as the next written txg stores them.

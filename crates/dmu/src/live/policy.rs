@@ -43,6 +43,9 @@ pub struct ObjsetProps {
     pub embed: bool,
     /// Feature `hole_birth` is active.
     pub hole_birth: bool,
+    /// The pool has version 15 or a newer one: space is accounted to owners, and the blocks of
+    /// new object sets have room for that. It matters to new ones alone.
+    pub count_owners: bool,
     /// Feature `userobj_accounting` is enabled.
     pub count_objects: bool,
     /// Feature `project_quota` is enabled.
@@ -85,6 +88,7 @@ impl Default for ObjsetProps {
             special: false,
             embed: true,
             hole_birth: true,
+            count_owners: true,
             count_objects: true,
             count_projects: true,
             tiers: CacheTiers::ALL,

@@ -19,7 +19,9 @@ use ondisk::blkptr::{Block, Protection, Seal};
 use ondisk::dnode::{
     DNODE_BLOCK_SIZE, DNODE_SIZE, DNODES_PER_BLOCK, Dnode, dnodes_in_block, swap_dnodes,
 };
-use ondisk::objset::{FLAG_USER_ACCOUNTED, OBJSET_MAC_SIZE, ObjsetType, ZIL_HEADER_SIZE};
+use ondisk::objset::{
+    FLAG_USER_ACCOUNTED, OBJSET_MAC_SIZE, OBJSET_SIZE, OBJSET_SIZE_V1, ObjsetType, ZIL_HEADER_SIZE,
+};
 use ondisk::{BlkPtr, Endian, ObjType, ObjsetPhys};
 use zio::{BlockChange, Io, OutagePolicy, Write, Writes, Zio};
 
@@ -106,7 +108,7 @@ impl SyncCtx<'_> {
 pub(crate) fn empty_objset(kind: ObjsetType, props: &ObjsetProps) -> ObjsetPhys {
     // All objects of a new file system are counted, from the first one on (§5).
     let flags = match kind {
-        ObjsetType::Zfs => {
+        ObjsetType::Zfs if props.count_owners => {
             FLAG_USER_ACCOUNTED
                 | if props.count_objects { FLAG_OBJECTS_ACCOUNTED } else { 0 }
                 | if props.count_projects { FLAG_PROJECTS_ACCOUNTED } else { 0 }
@@ -131,7 +133,7 @@ pub(crate) fn empty_objset(kind: ObjsetType, props: &ObjsetProps) -> ObjsetPhys 
         spill: None,
     };
     ObjsetPhys {
-        size: ondisk::objset::OBJSET_SIZE,
+        size: if props.count_owners { OBJSET_SIZE } else { OBJSET_SIZE_V1 },
         meta_dnode,
         zil_header: [0; ZIL_HEADER_SIZE],
         kind,
@@ -184,7 +186,11 @@ impl Objset {
         let mut works = self.freeze(ctx.txg, &plain)?;
         write_all(ctx, &props, &mut works, events)?;
         let mut ids = ids;
-        if phys.kind == ObjsetType::Zfs && phys.flags & FLAG_USER_ACCOUNTED != 0 {
+        // An upgrade charges one object after the other, also after an import in the middle.
+        let accounts = phys.flags & FLAG_USER_ACCOUNTED != 0
+            || live.accounting.load(SeqCst)
+            || phys.user_used.is_some() && live.sealed.is_none();
+        if phys.kind == ObjsetType::Zfs && accounts {
             account::apply(self, ctx, &mut phys, &mut works)?;
             let again = live.dirty_objects.lock().remove(&ctx.txg).unwrap_or_default();
             ids.extend(again);
@@ -208,7 +214,7 @@ impl Objset {
             *slot = work.allocated.then(|| work.dn.clone());
         }
         if props.count_projects {
-            phys.size = ondisk::objset::OBJSET_SIZE;
+            phys.size = OBJSET_SIZE;
         }
         let dnode_blocks;
         (phys.meta_dnode, dnode_blocks) = self.write_dnodes(ctx, &works, events)?;

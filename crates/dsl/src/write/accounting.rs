@@ -11,7 +11,7 @@
 
 use base::limits::DATASET_DEPTH_MAX;
 use base::{Error, ObjectId, Result};
-use ondisk::dslphys::{DslDirPhys, UsedKind};
+use ondisk::dslphys::{DD_FLAG_USED_BREAKDOWN, DslDirPhys, UsedKind};
 
 use super::usage::add;
 use super::{MosRead, SyncCx, Usage};
@@ -28,6 +28,13 @@ fn charge(dir: &mut DslDirPhys, usage: Usage) {
     add(&mut dir.uncompressed_bytes, usage.uncomp);
 }
 
+/// Adds to a part of the used space. Directories that old pools made have no parts.
+fn add_to(phys: &mut DslDirPhys, kind: UsedKind, bytes: i64) {
+    if phys.flags & DD_FLAG_USED_BREAKDOWN != 0 {
+        add(&mut phys.used_breakdown[kind as usize], bytes);
+    }
+}
+
 /// Charges a directory, and all above it, with `usage` in part `kind`.
 ///
 /// # Errors
@@ -39,7 +46,7 @@ pub(crate) fn diduse(cx: &SyncCx<'_>, dir: u64, kind: UsedKind, usage: Usage) ->
     let mut phys = cx.dir(dir)?;
     let above = growth_above(phys.used_bytes, phys.reserved, usage.used);
     charge(&mut phys, usage);
-    add(&mut phys.used_breakdown[kind as usize], usage.used);
+    add_to(&mut phys, kind, usage.used);
     cx.put_dir(dir, &phys)?;
     diduse_above(cx, phys.parent_obj, Usage { used: above, ..usage }, usage.used)
 }
@@ -72,8 +79,8 @@ fn transfer_one(
 ) -> i64 {
     let above = growth_above(phys.used_bytes, phys.reserved, usage.used);
     charge(phys, usage);
-    add(&mut phys.used_breakdown[old as usize], usage.used.wrapping_sub(to_new));
-    add(&mut phys.used_breakdown[new as usize], to_new);
+    add_to(phys, old, usage.used.wrapping_sub(to_new));
+    add_to(phys, new, to_new);
     above
 }
 
@@ -107,8 +114,8 @@ pub fn transfer(cx: &SyncCx<'_>, dir: u64, bytes: i64, old: UsedKind, new: UsedK
         return Ok(());
     }
     cx.edit_dir(dir, |phys| {
-        add(&mut phys.used_breakdown[old as usize], bytes.wrapping_neg());
-        add(&mut phys.used_breakdown[new as usize], bytes);
+        add_to(phys, old, bytes.wrapping_neg());
+        add_to(phys, new, bytes);
     })
 }
 

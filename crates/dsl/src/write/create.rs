@@ -24,6 +24,8 @@ use super::{
 
 /// First txg of a pool.
 pub const TXG_INITIAL: Txg = Txg(4);
+/// First version of pools whose directories say what their space is used for.
+const VERSION_BREAKDOWN: u64 = 13;
 /// Bits of the ids for statfs.
 const FSID_BITS: u32 = 56;
 
@@ -121,7 +123,7 @@ pub(crate) fn directory(cx: &SyncCx<'_>, parent: u64, name: &str) -> Result<u64>
         parent_obj: parent,
         props_zapobj: cx.new_zap(ObjType::DSL_PROPS, 0)?,
         child_dir_zapobj: cx.new_zap(ObjType::DSL_DIR_CHILD_MAP, 0)?,
-        flags: DD_FLAG_USED_BREAKDOWN,
+        flags: if cx.version >= VERSION_BREAKDOWN { DD_FLAG_USED_BREAKDOWN } else { 0 },
         ..DslDirPhys::default()
     };
     cx.put_dir(dir, &phys)?;

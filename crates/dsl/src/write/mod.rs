@@ -89,6 +89,8 @@ pub struct SyncCx<'a> {
     pub ratios: &'a Ratios,
     /// Random numbers, for identities.
     pub random: &'a dyn Fn() -> u64,
+    /// The pool's version.
+    version: u64,
     free: Option<Free<'a>>,
     plants: Option<&'a LineagePlants>,
     label_features_changed: Cell<bool>,
@@ -145,12 +147,20 @@ impl<'a> SyncCx<'a> {
             now,
             ratios,
             random,
+            version: ondisk::uberblock::VERSION_FEATURES,
             free: None,
             plants: None,
             label_features_changed: Cell::new(false),
             scan_events: RefCell::default(),
             deadlist_keys: deadlist::KeyCache::default(),
         }
+    }
+
+    /// Sets the pool's version, where it is not 5000.
+    #[must_use]
+    pub fn with_version(mut self, version: u64) -> SyncCx<'a> {
+        self.version = version;
+        self
     }
 
     /// Adds a function that frees blocks at once: pools older than version 26 have no list

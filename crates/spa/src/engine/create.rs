@@ -43,7 +43,7 @@ pub(crate) type RootContent = Box<dyn FnOnce(&Arc<Objset>, &Tx) -> Result<()> + 
 pub struct CreateSpec {
     /// Its name.
     pub name: String,
-    /// Its version: 15 to 28 without features, or 5000.
+    /// Its version: 11 to 28 without features, or 5000.
     pub version: u64,
     /// Top-level vdevs in order, with their roles.
     pub tops: Vec<(VdevConfig, Role)>,
@@ -183,7 +183,9 @@ pub fn create(spec: CreateSpec, cache: &Arc<BlockCache>) -> Result<Arc<Writer>> 
     };
     let tree = Tree::build(&tree_spec, &open)?;
     let zio = Arc::new(Zio::new(tree, Arc::clone(cache)));
-    let mos = Objset::create(Arc::clone(&zio), 0, ObjsetType::Meta, ObjsetProps::mos());
+    let count_owners = spec.version >= crate::VERSION_OWNERS;
+    let props = ObjsetProps { count_owners, ..ObjsetProps::mos() };
+    let mos = Objset::create(Arc::clone(&zio), 0, ObjsetType::Meta, props);
     let mos = Mos::new(mos)?;
     let roles = spec.tops.iter().map(|(top, role)| (VdevId(top.id), role.allocation_bias()));
     let parts = Parts {

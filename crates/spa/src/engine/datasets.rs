@@ -38,6 +38,9 @@ use super::tasks::{Command, TaskCx};
 use super::{Writer, objset_props};
 use crate::audit::log::{LogVisitor, log_header, walk_log};
 
+/// First version of pools whose snapshots have properties.
+const VERSION_SNAPSHOT_PROPS: u64 = 12;
+
 /// Fills a new dataset's object set. Conditions that can fail must be checked before.
 pub type Content = Box<dyn FnOnce(&Arc<Objset>, &Tx) -> Result<()> + Send>;
 
@@ -107,6 +110,14 @@ pub(super) fn check_value(mos: &dyn MosRead, name: &str, value: &Stored) -> Resu
         return Ok(());
     }
     Err(must_be_upgraded())
+}
+
+/// Whether the pool's snapshots can have properties.
+fn check_snapshot_props(cx: &TaskCx<'_>) -> Result<()> {
+    match cx.state.config.version < VERSION_SNAPSHOT_PROPS {
+        true => Err(must_be_upgraded()),
+        false => Ok(()),
+    }
 }
 
 fn must_be_upgraded() -> Error {
@@ -474,7 +485,11 @@ impl Writer {
         list: Vec<(String, Stored)>,
         command: Option<Command>,
     ) -> Result<Txg> {
+        let has_props = !list.is_empty();
         let check = move |cx: &mut TaskCx<'_>| {
+            if has_props {
+                check_snapshot_props(cx)?;
+            }
             let mut heads = Vec::with_capacity(names.len());
             let (mut seen, mut more) = (BTreeSet::new(), BTreeMap::new());
             for name in names {
@@ -536,6 +551,7 @@ impl Writer {
         let of = name.clone();
         let check = move |cx: &mut TaskCx<'_>| {
             let target = if of.contains('@') {
+                check_snapshot_props(cx).map_err(|e| e.in_dataset(of.as_str()))?;
                 Target::Snapshot(cx.snapshot(&of)?.1)
             } else {
                 Target::Dir(cx.dir(&of)?)

@@ -73,6 +73,7 @@ pub fn objset_props(
         special: flags.special,
         embed: flags.embed,
         hole_birth: flags.hole_birth,
+        count_owners: flags.owners,
         count_objects: flags.userobj,
         count_projects: flags.project,
         tiers: CacheTiers {

@@ -110,6 +110,8 @@ pub struct Flags {
     pub embed: bool,
     /// `lz4_compress` is active.
     pub lz4: bool,
+    /// The pool's version is 15 or newer: space is accounted to owners. Known to tasks alone.
+    pub owners: bool,
     /// `userobj_accounting` is enabled.
     pub userobj: bool,
     /// `project_quota` is enabled.
@@ -138,6 +140,7 @@ impl Flags {
             hole_birth: features::is_active(mos, "com.delphix:hole_birth")?,
             embed: features::is_active(mos, "com.delphix:embedded_data")?,
             lz4: features::is_active(mos, "org.illumos:lz4_compress")?,
+            owners: true,
             userobj: features::is_enabled(mos, "org.zfsonlinux:userobj_accounting")?,
             project: features::is_enabled(mos, "org.zfsonlinux:project_quota")?,
             cloning: features::is_enabled(mos, BLOCK_CLONING)?,
@@ -369,6 +372,7 @@ impl Writer {
         let ratios = state.ratios.clone();
         let free = |bp: &BlkPtr| self.free(txg, bp);
         let cx = SyncCx::new(&store, txg, (now.as_secs(), now.subsec_nanos()), &ratios, &random)
+            .with_version(state.config.version)
             .with_free(&free)
             .with_plants(&self.plants.lineage);
         let mut mos = MosEvents { ratios: &ratios, usage: Usage::default(), killed: Vec::new() };

@@ -157,7 +157,8 @@ impl TaskCx<'_> {
     /// # Errors
     /// Those of reading the MOS.
     pub fn flags(&self) -> Result<Flags> {
-        Flags::load(self.cx.read())
+        let owners = self.state.config.version >= crate::VERSION_OWNERS;
+        Ok(Flags { owners, ..Flags::load(self.cx.read())? })
     }
 
     /// Notes that there are blocks to free in the background.
