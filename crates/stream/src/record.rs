@@ -647,7 +647,10 @@ impl StreamRecord {
                 }),
             StreamRecord::WriteEmbedded(r) => r.check(features),
             StreamRecord::ObjectRange(r) => want(features.has(Features::RAW), "type")
-                .and_then(|()| want(r.slots == DNODES && r.first % DNODES == 0, "range")),
+                .and_then(|()| {
+                    let whole = r.slots == DNODES && r.first % DNODES == 0;
+                    want(whole && r.first < OBJECTS, "range")
+                }),
         };
         fine.map_err(|what| {
             let (name, object) = (self.name(), self.object().unwrap_or(0));

@@ -356,6 +356,15 @@ fn raw_streams_that_do_not_fit() {
     begin.version_info |= Features::EMBED_DATA.0 << 2;
     let words = "incompatible embedded data stream feature with encrypted receive.";
     refused("tank/x", &usual, &assembled(&list), ErrorKind::Invalid, words);
+    // The last range of objects that 64 bits can name: the number behind it overflowed.
+    let mut list = pieces(&full);
+    for (record, _) in &mut list {
+        if let StreamRecord::ObjectRange(range) = record {
+            range.first = u64::MAX - 31;
+        }
+    }
+    let words = "OBJECT_RANGE record of a bad range";
+    refused("tank/x", &usual, &assembled(&list), ErrorKind::Corrupt, words);
     to.judged();
 }
 
