@@ -69,7 +69,7 @@ _cenote_flags() {
 	'zfs receive' | 'zfs recv') echo '-F -d -e -n -v -u -o -x -s -A -M -h -c --corrective' ;;
 	'zfs version') echo '-j --json' ;;
 	'cenote daemon') echo '--foreground --metrics -f --force' ;;
-	'cenote zdb') echo '-b -c -d -h -i -l -m -u -y -C -O -e -p -L -P -t -F -X -v -q' ;;
+	'cenote zdb') echo '-b -c -d -h -i -l -m -u -y -C -O --layout -e -p -L -P -t -F -X -v -q' ;;
 	'cenote zstream' | 'cenote zstreamdump') echo '-v -C -d -l' ;;
 	'cenote arc') echo '--what-if --path -h' ;;
 	'cenote arcstat' | 'cenote zarcstat' | 'cenote arcstat.pl') echo '-h -a -v -x -z -p -f -o -s --2007 --path' ;;

@@ -4,7 +4,9 @@
 
 mod common;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::process::Command;
 
 use common::{Sandbox, can_mount, judge_disks};
 
@@ -494,5 +496,77 @@ fn written_since_a_bookmark() {
             assert_eq!(get(what, "bookmarked/fs"), "49152\n", "{what}");
         }
         s.ok(&["zpool", "export", "bookmarked"]);
+    }
+}
+
+/// The layout score of each file follows from the addresses that OpenZFS's zdb lists.
+#[test]
+fn layout_scores() {
+    let Some(pool) = testkit::golden("snaps") else { return };
+    let s = Sandbox::new("honest-layout");
+    pool.unpack(&s.dir("disks"));
+    let disks = s.text("disks");
+    let e = s.fail(1, &["zdb", "-e", "-p", &disks, "--layout", "snaps/nosuch"]);
+    assert!(e.ends_with("zdb: can't open 'snaps/nosuch': No such file or directory\n"), "{e}");
+    for dataset in ["snaps/promoted", "snaps/promoted@one"] {
+        let out = s.ok(&["zdb", "-e", "-p", &disks, "--layout", dataset]);
+        let rows: Vec<Vec<&str>> = out.lines().map(|l| l.split_whitespace().collect()).collect();
+        assert_eq!(
+            (rows[0].join(" "), rows[1].join(" ")),
+            (format!("Dataset {dataset}"), "object blocks score path".to_owned(),)
+        );
+        let run = Command::new("zdb").args(["-e", "-p", &disks, "-ddddd", dataset]).output();
+        let Ok(run) = run else {
+            testkit::skip(testkit::Need::Zdb, "zdb is not installed");
+            return;
+        };
+        let (mut scores, mut paths) = (BTreeMap::<u64, (u64, u64, u64)>::new(), BTreeMap::new());
+        let (mut object, mut is_file, mut end) = (0, false, None);
+        for line in String::from_utf8(run.stdout).unwrap().lines() {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            match words[..] {
+                [id, _, _, _, _, _, _, _, .., "file"] if line.contains("ZFS plain file") => {
+                    (object, is_file, end) = (id.parse().unwrap(), true, None);
+                    scores.insert(object, (0, 0, 0));
+                }
+                [_, _, _, _, _, _, _, percent, ..] if percent.parse::<f64>().is_ok() => {
+                    is_file = false;
+                }
+                ["path", ..] if is_file => {
+                    let path: Vec<&str> = words[1..].to_vec();
+                    paths.insert(object, path.join(" "));
+                }
+                [_, "L0", dva, ..] if is_file && !line.contains("EMBEDDED") => {
+                    let hex = |text: &str| u64::from_str_radix(text, 16).unwrap();
+                    let parts: Vec<u64> = dva.split(':').map(hex).collect();
+                    let (blocks, steps, follow) = scores.get_mut(&object).unwrap();
+                    *blocks += 1;
+                    if let Some(end) = end.replace((parts[0], parts[1] + parts[2])) {
+                        *steps += 1;
+                        *follow += u64::from(end == (parts[0], parts[1]));
+                    }
+                }
+                _ => {}
+            }
+        }
+        assert!(scores.len() > 3 && scores.values().any(|s| s.2 > 0), "{scores:?}");
+        let text = |follow: u64, steps: u64| match steps {
+            0 => "-".to_owned(),
+            _ => format!("{:.3}", follow as f64 / steps as f64),
+        };
+        let mut all = (0, 0, 0);
+        for ((id, (blocks, steps, follow)), row) in scores.iter().zip(&rows[2..]) {
+            // One that was removed while it was open has no name.
+            let path = paths.get(id).map_or("", String::as_str);
+            let wanted = format!("{id} {blocks} {}", text(*follow, *steps));
+            assert_eq!(row[..3].join(" "), wanted, "{dataset}");
+            // zdb breaks the line where a name does.
+            let shown = row[3..].join(" ");
+            assert!(shown == path || shown.contains('?'), "{dataset}: {shown}, {path}");
+            all = (all.0 + blocks, all.1 + steps, all.2 + follow);
+        }
+        let last = rows.last().unwrap();
+        assert_eq!(last[1..3], [all.0.to_string(), text(all.2, all.1)], "{dataset}");
+        assert_eq!(rows.len(), scores.len() + 3);
     }
 }

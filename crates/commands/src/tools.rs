@@ -111,7 +111,8 @@ pub(super) const COMMANDS: &[Command] = &[
         name: "zdb",
         about: "look inside a pool, without a daemon and without changing it",
         synopsis: "zdb [-bcdhimuyCLPvAFX] [-e [-p DIR]...] [-t TXG] POOL[/DATASET[@SNAP]] \
-                   [OBJECT...]\n\tzdb -O [-e [-p DIR]...] DATASET PATH\n\tzdb -l [-Aqu] DEVICE",
+                   [OBJECT...]\n\tzdb -O [-e [-p DIR]...] DATASET PATH\n\tzdb --layout [-e [-p DIR]...] \
+                   DATASET[@SNAP]\n\tzdb -l [-Aqu] DEVICE",
         flags: ZDB,
         words: &[Word::Dataset, Word::Any],
         section: 8,
@@ -367,6 +368,7 @@ const ZDB: &[Flag] = &[
     flag('y', "replay space maps and their logs, looking for contradictions"),
     flag('C', "the configuration"),
     flag('O', "the object behind a path"),
+    flag('g', "how far the blocks of each file lie one after another").named("layout"),
     flag('e', "a pool that is not imported"),
     arg('p', "DIR", Word::Dir, "look for devices there; may be repeated"),
     flag('L', "do not look for leaks"),

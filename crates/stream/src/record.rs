@@ -646,11 +646,12 @@ impl StreamRecord {
                     want(features.has(Features::RAW) == (r.compressed_size != 0), "encryption")
                 }),
             StreamRecord::WriteEmbedded(r) => r.check(features),
-            StreamRecord::ObjectRange(r) => want(features.has(Features::RAW), "type")
-                .and_then(|()| {
+            StreamRecord::ObjectRange(r) => {
+                want(features.has(Features::RAW), "type").and_then(|()| {
                     let whole = r.slots == DNODES && r.first % DNODES == 0;
                     want(whole && r.first < OBJECTS, "range")
-                }),
+                })
+            }
         };
         fine.map_err(|what| {
             let (name, object) = (self.name(), self.object().unwrap_or(0));

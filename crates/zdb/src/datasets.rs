@@ -91,6 +91,17 @@ pub(super) fn main(opts: &DumpOptions, spa: &Spa, target: &str, rest: &[String])
     Ok(result)
 }
 
+/// The layout of a dataset's files.
+pub(super) fn layout(spa: &Spa, target: &str) -> Result<Exit> {
+    match find(spa, target)? {
+        Some(dataset) => super::layout::main(&dataset),
+        None => {
+            ui::err(&format!("zdb: can't open '{target}': No such file or directory"));
+            Ok(exit::OPEN)
+        }
+    }
+}
+
 fn parse(text: &str) -> std::result::Result<i64, std::num::ParseIntError> {
     match text.strip_prefix("0x") {
         Some(hex) => i64::from_str_radix(hex, 16),

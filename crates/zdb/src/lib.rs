@@ -16,6 +16,7 @@ mod bptext;
 mod config;
 mod datasets;
 mod labels;
+mod layout;
 mod logs;
 mod metaslabs;
 mod object;
@@ -36,12 +37,15 @@ use proto::runtime::Runtime;
 use proto::{Reply, Request};
 use ui::Exit;
 
+/// Stands for `--layout`.
+const LAYOUT: char = 'g';
 /// Memory for cached blocks.
 const CACHE: u64 = 256 << 20;
 
 const USAGE: &str = "\
 Usage:	zdb [-bcdhimuyCLPvAFX] [-e [-p DIR]...] [-t TXG] POOL[/DATASET[@SNAP]] [OBJECT...]
 	zdb -O [-e [-p DIR]...] DATASET PATH
+	zdb --layout [-e [-p DIR]...] DATASET[@SNAP]
 	zdb -l [-Aqu] DEVICE
     Main options:
         -b  block statistics and leaks    -c  verify checksums (-cc: of data too)
@@ -134,6 +138,9 @@ pub fn main(argv: &[OsString]) -> Result<Exit> {
         }
     };
     let rest = words.get(1..).unwrap_or_default();
+    if opts.has(LAYOUT) {
+        return datasets::layout(pool.spa(), target);
+    }
     if opts.has('O') {
         return datasets::by_path(&opts, pool.spa(), target, rest);
     }
