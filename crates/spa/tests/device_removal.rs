@@ -5,28 +5,22 @@
 
 mod common;
 
-use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use base::{ErrorKind, Guid, VdevId};
 use cenote::create::{CreateRequest, Force, NewKind, NewVdev, PoolSetting};
-use cenote::inspect::zpl::rw::{Caller, New, WritePosition};
-use cenote::{
-    FileSystem, ImportOptions, Io, Offline, OfflineMode, Pool, RemovalTuning, ScanRequest,
-    ScanState,
+use cenote::{Io, Offline, OfflineMode, Pool, RemovalTuning, ScanRequest, ScanState};
+use common::pools::{
+    ModelFiles, NAME, image_of, import, leaves, open, verify, whole, writing, zdb,
 };
-use device::Device;
-use device::sim::{Image, SimConfig, SimDisks};
-use spa::audit::{AuditOptions, Report, Verify};
+use device::sim::{SimConfig, SimDisks};
+use spa::audit::{AuditOptions, Verify};
 use spa::engine::{Writer, WriterOptions};
-use spa::leaves::Known;
-use spa::{Search, Spa};
-use testkit::{Rng, Scratch, import_from};
+use testkit::{Scratch, import_from};
 
-const NAME: &str = "tank";
 /// The files are sparse; a pool keeps 128 MiB of slop.
 const DISK: u64 = 512 << 20;
 /// Bytes of a simulated disk.
@@ -86,117 +80,6 @@ impl RemovalShape {
             ..CreateRequest::new(NAME, vdevs)
         };
         engine.create_pool(&request).unwrap().unwrap()
-    }
-}
-
-fn import(dir: &Path) -> Arc<Pool> {
-    let options = ImportOptions { force: true, ..ImportOptions::default() };
-    let pool = import_from(&testkit::engine(), dir, &options).unwrap();
-    assert_eq!(pool.read_only_because(), None);
-    pool
-}
-
-fn whole(dir: &Path, what: &str) -> Report {
-    let pool = import_from(&testkit::engine(), dir, &testkit::readonly()).unwrap();
-    let options = AuditOptions { verify: Verify::All, ..AuditOptions::default() };
-    let report = pool.spa().audit(options, &()).unwrap();
-    assert!(report.is_clean() && report.leaked == 0, "{what}: {:#?}", report.problems);
-    report
-}
-
-fn zdb(dir: &Path) {
-    let mut run = std::process::Command::new("zdb");
-    let Ok(out) = run.args(["-e", "-p"]).arg(dir).args(["-bccd", NAME]).output() else {
-        testkit::skip(testkit::Need::Zdb, "zdb is not installed");
-        return;
-    };
-    let text =
-        String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
-    assert!(out.status.success() && text.contains("No leaks"), "{text}");
-    let text = text.replace("verify nothing leaked", "");
-    for bad in ["mismatch", "leaked", "ASSERT", "does not match"] {
-        assert!(!text.contains(bad), "{bad}: {text}");
-    }
-}
-
-/// The files of a pool, and what must be in them.
-struct ModelFiles {
-    fs: Arc<FileSystem>,
-    content: BTreeMap<String, Vec<u8>>,
-    rng: Rng,
-    made: u64,
-}
-
-impl ModelFiles {
-    fn new(pool: &Pool, seed: u64) -> ModelFiles {
-        let fs = pool.dataset(NAME).unwrap().open_fs().unwrap();
-        ModelFiles { fs, content: BTreeMap::new(), rng: Rng::new(seed), made: 0 }
-    }
-
-    /// Writes a new file of a random size.
-    fn write(&mut self) {
-        let len = match self.rng.below(4) {
-            0 => 512 + self.rng.below(4096),
-            1 => 40_000 + self.rng.below(90_000),
-            _ => 130_000 + self.rng.below(600_000),
-        };
-        let mut data = vec![0; len as usize];
-        let mut word = self.rng.number();
-        for (i, byte) in data.iter_mut().enumerate() {
-            word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            // A part of it compresses.
-            *byte = if i % 4096 < 512 { 7 } else { (word >> 33) as u8 };
-        }
-        let name = format!("file{}", self.made);
-        self.made += 1;
-        let new = New::file(0o644);
-        let id = self.fs.make(&Caller::root(), self.fs.root(), name.as_bytes(), &new).unwrap().id;
-        self.fs.write(&Caller::root(), id, WritePosition::Offset(0), &data).unwrap();
-        self.content.insert(name, data);
-    }
-
-    fn any(&mut self) -> Option<String> {
-        let at = self.rng.below(self.content.len().max(1) as u64) as usize;
-        self.content.keys().nth(at).cloned()
-    }
-
-    fn unlink(&mut self) {
-        let Some(name) = self.any() else { return };
-        self.fs.unlink(&Caller::root(), self.fs.root(), name.as_bytes()).unwrap();
-        self.content.remove(&name);
-    }
-
-    /// Overwrites a part of a file.
-    fn overwrite(&mut self) {
-        let Some(name) = self.any() else { return };
-        let data = self.content.get_mut(&name).unwrap();
-        let at = self.rng.below(data.len() as u64) as usize;
-        let len = (data.len() - at).min(50_000);
-        data[at..at + len].fill(self.rng.number() as u8);
-        let id = self.fs.lookup(self.fs.root(), name.as_bytes(), Io::WAIT).unwrap().id;
-        let position = WritePosition::Offset(at as u64);
-        self.fs.write(&Caller::root(), id, position, &data[at..at + len]).unwrap();
-    }
-
-    fn change(&mut self) {
-        match self.rng.below(3) {
-            0 => self.write(),
-            1 => self.unlink(),
-            _ => self.overwrite(),
-        }
-    }
-}
-
-/// Reads all files again.
-fn verify(pool: &Pool, dataset: &str, content: &BTreeMap<String, Vec<u8>>) {
-    let fs = pool.dataset(dataset).unwrap().open_fs().unwrap();
-    for (name, data) in content {
-        let id = fs.lookup(fs.root(), name.as_bytes(), Io::WAIT).unwrap().id;
-        let file = fs.open_file(id, Io::WAIT).unwrap();
-        let mut found = vec![0; data.len() + 1];
-        let n = file.read_at(0, &mut found, Io::WAIT).unwrap();
-        found.truncate(n);
-        assert!(found == *data, "{dataset}: {name} differs");
     }
 }
 
@@ -286,7 +169,7 @@ fn vdevs_of_all_kinds_are_removed() {
         }
         let report = whole(dir, "removed");
         assert_eq!(report.indirect.len(), removed);
-        zdb(dir);
+        zdb(dir, NAME);
         let pool = import(dir);
         verify(&pool, NAME, &content);
         verify(&pool, &format!("{NAME}@before"), &before);
@@ -304,7 +187,7 @@ fn vdevs_of_all_kinds_are_removed() {
         drop(pool);
         whole(dir, "emptied");
         if shape.tops.len() == 3 || std::env::var_os("CENOTE_NIGHTLY").is_some() {
-            zdb(dir);
+            zdb(dir, NAME);
         }
     });
 }
@@ -354,7 +237,7 @@ fn a_canceled_removal_leaves_nothing() {
         drop(pool);
         let report = whole(dir, "canceled");
         assert!(report.indirect.is_empty());
-        zdb(dir);
+        zdb(dir, NAME);
         // And it can be removed after all.
         let pool = import(dir);
         verify(&pool, NAME, &content);
@@ -365,7 +248,7 @@ fn a_canceled_removal_leaves_nothing() {
         pool.export().unwrap();
         drop(pool);
         assert_eq!(whole(dir, "removed").indirect.len(), 1);
-        zdb(dir);
+        zdb(dir, NAME);
     });
 }
 
@@ -394,7 +277,7 @@ fn a_removal_is_continued() {
         pool.export().unwrap();
         drop(pool);
         whole(dir, "in the middle");
-        zdb(dir);
+        zdb(dir, NAME);
         let pool = import(dir);
         let w = pool.writer().unwrap();
         let mut files = ModelFiles::new(&pool, 18);
@@ -409,39 +292,8 @@ fn a_removal_is_continued() {
         pool.export().unwrap();
         drop(pool);
         whole(dir, "at the end");
-        zdb(dir);
+        zdb(dir, NAME);
     });
-}
-
-fn image_of(path: &Path) -> Image {
-    let file = std::fs::File::open(path).unwrap();
-    let size = file.metadata().unwrap().len();
-    let mut image = Image::new(size);
-    let mut part = vec![0; 1 << 20];
-    let mut at = 0;
-    while at < size {
-        let n = file.read_at(&mut part, at).unwrap();
-        image.write(at, &part[..n]).unwrap();
-        at += n as u64;
-    }
-    image
-}
-
-fn leaves(disks: &SimDisks) -> Known {
-    let device = |d: Arc<device::sim::SimDevice>| {
-        (PathBuf::from(format!("/simulated/{}", d.disk())), d as Arc<dyn Device>)
-    };
-    Known(disks.devices().into_iter().map(device).collect())
-}
-
-fn open(leaves: &Known, options: &ImportOptions) -> Spa {
-    let cache = Arc::new(zio::BlockCache::of(32 << 20).unwrap());
-    let found = spa::discover_in(&Search::default(), leaves).unwrap();
-    Spa::open_in(&found.pools[0], options, &cache, leaves).map_err(|f| f.error).unwrap()
-}
-
-fn writing() -> ImportOptions {
-    ImportOptions { force: true, ..ImportOptions::default() }
 }
 
 /// Frees some objects of the root dataset, in a txg that may be any of those of the removal.
@@ -695,7 +547,7 @@ fn what_cannot_be_removed_is_refused() {
     drop(files);
     pool.export().unwrap();
     drop(pool);
-    zdb(dir);
+    zdb(dir, NAME);
 
     // RAID-Z.
     let scratch = Scratch::new("removal-raidz");
@@ -756,5 +608,5 @@ fn differing_copies_stop_a_removal() {
     pool.export().unwrap();
     drop(pool);
     whole(dir, "removed");
-    zdb(dir);
+    zdb(dir, NAME);
 }

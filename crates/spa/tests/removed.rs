@@ -4,34 +4,27 @@
 
 mod common;
 
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use cenote::create::NewKind;
 use cenote::inspect::zpl::rw::{Caller, New, WritePosition};
 use cenote::{
-    AttachMode, AttachRequest, CheckpointState, FileSystem, ImportOptions, Io, NewDevice, ObjectId,
-    Pool, ScanRequest, ScanState,
+    AttachMode, AttachRequest, CheckpointState, FileSystem, Io, NewDevice, ObjectId, Pool,
+    ScanRequest, ScanState,
 };
-use device::Device;
-use device::sim::{Image, SimConfig, SimDisks};
+use common::pools::{audit, image_of, leaves, open, whole, writing, zdb};
+use device::sim::{SimConfig, SimDisks};
 use ondisk::ObjType;
-use spa::audit::{AuditOptions, Problem, Report, Verify};
+use spa::audit::{AuditOptions, Problem, Report};
 use spa::engine::{FreeSpaceTuning, Writer, WriterOptions};
-use spa::leaves::Known;
-use spa::{Search, Spa};
 use testkit::manifest::verify_tolerant;
 use testkit::{Golden, ManifestEntry, Rng, Scratch, golden, import_from, verify};
 
 const NAME: &str = "removed";
 /// The entry of the object directory while a mapping is condensed.
 const CONDENSING: &str = "com.delphix:condensing_indirect";
-
-fn writing() -> ImportOptions {
-    ImportOptions { force: true, ..ImportOptions::default() }
-}
 
 fn unpacked(what: &str) -> Option<(Golden, Scratch)> {
     let golden = golden(NAME)?;
@@ -68,33 +61,6 @@ fn condense_never(w: &Writer) {
 
 fn is_condensing(pool: &Pool) -> bool {
     pool.spa().mos().lookup_words(CONDENSING).unwrap().is_some()
-}
-
-fn audit(dir: &Path) -> Report {
-    let pool = import_from(&testkit::engine(), dir, &testkit::readonly()).unwrap();
-    let options = AuditOptions { verify: Verify::All, ..AuditOptions::default() };
-    pool.spa().audit(options, &()).unwrap()
-}
-
-fn whole(dir: &Path, what: &str) -> Report {
-    let report = audit(dir);
-    assert!(report.is_clean() && report.leaked == 0, "{what}: {:#?}", report.problems);
-    report
-}
-
-fn zdb(dir: &Path) {
-    let mut run = std::process::Command::new("zdb");
-    let Ok(out) = run.args(["-e", "-p"]).arg(dir).args(["-bccd", NAME]).output() else {
-        testkit::skip(testkit::Need::Zdb, "zdb is not installed");
-        return;
-    };
-    let text =
-        String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
-    assert!(out.status.success() && text.contains("No leaks"), "{text}");
-    let text = text.replace("verify nothing leaked", "");
-    for bad in ["mismatch", "leaked", "ASSERT", "does not match"] {
-        assert!(!text.contains(bad), "{bad}: {text}");
-    }
 }
 
 /// The directory of a path and its name there.
@@ -201,7 +167,7 @@ fn blocks_on_a_removed_vdev_are_freed() {
     assert!(entries(&less) < entries(&before), "{:?} of {:?}", less.indirect, before.indirect);
     round(dir, "it goes on", |pool| write(&root(pool), "later", 100_000));
     let dirs: Vec<&Path> = states.iter().map(Scratch::path).chain([dir]).collect();
-    testkit::side_by_side(&dirs, |dir| zdb(dir));
+    testkit::side_by_side(&dirs, |dir| zdb(dir, NAME));
 }
 
 /// Blocks on removed vdevs are shared like others, and their addresses are obsolete with the last
@@ -261,7 +227,7 @@ fn blocks_on_a_removed_vdev_are_cloned() {
         assert_eq!(pool.writer().unwrap().clone_tally(), (0, 0));
     });
     // There is no table any more, which zdb 2.3 would not read.
-    zdb(dir);
+    zdb(dir, NAME);
 }
 
 /// A mapping that is condensed when the pool is exported is condensed to the end after the
@@ -303,7 +269,7 @@ fn condensing_is_continued() {
         }
     }
     assert!(seen > 0, "never in the middle of it");
-    zdb(dir);
+    zdb(dir, NAME);
 }
 
 /// Frees without a record, or with a wrong one, are found, each as what it is.
@@ -363,33 +329,6 @@ fn the_audit_finds_wrong_records() {
         assert!(!report.is_clean(), "{what}");
         assert!(report.problems.iter().any(finding), "{what}: {:#?}", report.problems);
     });
-}
-
-fn image_of(path: &Path) -> Image {
-    let file = std::fs::File::open(path).unwrap();
-    let size = file.metadata().unwrap().len();
-    let mut image = Image::new(size);
-    let mut part = vec![0; 1 << 20];
-    let mut at = 0;
-    while at < size {
-        let n = file.read_at(&mut part, at).unwrap();
-        image.write(at, &part[..n]).unwrap();
-        at += n as u64;
-    }
-    image
-}
-
-fn leaves(disks: &SimDisks) -> Known {
-    let device = |d: Arc<device::sim::SimDevice>| {
-        (PathBuf::from(format!("/simulated/{}", d.disk())), d as Arc<dyn Device>)
-    };
-    Known(disks.devices().into_iter().map(device).collect())
-}
-
-fn open(leaves: &Known, options: &ImportOptions) -> Spa {
-    let cache = Arc::new(zio::BlockCache::of(32 << 20).unwrap());
-    let found = spa::discover_in(&Search::default(), leaves).unwrap();
-    Spa::open_in(&found.pools[0], options, &cache, leaves).map_err(|f| f.error).unwrap()
 }
 
 /// Frees every `nth` file of the root dataset, in a txg of its own.
@@ -664,7 +603,7 @@ fn records_are_exact_after_random_changes() {
             });
         }
         if nightly || seed == 1 {
-            zdb(scratch.path());
+            zdb(scratch.path(), NAME);
         }
     });
 }

@@ -1,6 +1,7 @@
 //! Pools with only the writer, in files of the temporary directory.
 #![allow(dead_code, unreachable_pub, clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
 
+pub mod pools;
 pub mod scans;
 pub mod shapes;
 
