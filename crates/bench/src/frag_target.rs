@@ -22,7 +22,7 @@ use super::{BenchResult, Stop};
 pub(super) const POOL: &str = "benchf";
 pub(super) const DATASET: &str = "benchf/fs";
 /// Bytes of a sector of the pool, as a power of two.
-const ASHIFT: u64 = 12;
+pub(super) const ASHIFT: u64 = 12;
 
 /// Most blocks of which the share of gang blocks is taken.
 const GANG_SAMPLE: u64 = 100_000;

@@ -33,6 +33,7 @@ mod lab;
 mod metaslabs;
 mod oltp;
 mod poison;
+mod removal;
 mod sample;
 mod scrub;
 mod scrub_pool;
@@ -76,6 +77,7 @@ const ALL: &[Bench] = &[
     l2arc::BENCH,
     metaslabs::BENCH,
     scrub::BENCH,
+    removal::BENCH,
     snapshots::BENCH,
     send::BENCH,
     codecs::BENCH,

@@ -245,6 +245,32 @@ pub(super) fn plain(devices: &[PathBuf], ranges: &[PlainRange], write: bool) -> 
     failed.into_inner().map_or(Ok(seconds), Err)
 }
 
+/// Copies the ranges of one device to the same places of another; returns the seconds.
+///
+/// # Errors
+/// Those of the devices.
+pub(super) fn copy((from, to): (&Path, &Path), ranges: &[PlainRange]) -> Result<f64> {
+    let from = FileDevice::open(from, &OpenOptions::default())?;
+    let to = FileDevice::open(to, &OpenOptions { write: true, ..OpenOptions::default() })?;
+    let (next, failed) = (AtomicUsize::new(0), Mutex::new(None));
+    let one = |range: &PlainRange| -> Result<()> {
+        let read = from.run(DeviceIo::read(range.offset, range.len as usize)).into_read()?;
+        let bufs = vec![read.freeze()];
+        to.run(DeviceIo::Write { offset: range.offset, bufs }).result.map(drop)
+    };
+    let began = rt::now();
+    rt::fan_out(DEPTH, |_| {
+        while let Some(range) = ranges.get(next.fetch_add(1, Relaxed)) {
+            if let Err(e) = one(range) {
+                failed.lock().get_or_insert(e);
+            }
+        }
+    });
+    to.run(DeviceIo::Flush).result?;
+    let seconds = began.elapsed().as_secs_f64();
+    failed.into_inner().map_or(Ok(seconds), Err)
+}
+
 /// Waits until a condition of the pool holds; returns the seconds.
 ///
 /// # Errors

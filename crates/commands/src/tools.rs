@@ -29,6 +29,7 @@ const BENCHES: &[&str] = &[
     "l2arc",
     "metaslabs",
     "scrub",
+    "removal",
     "snapshots",
     "send",
     "codecs",
