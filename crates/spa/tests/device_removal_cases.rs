@@ -102,7 +102,9 @@ fn judged(dir: &Path, pool: Arc<Pool>, mut files: ModelFiles, gone: &[usize]) {
 /// later go there at once.
 #[test]
 fn special_and_dedup_vdevs_are_removed() {
-    let cases: [(&[(usize, Role)], u64, &[usize]); 3] = [
+    /// The vdevs, log2 of their sectors, and the disks that are not needed at the end.
+    type Case = (&'static [(usize, Role)], u64, &'static [usize]);
+    let cases: [Case; 3] = [
         (&[(1, Role::Data), (1, Role::Special)], 9, &[1]),
         (&[(2, Role::Data), (2, Role::Special), (1, Role::Dedup)], 12, &[2, 3, 4]),
         (&[(1, Role::Data), (2, Role::Dedup), (1, Role::Special), (1, Role::Data)], 9, &[1, 2, 3]),

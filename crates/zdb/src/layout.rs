@@ -20,7 +20,7 @@ const PATH_MAX: usize = 256;
 const ENTRY_OBJECT: u64 = (1 << 48) - 1;
 
 /// The parent and the name of each object that a directory has, the first of several.
-type Names = HashMap<u64, (u64, Box<str>)>;
+type ParentNames = HashMap<u64, (u64, Box<str>)>;
 
 /// Prints a line for each file or volume, and one for all. A file of fewer than two stored blocks
 /// has no score.
@@ -75,8 +75,8 @@ fn each(
 }
 
 /// The names in all directories, of those that can be read.
-fn names(os: &Arc<Objset>) -> Result<Names> {
-    let mut names = Names::new();
+fn names(os: &Arc<Objset>) -> Result<ParentNames> {
+    let mut names = ParentNames::new();
     each(os, &[ObjType::DIRECTORY_CONTENTS], &mut |dir| {
         let zap = os.object(dir, Io::WAIT).and_then(|object| Zap::open(object, Io::WAIT));
         let _unreadable = zap.and_then(|zap| {
@@ -95,7 +95,7 @@ fn names(os: &Arc<Objset>) -> Result<Names> {
 }
 
 /// The path of a file; only its last components if one above has no name.
-fn path(names: &Names, id: ObjectId) -> String {
+fn path(names: &ParentNames, id: ObjectId) -> String {
     let (mut at, mut parts) = (id.0, Vec::new());
     while let Some((parent, name)) = names.get(&at).filter(|_| parts.len() < PATH_MAX) {
         parts.push(&**name);
