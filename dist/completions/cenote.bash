@@ -4,7 +4,7 @@
 # Commands of a program.
 _cenote_commands() {
 	case $1 in
-	cenote) echo 'zpool zfs daemon zdb zstream arc arcstat arc_summary zilstat trace kstat tune ls tree cat cp uberblocks map io bench sim completion mount.cenote help version' ;;
+	cenote) echo 'zpool zfs daemon zdb zstream arc arcstat arc_summary zilstat trace kstat tune ls tree cat cp clone uberblocks map io bench sim completion mount.cenote help version' ;;
 	zpool) echo 'create destroy add advise checkpoint clear attach detach replace split reopen offline online scrub resilver remove labelclear initialize list map status iostat import export upgrade reguid events history get set sync trim wait version' ;;
 	zfs) echo 'create destroy snapshot snap clone promote rollback rename bookmark redact hold holds release set inherit list get mount unmount umount rewrite send allow unallow userspace groupspace projectspace project upgrade diff receive recv version' ;;
 	esac
@@ -830,6 +830,11 @@ _cenote_operand() {
 		esac
 		;;
 	'cenote cp')
+		case $2 in
+		*) echo 'file' ;;
+		esac
+		;;
+	'cenote clone')
 		case $2 in
 		*) echo 'file' ;;
 		esac

@@ -219,6 +219,7 @@ __cenote_complete -n '__cenote_wants cenote' -a ls -d 'list files of a pool that
 __cenote_complete -n '__cenote_wants cenote' -a tree -d 'draw the files of a pool that is not imported'
 __cenote_complete -n '__cenote_wants cenote' -a cat -d 'print files or volumes of a pool that is not imported'
 __cenote_complete -n '__cenote_wants cenote' -a cp -d 'copy files out of a pool that is not imported'
+__cenote_complete -n '__cenote_wants cenote' -a clone -d 'make a copy of a file that shares its blocks'
 __cenote_complete -n '__cenote_wants cenote' -a uberblocks -d 'list the earlier states that a pool can be looked at or gone back to'
 __cenote_complete -n '__cenote_wants cenote' -a map -d 'show how full and how fragmented a pool\'s metaslabs are'
 __cenote_complete -n '__cenote_wants cenote' -a io -d 'what each device is asked for: sizes, latency, operations, bytes'
@@ -779,6 +780,7 @@ __cenote_complete -n '__cenote_at cenote cp' -s a -d 'as -r'
 __cenote_complete -n '__cenote_at cenote cp' -s d -d 'look for the pool there; may be repeated' -r -F
 __cenote_complete -n '__cenote_at cenote cp' -s T -d 'as of this transaction group (\'cenote uberblocks\' lists them)' -r -f
 __cenote_complete -n '__cenote_at cenote cp +0' -F
+__cenote_complete -n '__cenote_at cenote clone +0' -F
 __cenote_complete -n '__cenote_at cenote uberblocks' -s H -d 'no heading, one TAB between fields'
 __cenote_complete -n '__cenote_at cenote uberblocks' -s p -d 'times in seconds since 1970'
 __cenote_complete -n '__cenote_at cenote uberblocks' -s d -d 'look for the pool there; may be repeated' -r -F

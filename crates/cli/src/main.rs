@@ -4,6 +4,7 @@
 //! This crate is a front end: it has no engine logic, and takes threads and clocks from
 //! `base::rt` all the same.
 
+mod clone;
 mod local;
 mod map;
 #[cfg(test)]
@@ -48,6 +49,8 @@ where 'command' is one of the following:
 	cat  [-d DIR|FILE]... POOL/DATASET[@SNAP][:/path] ...
 	cp   [-r] [-d DIR|FILE]... POOL/DATASET[@SNAP]:/path ... TARGET
 	                               files and volumes of a pool that is not imported
+
+	clone FILE TARGET              a copy in a mounted file system that shares blocks
 
 	zstream dump|token|decompress|recompress|redup|drop_record
 	                               send streams, without a pool
@@ -120,6 +123,7 @@ fn tool(name: &str, argv: &[OsString]) -> Exit {
         name if zfs::helper::NAMES.contains(&name) => zfs::helper::main(argv),
         "daemon" => daemon::main(argv),
         "ls" | "cat" | "cp" | "tree" => local::main(name, argv),
+        "clone" => clone::main(argv),
         "uberblocks" => local::uberblocks(argv),
         "map" => local::map(argv),
         "help" => match argv.split_first() {

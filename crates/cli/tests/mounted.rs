@@ -278,7 +278,45 @@ fn copies_share_blocks() {
     let wanted =
         ["NAME", "BCLONE_USED", "BCLONE_SAVED", "BCLONE_RATIO", "tank", "1M", "2M", "3.00x"];
     assert_eq!(words, wanted);
-    std::fs::remove_file(at("file")).unwrap();
+    let clone = |from: &str, to: &str| {
+        let (from, to) = (at(from), at(to));
+        s.say(&["clone", from.to_str().unwrap(), to.to_str().unwrap()])
+    };
+    let said = clone("file", "four");
+    assert_eq!((said.code, said.out + &said.err), (0, String::new()));
+    assert!(std::fs::read(at("four")).unwrap() == content);
+    s.ok(&["zpool", "sync", "tank"]);
+    assert_eq!(tally(), ["1048576", "3145728", "4.00"]);
+    let text = |name: &str| at(name).to_str().unwrap().to_owned();
+    let why = |from: &str, to: &str, why: &str| {
+        let text = format!("cannot clone '{from}' to '{to}': {why}\n");
+        let said = s.say(&["clone", from, to]);
+        assert_eq!((said.code, said.err), (1, text));
+    };
+    why(&text("file"), &text("four"), "File exists");
+    why(&text("none"), &text("five"), "No such file or directory");
+    let outside = s.text("disks/outside");
+    let apart = "blocks are shared within one file system that cenote has mounted";
+    why(&text("file"), &outside, apart);
+    assert!(!s.path("disks/outside").exists());
+    std::fs::write(s.path("disks/here"), b"here").unwrap();
+    why(&s.text("disks/here"), &s.text("disks/there"), apart);
+    why(&text("file"), &text("none/five"), "No such file or directory");
+    std::fs::create_dir(at("dir")).unwrap();
+    why(&text("dir"), &text("five"), "not a regular file");
+    // Into a directory, under its name.
+    assert_eq!(clone("file", "dir").code, 0);
+    assert!(std::fs::read(at("dir/file")).unwrap() == content);
+    std::fs::remove_dir_all(at("dir")).unwrap();
+    for args in [&["clone"][..], &["clone", "a"], &["clone", "a", "b", "c"], &["clone", "-x", "a"]]
+    {
+        let said = s.say(args);
+        assert_eq!((said.code, said.out.as_str()), (2, ""), "{args:?}: {}", said.err);
+        assert!(said.err.contains("usage"), "{}", said.err);
+    }
+    for name in ["four", "file"] {
+        std::fs::remove_file(at(name)).unwrap();
+    }
     s.ok(&["zpool", "export", "tank"]);
     s.ok(&["zpool", "import", "-d", disk, "tank"]);
     assert_eq!(tally(), ["1048576", "1048576", "2.00"]);

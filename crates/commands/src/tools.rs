@@ -286,6 +286,13 @@ pub(super) const COMMANDS: &[Command] = &[
         ..COMMAND
     },
     Command {
+        name: "clone",
+        about: "make a copy of a file that shares its blocks",
+        synopsis: "clone FILE TARGET",
+        words: &[Word::File],
+        ..COMMAND
+    },
+    Command {
         name: "uberblocks",
         about: "list the earlier states that a pool can be looked at or gone back to",
         synopsis: "uberblocks [-Hp] [-d DIR|FILE]... POOL",
