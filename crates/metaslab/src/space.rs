@@ -482,6 +482,14 @@ impl Space {
         Ok(())
     }
 
+    /// The metaslab that a range of whole sectors lies in; `None` if no metaslab has all of it.
+    pub fn key_of(&self, dva: Dva) -> Option<MsKey> {
+        let layout = self.layout();
+        let group = layout.group(dva.vdev).ok()?;
+        group.slab_of(dva.offset, dva.asize.0).ok()?;
+        Some(MsKey { vdev: dva.vdev, ms: group.ms_of(dva.offset) })
+    }
+
     /// Whether no byte of the range could be given to another block: it lies inside one
     /// metaslab, and is neither free nor about to become free. Of a metaslab that is not
     /// loaded only the latter is known.

@@ -48,7 +48,7 @@ impl BlockCopies {
                 continue;
             }
             let source = (ObjectId(from.id), theirs);
-            let outcome =
+            let (outcome, _) =
                 self.to.0.clone_block(tx, (ObjectId(to.id), own), &self.from.0, source, synced)?;
             match outcome {
                 CloneOutcome::Cloned => {

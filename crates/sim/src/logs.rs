@@ -3,7 +3,8 @@
 //!
 //! # Theory
 //! Threads append to a file each, make files with content, overwrite another file and set
-//! an extended attribute of that. They make the changes durable by `fsync`, or with
+//! an extended attribute of that. In some runs ([`cloning`]) they also copy the first file to a
+//! twin, which shares its blocks, as far as they are on disk. They make the changes durable by `fsync`, or with
 //! `sync=always` by each call; txgs are written occasionally. A seed in three has
 //! `logbias=throughput`, one in two has extended attributes in hidden directories (`over`).
 //! Each acknowledgement is marked in the record of the disks when it was given. The power
@@ -57,6 +58,8 @@ const CONTENT: u64 = 3 << 60;
 /// How often a file was overwritten, and how often its attribute was set.
 const OVER: u64 = 4 << 60;
 const XATTR: u64 = 5 << 60;
+/// Bytes of the twin of the first file.
+const TWIN: u64 = 6 << 60;
 const NUMBER: u64 = (1 << 40) - 1;
 /// How often the replay of each image is cut.
 const CUTS: usize = 2;
@@ -74,6 +77,8 @@ pub enum Plant {
     ReplayTwice,
     /// Records of files are written before those of the names that they depend on.
     Disorder,
+    /// The claim of a log does not refer to the blocks that its records clone.
+    Unclaimed,
 }
 
 struct LogHost {
@@ -85,6 +90,15 @@ struct LogHost {
 impl Host for LogHost {
     fn begin(&self, bytes: u64, frees: bool, outage: OutagePolicy) -> Result<Tx> {
         Ok(self.writer.begin_wait(bytes, frees)?.with_outage(outage))
+    }
+    fn begin_clone(&self, bytes: u64, _shared: u64, outage: OutagePolicy) -> Result<Tx> {
+        self.begin(bytes, false, outage)
+    }
+    fn synced_txg(&self) -> Txg {
+        self.writer.txgs().synced_txg()
+    }
+    fn settle(&self) -> Result<()> {
+        self.writer.sync().map(drop)
     }
     fn synced(&self, txg: Txg) -> Result<()> {
         synced(&self.writer, txg)
@@ -135,8 +149,13 @@ fn open(writer: &Arc<Writer>, plant: Plant, seed: u64) -> Result<Arc<FileSystem>
     Ok(fs)
 }
 
-/// A thread's files: one that it appends to, and one that it overwrites.
-type Files = [ObjectId; 2];
+/// A thread's files: one that it appends to, one that it overwrites, and the twin of the first.
+type Files = ([ObjectId; 2], Option<ObjectId>);
+
+/// Whether files are cloned.
+fn clones(setup: &Setup) -> bool {
+    setup.workload == Workload::BlockClones
+}
 
 fn set_up(setup: &Setup, disks: &SimDisks) -> Result<(Arc<Writer>, Arc<FileSystem>, Vec<Files>)> {
     let writer = make(setup, disks)?;
@@ -147,7 +166,8 @@ fn set_up(setup: &Setup, disks: &SimDisks) -> Result<(Arc<Writer>, Arc<FileSyste
         let make = |name: String| {
             fs.make(&Caller::root(), fs.root(), name.as_bytes(), &New::file(0o644)).map(|a| a.id)
         };
-        files.push([make(format!("file-{t}"))?, make(format!("over-{t}"))?]);
+        let pair = [make(format!("file-{t}"))?, make(format!("over-{t}"))?];
+        files.push((pair, clones(setup).then(|| make(format!("twin-{t}"))).transpose()?));
     }
     writer.sync()?;
     for log in writer.all_logs().values() {
@@ -172,7 +192,7 @@ fn work(
     writer: &Writer,
     disks: &SimDisks,
     (setup, thread): (&Setup, u64),
-    [file, over]: Files,
+    ([file, over], twin): Files,
 ) -> Result<()> {
     let (seed, layout) = (setup.seed, setup.layout);
     let mut rng = Rng::stream(seed, 500 + thread);
@@ -189,8 +209,20 @@ fn work(
         };
         // With `sync=always` one fsync of each pair is enough.
         let fsyncs = |rng: &mut Rng, one_in: u64| always(seed) || !rng.one_in(one_in);
-        match rng.below(16) {
-            10..=12 => {
+        match (rng.below(16), twin) {
+            (8 | 12 | 14, Some(twin)) => {
+                if rng.one_in(2) {
+                    writer.sync()?;
+                }
+                // Ends of the file are cloned as well as whole blocks.
+                let to = if rng.one_in(3) { size / 2 } else { size };
+                fs.copy_range(&by, (file, 0), (twin, 0), to)?;
+                if fsyncs(&mut rng, 4) {
+                    fs.fsync(twin)?;
+                    disks.mark(TWIN | thread << 40 | to);
+                }
+            }
+            (10..=12, _) => {
                 version += 1;
                 let (at, len) = over::range(seed, thread, version);
                 let data: Vec<u8> = (at..at + len).map(|at| over::byte(at, version)).collect();
@@ -201,7 +233,7 @@ fn work(
                     disks.mark(XATTR | thread << 40 | attribute);
                 }
             }
-            13..=14 => {
+            (13..=14, _) => {
                 attribute += 1;
                 fs.set_xattr(&by, over, over::NAME, &over::value(attribute), SetHow::Any)?;
                 if fsyncs(&mut rng, 2) {
@@ -210,7 +242,7 @@ fn work(
                     disks.mark(OVER | thread << 40 | version);
                 }
             }
-            0..=5 => {
+            (0..=5, _) => {
                 let n = length(&mut rng, layout);
                 let data: Vec<u8> = (size..size + n).map(|at| byte(thread, at)).collect();
                 fs.write(&Caller::root(), file, WritePosition::Offset(size), &data)?;
@@ -219,7 +251,7 @@ fn work(
                     durable(file, Some(size), names)?;
                 }
             }
-            6..=8 => {
+            (6..=8, _) => {
                 let name = format!("t{thread}-{names}");
                 let made =
                     fs.make(&Caller::root(), fs.root(), name.as_bytes(), &New::file(0o600))?;
@@ -276,6 +308,8 @@ struct ThreadFiles {
     names: u64,
     /// Bytes of each named file.
     content: Vec<u64>,
+    /// Bytes of the twin of the first file.
+    twin: u64,
     /// The write number of each byte of the other file, and that of its attribute.
     over: Vec<u8>,
     attribute: u64,
@@ -324,6 +358,11 @@ pub fn setup(seed: u64) -> Setup {
 /// The same on few disks, with one thread.
 pub fn small(seed: u64) -> Setup {
     Setup { layout: Layout::Single, threads: 1, ..setup(seed) }
+}
+
+/// The same with files that share blocks.
+pub fn cloning(seed: u64) -> Setup {
+    Setup { workload: Workload::BlockClones, ..setup(seed) }
 }
 
 /// The same on vdevs of a certain width, with writes that need log blocks of all sizes.
@@ -463,6 +502,10 @@ fn kept(found: &[ThreadFiles], marks: &[u64], seed: u64) -> std::result::Result<
             let mine = marks.iter().filter(|m| **m & !NUMBER == kind | (t as u64) << 40);
             mine.map(|m| m & NUMBER).max().unwrap_or(0)
         };
+        if there.twin < last(TWIN) {
+            let (wanted, has) = (last(TWIN), there.twin);
+            return Err(format!("thread {t}: a twin of {wanted} bytes acknowledged, {has} there"));
+        }
         over::kept(&there.over, seed, t as u64, last(OVER), throughput(seed))?;
         if there.attribute < last(XATTR) {
             let (wanted, has) = (last(XATTR), there.attribute);
@@ -519,7 +562,12 @@ fn read_back(
         });
         let content = content.collect::<std::result::Result<_, _>>()?;
         let (over, attribute) = over::read_back(fs, seed, t)?;
-        Ok(ThreadFiles { bytes, names, content, over, attribute })
+        let twin = format!("twin-{t}");
+        let twin = match fs.lookup(fs.root(), twin.as_bytes(), Io::WAIT) {
+            Ok(_) => read_file(fs, &twin, &|at| Some(byte(t, at)))?,
+            Err(_) => 0,
+        };
+        Ok(ThreadFiles { bytes, names, content, twin, over, attribute })
     };
     (0..threads as u64).map(one).collect()
 }
@@ -540,7 +588,9 @@ fn mount(
     let options = ImportOptions { force: true, missing_log, ..ImportOptions::default() };
     let spa = spa::Spa::open_in(&found, &options, &cache, &leaves)
         .map_err(|f| fail("import for writing", &f.error))?;
-    let writer = spa.start_writer(setup.writer()).map_err(|e| fail("writing", &e))?;
+    let options = setup.writer();
+    options.unclaimed.store(plant == Plant::Unclaimed, SeqCst);
+    let writer = spa.start_writer(options).map_err(|e| fail("writing", &e))?;
     let fs = open(&writer, plant, setup.seed).map_err(|e| fail("replay", &e))?;
     let there = read_back(&fs, setup.threads, setup.seed)?;
     writer.sync().map_err(|e| fail("sync", &e))?;

@@ -479,6 +479,7 @@ impl Setup {
             streams: 1 + rng.below(2) as usize,
             limits: Some(limits),
             resumes: false,
+            ..spa::engine::WriterOptions::default()
         }
     }
 

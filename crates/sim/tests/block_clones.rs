@@ -5,6 +5,7 @@ mod zdb;
 
 use std::collections::BTreeSet;
 
+use sim::logs::{self, Plant};
 use sim::{Layout, Setup, Workload};
 
 /// Crash points in `make test`, and in `make nightly`.
@@ -70,4 +71,40 @@ fn every_crash_point_of_cloned_blocks() {
          go on, zdb: {shown}"
     );
     assert_eq!(done.into_iter().collect::<Vec<_>>(), ["clone blocks", "destroy cloned"]);
+}
+
+/// Crash points of synchronous clones.
+const SYNCHRONOUS: u64 = 120;
+
+/// Files are copied by sharing blocks, and `fsync` acknowledges that before the txg: after every
+/// power cut the copies are there, also if the claim of the log, its replay, or its end is cut, and
+/// whatever became of the original.
+#[test]
+fn every_promise_of_clones_in_the_log_survives() {
+    let due = if nightly() { NIGHTLY_POINTS } else { SYNCHRONOUS };
+    let (mut points, mut images, mut replays, mut seed) = (0, 0, 0, 0);
+    while points < due {
+        seed += 1;
+        let recorded = logs::record_as(logs::cloning(seed), Plant::Nothing);
+        let stride = if nightly() { 1 } else { 4 };
+        let tally = recorded.crash_everywhere(stride, 1, base::rt::parallelism());
+        assert!(tally.failure.is_none(), "{tally}");
+        points += tally.points;
+        images += tally.images;
+        replays += tally.replays;
+    }
+    println!(
+        "SIMULATED synchronous clones: {seed} runs, {points} crash points, {images} images, \
+         {replays} replays"
+    );
+}
+
+#[test]
+fn a_claim_without_references_is_found() {
+    let found = (1..=12).find_map(|seed| {
+        let recorded = logs::record_as(logs::cloning(seed), Plant::Unclaimed);
+        recorded.crash_everywhere(3, 0, base::rt::parallelism()).failure
+    });
+    println!("{found:?}");
+    assert!(found.is_some());
 }

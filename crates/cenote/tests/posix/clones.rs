@@ -1,4 +1,5 @@
-//! Logs with cloned ranges, which only OpenZFS writes: claimed as copies, replayed, refused.
+//! Logs with cloned ranges: claimed with references to the blocks, or as copies; replayed,
+//! destroyed, refused.
 
 use super::log::{cut, essence, import_with};
 use super::records::{LABELS, forge, import, plant, ready, replayed, step_by_step, word};
@@ -66,6 +67,27 @@ fn with_clone(name: &str) -> (PosixFixture, ObjectId, ObjectId, Vec<u8>) {
     (rig, target, source, whole)
 }
 
+/// Bytes that cloning saves in a pool that is not imported.
+fn saved(scratch: &Scratch) -> u64 {
+    let pool = import_from(&testkit::engine(), scratch.path(), &testkit::readonly()).unwrap();
+    let tables = pool.spa().clone_tables().unwrap();
+    tables.iter().map(|(_, table)| table.saved_space).sum()
+}
+
+/// What `zdb -i` shows of the log, which was claimed and not replayed; the pool is in order.
+fn claimed_log(engine: &Engine, scratch: &Scratch) -> Option<String> {
+    import(engine, scratch).export().unwrap();
+    judge(engine, scratch);
+    let texts = zdb_texts(scratch, &[&["-bcc", "tank"], &["-ivv", DATASET]]);
+    let [space, log] = &texts[..] else { return None };
+    assert!(space.contains("No leaks"), "{space}");
+    Some(log.clone())
+}
+
+fn has(log: &str, kind: &str) -> bool {
+    log.contains(&format!("{kind:<20}len"))
+}
+
 #[test]
 fn cloned_blocks_are_there_whatever_becomes_of_their_source() {
     let (rig, target, source, wanted) = with_clone("clone");
@@ -76,14 +98,12 @@ fn cloned_blocks_are_there_whatever_becomes_of_their_source() {
     }
     let engine = testkit::engine();
     // Claimed, and not replayed: any implementation can replay the log.
-    import(&engine, &scratch).export().unwrap();
-    let texts = zdb_texts(&scratch, &[&["-bcc", "tank"], &["-ivv", DATASET]]);
-    if let [space, log] = &texts[..] {
-        assert!(space.contains("No leaks"), "{space}");
-        let has = |kind: &str| log.contains(&format!("{kind:<20}len"));
-        assert!(has("TX_TRUNCATE") && !has("TX_CLONE_RANGE"), "{log}");
+    if let Some(log) = claimed_log(&engine, &scratch) {
+        assert!(has(&log, "TX_CLONE_RANGE") && !has(&log, "TX_TRUNCATE"), "{log}");
     }
-    judge(&engine, &scratch);
+    // Three blocks, one of which is smaller on disk.
+    let shared = saved(&scratch);
+    assert!((2 * BLOCK + 1..=3 * BLOCK).contains(&shared), "{shared}");
     let pool = import(&engine, &scratch);
     // The source is removed, and its space is used otherwise.
     let other = pool.dataset("tank/other").unwrap().open_fs().unwrap();
@@ -100,9 +120,110 @@ fn cloned_blocks_are_there_whatever_becomes_of_their_source() {
     pool.export().unwrap();
     drop(pool);
     replayed(&scratch, |fs| assert!(read(fs, target) == wanted));
+    // Only the target has the blocks.
+    assert_eq!(saved(&scratch), 0);
     step_by_step(&steps, "clone");
     replayed(&steps, |fs| assert!(read(fs, target) == wanted));
+    assert_eq!(saved(&steps), shared);
     rig.finish();
+}
+
+/// A claimed log ends with its dataset, or with the content that it belongs to, and leaves no
+/// reference behind.
+#[test]
+fn a_claimed_log_with_clones_is_destroyed_with_its_dataset() {
+    let (rig, _, _, _) = with_clone("clone-destroyed");
+    let scratch = cut(&rig, "clone-destroyed");
+    let engine = testkit::engine();
+    let pool = import(&engine, &scratch);
+    let spa = pool.writer().unwrap();
+    assert!(spa.clone_tally().1 > 0);
+    // Also when the file system of the source is the first to go.
+    pool.destroy_dataset("tank/other", false, None).unwrap();
+    for _ in 0..3 {
+        spa.touch();
+        spa.sync().unwrap();
+    }
+    pool.destroy_dataset(DATASET, false, None).unwrap();
+    for _ in 0..4 {
+        spa.touch();
+        spa.sync().unwrap();
+    }
+    assert_eq!(spa.clone_tally(), (0, 0));
+    pool.export().unwrap();
+    drop(pool);
+    judge(&engine, &scratch);
+    let texts = zdb_texts(&scratch, &[&["-bcc", "tank"]]);
+    assert!(texts.iter().all(|space| space.contains("No leaks")), "{texts:?}");
+    rig.finish();
+}
+
+/// Records of txgs on disk get no references: their blocks may be free.
+#[test]
+fn clones_of_txgs_on_disk_are_left_out_of_a_claimed_log() {
+    let (rig, target) = ready("clone-old", &[("compression", 2)]);
+    let source = rig.file(rig.root(), "source");
+    let content = noise(4, 2 * BLOCK as usize);
+    rig.write(source, 0, &content);
+    rig.write(target, 0, &noise(2, 3 * BLOCK as usize));
+    rig.sync();
+    let raw = pointers(&rig, DATASET, source, &[Some(0), Some(1)]);
+    let first = pointers(&rig, DATASET, source, &[Some(0)]);
+    plant(&rig, &[cloned(target, BLOCK, 2 * BLOCK, &raw), cloned(target, 0, BLOCK, &first)]);
+    let scratch = cut(&rig, "clone-old");
+    // The first of them becomes one of a txg long ago, that of the longer record.
+    forge(&rig, &scratch, |kind, r| {
+        if kind == 24 && r.len() > 72 + 128 {
+            word(r, 16, 5)
+        }
+    });
+    let engine = testkit::engine();
+    if let Some(log) = claimed_log(&engine, &scratch) {
+        let records = log.lines().filter(|l| l.contains("TX_CLONE_RANGE      len")).count();
+        assert_eq!(records, 1, "{log}");
+    }
+    assert_eq!(saved(&scratch), BLOCK);
+    let (b, old) = (BLOCK as usize, noise(2, 3 * BLOCK as usize));
+    let wanted = [&content[..b], &old[b..]].concat();
+    replayed(&scratch, |fs| assert!(read(fs, target) == wanted));
+    assert_eq!(saved(&scratch), BLOCK);
+    rig.finish();
+}
+
+/// Blocks that cannot be counted are copied: freed ones, and any while a scan may have passed the
+/// target.
+#[test]
+fn clones_that_cannot_be_counted_are_claimed_as_copies() {
+    let cases = ["freed", "scan"];
+    testkit::side_by_side(&cases, |&case| {
+        let name = format!("clone-{case}");
+        let (rig, target) = ready(&name, &[("compression", 2)]);
+        let source = rig.file(rig.root(), "source");
+        let content = noise(4, 2 * BLOCK as usize);
+        rig.write(source, 0, &content);
+        rig.sync();
+        let raw = pointers(&rig, DATASET, source, &[Some(1), Some(0)]);
+        if case == "freed" {
+            rig.fs.unlink(&Caller::root(), rig.root(), b"source").unwrap();
+            rig.fs.fsync(target).unwrap();
+        } else {
+            let writer = rig.pool.writer().unwrap();
+            writer.scan(spa::engine::ScanRequest::Scrub, None).unwrap();
+            writer.scan(spa::engine::ScanRequest::Pause, None).unwrap();
+        }
+        rig.sync();
+        plant(&rig, &[cloned(target, 0, 2 * BLOCK, &raw)]);
+        let scratch = cut(&rig, &name);
+        let engine = testkit::engine();
+        if let Some(log) = claimed_log(&engine, &scratch) {
+            assert!(!has(&log, "TX_CLONE_RANGE"), "{log}");
+        }
+        assert_eq!(saved(&scratch), 0, "{case}");
+        let b = BLOCK as usize;
+        let wanted = [&content[b..], &content[..b]].concat();
+        replayed(&scratch, |fs| assert!(read(fs, target) == wanted, "{case}"));
+        rig.finish();
+    });
 }
 
 /// A power cut before the txg of the claim: the old log must still be complete, whatever
@@ -205,13 +326,20 @@ fn clones_that_cannot_be_copied_leave_the_pool_read_only() {
             assert_eq!(&read(fs, target)[BLOCK as usize + 3..][..7], b"is gone");
         });
     }
-    // A range that its pointers do not cover.
+    // A range that its pointers do not cover: its dataset keeps the log, and is only read.
     let scratch = forged("clone-range", |kind, r| {
         if kind == 24 {
             word(r, 48, 1)
         }
     });
-    because(&scratch, "cannot be claimed");
+    let engine = testkit::engine();
+    for _ in 0..2 {
+        let pool = import(&engine, &scratch);
+        let dataset = pool.dataset(DATASET).unwrap();
+        assert_eq!(kind(dataset.check_writable()), ErrorKind::ReadOnly);
+        assert_eq!(essence(&dataset.open_fs().unwrap()), wanted);
+        pool.export().unwrap();
+    }
     rig.finish();
 }
 
@@ -227,7 +355,16 @@ fn a_pool_without_room_for_the_copy_is_read_only() {
     rig.sync();
     let all: Vec<_> = (0..10).map(|i| cloned(target, i * 64 * BLOCK, 64 * BLOCK, &raw)).collect();
     plant(&rig, &all);
+    // References take no room.
     let scratch = cut(&rig, "clone-full");
+    replayed(&scratch, |fs| {
+        assert_eq!(fs.attrs(target, Io::WAIT).unwrap().size, 640 * BLOCK);
+    });
+    let writer = rig.pool.writer().unwrap();
+    writer.scan(spa::engine::ScanRequest::Scrub, None).unwrap();
+    writer.scan(spa::engine::ScanRequest::Pause, None).unwrap();
+    plant(&rig, &all);
+    let scratch = cut(&rig, "clone-full-scan");
     let engine = testkit::engine();
     let pool = import_with(&engine, &scratch, false).unwrap();
     assert!(pool.read_only_because().unwrap().contains("no room"));
@@ -235,8 +372,8 @@ fn a_pool_without_room_for_the_copy_is_read_only() {
     rig.finish();
 }
 
-/// A record of holes needs no reference, so it stays unchanged; a record whose blocks
-/// another file keeps is copied by the replay.
+/// A record of holes needs no reference, so it stays unchanged; the blocks of a record are shared
+/// where the file has blocks of their size, and copied elsewhere.
 #[test]
 fn records_of_clones_are_replayed_as_they_are() {
     let (rig, target) = ready("clone-plain", &[("compression", 2)]);

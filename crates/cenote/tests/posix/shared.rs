@@ -9,8 +9,8 @@ use ondisk::zap::ZapValue;
 use spa::audit::{AuditOptions, Problem, Report};
 use spa::engine::TaskCx;
 
-use super::log::cut;
-use super::records::{ready, replayed};
+use super::log::{cut, synced};
+use super::records::{ready, replayed, step_by_step};
 use super::widths::make;
 use super::*;
 use dsl::write::destroy;
@@ -402,29 +402,82 @@ fn the_audit_sees_wrong_counts() {
     });
 }
 
-/// What an fsync acknowledged survives a power cut, also when the source is gone.
+/// What an fsync acknowledged survives a power cut before its txg, also when the source is gone,
+/// and the blocks are shared again.
 #[test]
 fn a_clone_that_was_synced_survives_a_power_cut() {
     let (rig, _) = ready("shared-log", &[("recordsize", BLOCK), ("compression", 15)]);
     let from = rig.file(rig.root(), "from");
     rig.write(from, 0, &noise(1, 5 * BLOCK as usize + 100));
     rig.write(from, 9 * BLOCK, &noise(2, 700));
+    // Its second block is in its pointer.
+    let small = rig.file(rig.root(), "small");
+    rig.write(small, 0, &noise(3, BLOCK as usize));
+    rig.write(small, BLOCK, &vec![7; BLOCK as usize]);
+    rig.write(small, 2 * BLOCK, &noise(4, BLOCK as usize));
     rig.sync();
-    let to = rig.file(rig.root(), "to");
+    let (to, twin) = (rig.file(rig.root(), "to"), rig.file(rig.root(), "twin"));
+    rig.sync();
+    let before = synced(&rig.pool);
     assert_eq!(clone(&rig, (from, 0), (to, 0), u64::MAX), 9 * BLOCK + 700);
     rig.write(to, 2 * BLOCK + 5, b"behind the clone");
     assert_eq!(clone(&rig, (from, BLOCK), (to, 12 * BLOCK), 2 * BLOCK), 2 * BLOCK);
+    assert_eq!(clone(&rig, (small, 0), (twin, 0), u64::MAX), 3 * BLOCK);
     rig.fs.fsync(to).unwrap();
-    let wanted = rig.read(to);
+    rig.fs.fsync(twin).unwrap();
+    assert_eq!(synced(&rig.pool), before, "no txg was waited for");
+    let (wanted, twins) = (rig.read(to), rig.read(twin));
     let whole = cut(&rig, "shared-log");
-    replayed(&whole, |fs| assert!(read(fs, to) == wanted));
+    let check = |fs: &FileSystem, wanted: &[u8]| {
+        assert!(read(fs, to) == wanted && read(fs, twin) == twins);
+    };
+    replayed(&whole, |fs| check(fs, &wanted));
+    let saved = |scratch: &Scratch| {
+        let pool = import_from(&testkit::engine(), scratch.path(), &testkit::readonly()).unwrap();
+        let tables = pool.spa().clone_tables().unwrap();
+        tables.iter().map(|(_, table)| table.saved_space).sum::<u64>()
+    };
+    assert!(saved(&whole) >= 8 * BLOCK, "{}", saved(&whole));
     // The source is removed, and later changes are in the log.
     rig.fs.unlink(&Caller::root(), rig.root(), b"from").unwrap();
     rig.write(to, 3 * BLOCK + 5, b"in the log");
     rig.fs.fsync(to).unwrap();
+    assert_eq!(synced(&rig.pool), before, "no txg was waited for");
     let wanted = rig.read(to);
     let alone = cut(&rig, "shared-log-alone");
-    replayed(&alone, |fs| assert!(read(fs, to) == wanted));
+    let steps = cut(&rig, "shared-log-steps");
+    replayed(&alone, |fs| check(fs, &wanted));
+    // Each block of `small`, and the block that `to` has twice.
+    assert!((BLOCK..8 * BLOCK).contains(&saved(&alone)), "{}", saved(&alone));
+    step_by_step(&steps, "shared-log");
+    replayed(&steps, |fs| check(fs, &wanted));
+    // The clone is replaced before its txg, and the source goes.
+    rig.write(to, 0, &noise(9, 14 * BLOCK as usize));
+    rig.fs.fsync(to).unwrap();
+    let wanted = rig.read(to);
+    let replaced = cut(&rig, "shared-log-replaced");
+    replayed(&replaced, |fs| check(fs, &wanted));
+    rig.finish();
+}
+
+/// A clone by a user without privilege strips set-id bits, also from the log.
+#[test]
+fn a_clone_in_the_log_strips_set_id_bits() {
+    let (rig, _) = ready("shared-strip", &[("recordsize", BLOCK)]);
+    let from = rig.file(rig.root(), "from");
+    rig.write(from, 0, &noise(1, 2 * BLOCK as usize));
+    let to = rig.file(rig.root(), "to");
+    let set = SetAttrs { mode: Some(0o4777), ..SetAttrs::default() };
+    rig.fs.set_attrs(&Caller::root(), to, &set).unwrap();
+    rig.sync();
+    let by = Caller { privileged: false, ..Caller::root() };
+    rig.fs.clone_range(&by, (&rig.fs, from, 0), (to, 0), u64::MAX).unwrap();
+    rig.fs.fsync(to).unwrap();
+    let scratch = cut(&rig, "shared-strip");
+    replayed(&scratch, |fs| {
+        assert_eq!(fs.attrs(to, Io::WAIT).unwrap().mode & 0o7777, 0o777);
+        assert!(read(fs, to) == noise(1, 2 * BLOCK as usize));
+    });
     rig.finish();
 }
 
@@ -460,7 +513,7 @@ fn freed_before_its_clone(name: &str, forgotten: bool) -> (PosixFixture, Scratch
             Ok((cloned, later))
         };
         let ((cloned, later), txg) = writer.sync_task(|_| Ok(()), act).unwrap();
-        assert_eq!(cloned, [CloneOutcome::Cloned; 2]);
+        assert_eq!(cloned.map(|(outcome, _)| outcome), [CloneOutcome::Cloned; 2]);
         assert_eq!(later, txg.next(), "the clones are of the txg behind");
         let crashed = cut(&rig, name);
         // Unless that txg is on disk already.

@@ -92,7 +92,8 @@ impl Objset {
 
     /// Makes a data block of `id` a clone of `blkid` of object `source` in `from`, an object
     /// set of the same pool that is open for writing. The caller keeps others from changing
-    /// both blocks meanwhile. `synced` is the last txg on disk: newer blocks are dirty.
+    /// both blocks meanwhile. `synced` is the last txg on disk: newer blocks are dirty. Returns
+    /// the source's pointer as well, if it is on disk.
     ///
     /// # Errors
     /// `NotFound`; `Invalid` when a newer txg has changed the target; those of reading the
@@ -104,45 +105,39 @@ impl Objset {
         from: &Arc<Objset>,
         (source, blkid): (ObjectId, u64),
         synced: Txg,
-    ) -> Result<CloneOutcome> {
+    ) -> Result<(CloneOutcome, BlkPtr)> {
+        let none = |outcome| Ok((outcome, BlkPtr::default()));
         self.live()?.check_plain()?;
         let same_pool = Arc::ptr_eq(self.zio(), from.zio());
         let Some(live) = from.live_part().filter(|live| same_pool && !live.is_sealed()) else {
-            return Ok(CloneOutcome::Impossible);
+            return none(CloneOutcome::Impossible);
         };
         let is_dirty = || live.block(source, blkid, 0..0).is_some();
         if is_dirty() {
-            return Ok(CloneOutcome::Dirty);
+            return none(CloneOutcome::Dirty);
         }
         let io = tx.io();
         let object = from.object(source, io)?;
-        let Some(dn) = from.disk_dnode(source, io)? else { return Ok(CloneOutcome::Dirty) };
+        let Some(dn) = from.disk_dnode(source, io)? else { return none(CloneOutcome::Dirty) };
         if blkid > dn.max_blkid {
-            return Ok(CloneOutcome::Hole);
+            return none(CloneOutcome::Hole);
         }
         let bp = object.disk_pointer(&dn, 0, blkid, io)?;
         let block = match bp {
-            BlkPtr::Hole(_) => return Ok(CloneOutcome::Hole),
+            BlkPtr::Hole(_) => return Ok((CloneOutcome::Hole, bp)),
             BlkPtr::Block(block) => block,
-            BlkPtr::Embedded(_) | BlkPtr::Redacted(_) => return Ok(CloneOutcome::Impossible),
+            BlkPtr::Embedded(_) | BlkPtr::Redacted(_) => return Ok((CloneOutcome::Impossible, bp)),
         };
-        let (size, object_type) =
-            self.head(tx, id, |head| (u64::from(head.block_size), head.object_type))?;
-        if block.dedup
-            || block.protection != Protection::None
-            || block.head.object_type != object_type
-            || object_type.is_metadata()
-            || block.head.lsize.0 != size
-        {
-            return Ok(CloneOutcome::Impossible);
+        if !self.may_share(tx, id, &block)? {
+            return Ok((CloneOutcome::Impossible, bp));
         }
         if block.effective_physical_birth() > synced {
-            return Ok(CloneOutcome::Dirty);
+            return Ok((CloneOutcome::Dirty, bp));
         }
-        let Ok(refs) = self.zio().block_refs() else { return Ok(CloneOutcome::Impossible) };
+        let Ok(refs) = self.zio().block_refs() else { return Ok((CloneOutcome::Impossible, bp)) };
         let copy = pointer_of(&block, tx.txg());
         if refs.add(tx.txg(), &copy).is_err() {
-            return Ok(CloneOutcome::Impossible);
+            return Ok((CloneOutcome::Impossible, bp));
         }
         let moved = is_dirty()
             || live.is_destroyed()
@@ -150,18 +145,64 @@ impl Objset {
             || from.disk_dnode(source, io).map_or(true, |now| now.as_ref() != Some(&dn));
         let cloned = match moved {
             true => Ok(CloneOutcome::Dirty),
-            false => self
-                .with(tx, id, |inner| {
-                    let delta = inner.put_clone(tx.txg(), to, &BlkPtr::Block(copy))?;
-                    self.count_clone(inner, tx, &delta, &BlkPtr::Block(copy));
-                    Ok(CloneOutcome::Cloned)
-                })
-                .map_err(|e| e.at_block(0, to).in_object(id)),
+            false => self.put_counted(tx, (id, to), copy).map(|()| CloneOutcome::Cloned),
         };
         if !matches!(cloned, Ok(CloneOutcome::Cloned)) {
             refs.cancel(tx.txg(), &copy);
         }
-        cloned
+        cloned.map(|outcome| (outcome, bp))
+    }
+
+    /// As [`Objset::clone_block`], with a block that stays allocated until the transaction's txg
+    /// is on disk, because the caller has another reference to it; false if it cannot be shared.
+    ///
+    /// # Errors
+    /// As [`Objset::clone_block`].
+    pub fn clone_pointer(
+        self: &Arc<Self>,
+        tx: &Tx,
+        (id, to): (ObjectId, u64),
+        block: &Block,
+    ) -> Result<bool> {
+        self.live()?.check_plain()?;
+        let Ok(refs) = self.zio().block_refs() else { return Ok(false) };
+        let copy = pointer_of(block, tx.txg());
+        if !self.may_share(tx, id, block)? || refs.add(tx.txg(), &copy).is_err() {
+            return Ok(false);
+        }
+        let put = self.put_counted(tx, (id, to), copy);
+        if put.is_err() {
+            refs.cancel(tx.txg(), &copy);
+        }
+        put.map(|()| true)
+    }
+
+    /// Whether a block of an object may be a clone of `block`.
+    fn may_share(self: &Arc<Self>, tx: &Tx, id: ObjectId, block: &Block) -> Result<bool> {
+        let (size, object_type) =
+            self.head(tx, id, |head| (u64::from(head.block_size), head.object_type))?;
+        Ok(!block.dedup
+            && block.protection == Protection::None
+            && block.head.level == 0
+            && block.head.object_type == object_type
+            && !object_type.is_metadata()
+            && block.head.lsize.0 == size)
+    }
+
+    /// Puts a pointer that the pool has noted into the tree.
+    fn put_counted(
+        self: &Arc<Self>,
+        tx: &Tx,
+        (id, to): (ObjectId, u64),
+        copy: Block,
+    ) -> Result<()> {
+        let bp = BlkPtr::Block(copy);
+        self.with(tx, id, |inner| {
+            let delta = inner.put_clone(tx.txg(), to, &bp)?;
+            self.count_clone(inner, tx, &delta, &bp);
+            Ok(())
+        })
+        .map_err(|e| e.at_block(0, to).in_object(id))
     }
 
     /// Reports a clone to the throttle and the ledger. It takes no space but that of its

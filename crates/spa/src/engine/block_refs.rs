@@ -34,6 +34,10 @@
 //! There it takes one count away like any other dead pointer, or is deferred again if the note
 //! is of a txg later still, or frees the space if the note was cancelled meanwhile.
 //!
+//! # Intent logs
+//! A record of a cloned range in a log that was claimed is a pointer to each of its blocks. The
+//! claim notes them like clones of its txg, and the end of the log frees them ([`super::claim`]).
+//!
 //! # Scans
 //! A scrub or resilver visits the datasets in turn. A block that is cloned from a file in front of
 //! it to one behind it, and is gone from the first before the scan gets there, would not be
@@ -215,6 +219,11 @@ impl BlockRefs {
     /// The scan has ended.
     pub(super) fn allow_clones(&self) {
         self.noted.lock().stopped = false;
+    }
+
+    /// Whether a clone can be noted now.
+    pub(super) fn can_add(&self) -> bool {
+        self.enabled.load(Relaxed) && !self.noted.lock().stopped
     }
 
     /// Whether blocks may be cloned.

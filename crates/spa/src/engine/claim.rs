@@ -7,21 +7,33 @@
 //! separate; until then the log's dataset is not written.
 //!
 //! A log without records, except records of txgs on disk, is useless. It is kept until its
-//! dataset changes (`idle_logs`); one with blocks of txgs that never synced is ended in the
-//! first txg.
+//! dataset changes (`idle_logs`); one with blocks of txgs that never synced, or with references
+//! to cloned blocks, is ended in the first txg.
 //!
 //! # Cloned blocks
-//! A record of a cloned range names blocks that belong to files. OpenZFS's claim takes a
-//! reference to each in the block reference table (chapter 08 §C.2), so that they are not
-//! freed before the replay; the end of the log drops it, also here (`datasets`). Cenote's own
-//! claim takes none, and a header that says *claimed* without those references would be a
-//! trap: the end of the log would drop references that were never taken, and free blocks in
-//! use. So a log with such records is claimed in another form (`unclone`): a new chain, in
-//! which the records are writes that carry the blocks' content.
+//! A record of a cloned range names blocks that belong to files. While the log is unclaimed,
+//! these are only names: the audit, zdb and frees know nothing of them. The claim takes a
+//! reference to each pointer of such a record in the block reference table (chapter 08 §C.2), as
+//! clones of the txg that claims; with it the blocks stay, whatever becomes of the files. Whatever
+//! ends the log drops the references: the end of a replay, the destruction or the rollback of the
+//! dataset (`datasets`). Until then the log may stay as long as it likes, through exports too; its
+//! dataset is not written. So in each txg on disk either the header says *claimed* and the
+//! references are counted, or neither.
 //!
-//! Until txg `first` every block that a record of a txg after the last synced one names has
-//! its content. It was on disk and in a file when it was cloned, and a txg that frees it
-//! would be later. So the copy is right, and checksums prove it.
+//! What counts is the pointer in a record that is claimed, so exactly the records that the header
+//! counts must have references. A record of a txg on disk may name blocks that are free by now,
+//! and must get none. A log with such a record is written anew without it (`unclone`).
+//!
+//! Until txg `first` every block that a record of a later txg names has its content. It was on
+//! disk, and in a file, when it was cloned. The clone's note keeps it allocated in the txgs before
+//! its own (`block_refs`). If the clone was replaced in the txg that made it, there is no note, and
+//! one of the last txgs may have freed the block. Its space was not given away after so few txgs.
+//! It has its content, but cannot be shared any more. So the claim reads and verifies each block,
+//! and looks for it in the space maps. If one is not allocated, or cannot be counted for another
+//! reason, the log is written anew, and its records become writes that carry the blocks' content.
+//! The other reasons: the pool has no feature block_cloning; a scrub or resilver is under way, and
+//! might have passed the target already; the block is deduplicated or encrypted; there are more
+//! than [`SHARED_MAX`] of them.
 //!
 //! # Refusals
 //! Nothing of a claim is on disk before its txg. An obstacle leaves the pool read-only,
@@ -29,6 +41,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use base::{Error, ErrorKind, Result, Txg};
 use dmu::{Io, Objset, OutagePolicy};
@@ -48,6 +61,8 @@ const CLAIM_TXG_AT: usize = 0;
 const BLK_SEQ_AT: usize = 144;
 const FLAGS_AT: usize = 152;
 const LR_SEQ_AT: usize = 160;
+/// Most pointers of one log to which its claim refers.
+const SHARED_MAX: usize = 1 << 20;
 /// Record type that refers to blocks of other files.
 pub(super) const CLONE_RANGE: u8 = 24;
 
@@ -66,9 +81,14 @@ pub(super) struct LogFindings {
     unborn: Vec<Block>,
     met: HashSet<(u32, u64)>,
     encrypted: bool,
-    /// Records of cloned ranges that name blocks, and these blocks' bytes.
-    pub(super) clones: u64,
+    /// Records of cloned ranges that name blocks, and those of them whose txgs are on disk.
+    clones: u64,
+    old_clones: u64,
+    /// The blocks of the others, and their bytes.
+    shared: Vec<Block>,
     pub(super) clone_bytes: u64,
+    /// One of these blocks cannot be counted, or there are too many.
+    uncountable: bool,
 }
 
 impl LogFindings {
@@ -83,16 +103,37 @@ impl LogFindings {
 
     /// Notes a record of cloned blocks: they were on disk when it was made
     /// (chapter 06 §19.1).
-    fn note_clone(&mut self, pointers: &[BlkPtr]) -> Result<()> {
+    fn note_clone(&mut self, pointers: &[BlkPtr], txg: Txg) -> Result<()> {
         let blocks = pointers.iter().filter_map(BlkPtr::as_block);
         if blocks.clone().any(|b| b.effective_physical_birth() >= self.first) {
             return Err(Error::corrupt("a cloned block that was never written"));
         }
-        let bytes = blocks.clone().map(|b| b.head.lsize.0).sum::<u64>();
-        self.clones += u64::from(blocks.count() > 0);
-        self.clone_bytes = self.clone_bytes.saturating_add(bytes);
+        if blocks.clone().next().is_none() {
+            return Ok(());
+        }
+        self.clones += 1;
+        if txg < self.first {
+            self.old_clones += 1;
+            return Ok(());
+        }
+        for block in blocks {
+            self.clone_bytes = self.clone_bytes.saturating_add(block.head.lsize.0);
+            if !is_countable(block) || self.shared.len() >= SHARED_MAX {
+                self.uncountable = true;
+            } else {
+                self.shared.push(*block);
+            }
+        }
         Ok(())
     }
+}
+
+/// Whether the block reference table can count pointers to a block.
+fn is_countable(block: &Block) -> bool {
+    block.head.level == 0
+        && !block.head.object_type.is_metadata()
+        && !block.dedup
+        && block.protection == Protection::None
 }
 
 struct Claimer<'a> {
@@ -112,7 +153,7 @@ impl LogVisitor for Claimer<'_> {
         self.seen.encrypted |= encrypted;
         let pointers: Vec<BlkPtr> = record.pointers()?.collect::<Result<_>>()?;
         if record.header.txtype == CLONE_RANGE {
-            self.seen.note_clone(&pointers)?;
+            self.seen.note_clone(&pointers, record.header.txg)?;
         } else {
             for bp in &pointers {
                 // The record is valid only if its data was written.
@@ -218,7 +259,10 @@ pub(crate) fn find(
         let seen = walk(zio, &header, first, first);
         if (!may_hold_records(&header) || seen.records == 0) && !encrypted {
             let (blocks, whole) = blocks_of(zio, &header, Txg(first.0 - 1))?;
-            claims.empty.push((head.object(), blocks, whole && seen.unborn.is_empty()));
+            // References to cloned blocks that nobody needs any more are not kept.
+            let refers = header.claim_txg != Txg::ZERO && seen.clones > 0;
+            let idle = whole && seen.unborn.is_empty() && !refers;
+            claims.empty.push((head.object(), blocks, idle));
             return Ok(());
         }
         if header.claim_txg != Txg::ZERO || seen.unborn.is_empty() && seen.records == 0 {
@@ -252,8 +296,13 @@ impl Writer {
         }
         for (head, seen) in claims.heads {
             let os = self.live_head(&self.mos, head, self.props_of(&self.mos, head)?)?;
-            if seen.clones > 0 {
-                let Uncloned { header, old } = self.unclone(&os, &seen)?;
+            let shares = seen.clones > 0 && self.shares_clones(&seen)?;
+            if shares && !self.options.unclaimed.load(Relaxed) {
+                let refs: &dyn zio::BlockRefs = &*self.block_refs;
+                seen.shared.iter().try_for_each(|block| refs.add(first, block))?;
+            }
+            if seen.old_clones > 0 || seen.clones > 0 && !shares {
+                let Uncloned { header, old } = self.unclone(&os, &seen, shares)?;
                 old.iter().try_for_each(|bp| self.free(first, bp))?;
                 os.set_zil_header(header)?;
                 continue;
@@ -276,6 +325,27 @@ impl Writer {
             os.set_zil_header([0; ZIL_HEADER_SIZE])?;
         }
         Ok(())
+    }
+
+    /// Whether all cloned blocks of a log can be counted; they have their content.
+    ///
+    /// # Errors
+    /// Those of reading the blocks and the space maps.
+    fn shares_clones(&self, seen: &LogFindings) -> Result<bool> {
+        if seen.uncountable || !self.block_refs.can_add() {
+            return Ok(false);
+        }
+        for block in &seen.shared {
+            self.zio.read(&BlkPtr::Block(*block), Io::SCAN)?;
+            for dva in self.zio.dvas_to_free(block)? {
+                let Some(key) = self.space.key_of(dva) else { return Ok(false) };
+                self.space_io.load(key, OutagePolicy::Fail)?;
+                if !self.space.is_allocated(dva) {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
     }
 }
 

@@ -403,7 +403,7 @@ impl LogVisitor for LogBlocks {
         for bp in record.pointers()? {
             let bp = bp?;
             if clone {
-                // The claim referred to each of them. Cenote's own claims leave no such record.
+                // The claim referred to each of them.
                 self.references.extend(bp.as_block().map(|_| bp));
             } else if bp.birth() >= self.claimed {
                 self.note(&bp);

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
+use base::planted::BugSwitch;
 use base::rt::{Mutex, RwLock, raise_niceness, spawn};
 use base::{Error, Psize, Result, Txg, VdevId};
 use dsl::Mos;
@@ -45,6 +46,8 @@ pub struct WriterOptions {
     /// A txg waits for missing devices, until [`Writer::reopen`]. Otherwise a suspension is
     /// permanent, and property `failmode` makes no difference.
     pub resumes: bool,
+    /// Planted bug: the claim of an intent log does not refer to cloned blocks.
+    pub unclaimed: Arc<BugSwitch>,
 }
 
 impl Default for WriterOptions {
@@ -55,6 +58,7 @@ impl Default for WriterOptions {
             streams: 2,
             limits: None,
             resumes: false,
+            unclaimed: Arc::default(),
         }
     }
 }

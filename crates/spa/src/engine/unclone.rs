@@ -1,12 +1,13 @@
-//! Claiming an intent log with cloned blocks: rewriting the log with their content.
+//! Writing an intent log with cloned blocks anew, when it is claimed.
 //!
 //! # Theory
-//! `claim` has the reason. The old chain is walked once more, as far as it was accepted,
+//! `claim` has the reasons. The old chain is walked once more, as far as it was accepted,
 //! and its records are copied to a new chain, allocated in the txg that claims. Records are
-//! copied unchanged, except those of cloned ranges. These become a sequence of TX_WRITE
-//! records with the bytes of each block, and TX_TRUNCATE for holes (chapter 06 §17). They
-//! are equivalent: bytes at a position in a file that may be removed by then, and the
-//! extent of the file. Ranges that were cloned in a txg on disk are left out.
+//! copied unchanged, except those of cloned ranges. Ranges that were cloned in a txg on disk are
+//! left out. The others stay, if the claim has references to all of their blocks. Otherwise
+//! they become a sequence of TX_WRITE records with the bytes of each block, and TX_TRUNCATE for
+//! holes (chapter 06 §17). They are equivalent: bytes at a position in a file that may be removed
+//! by then, and the extent of the file.
 //!
 //! The new chain is written to free space and flushed. The header of the txg points to it,
 //! and records that it is claimed, and how far. The old chain's blocks are freed in the
@@ -192,6 +193,8 @@ struct Copier<'a, 'b> {
     first: Txg,
     chain: NewChain<'b>,
     old: Vec<BlkPtr>,
+    /// Whether the claim refers to the cloned blocks.
+    shares: bool,
     /// The error that ended the walk; otherwise it stops where the first walk did.
     failed: Option<Error>,
     record_seq: u64,
@@ -208,9 +211,10 @@ impl Copier<'_, '_> {
             return self.chain.put(record.bytes.to_vec());
         }
         match record.body()? {
-            RecordBody::CloneRange(clone) if record.header.txg >= self.first => {
-                self.chain.copy(self.zio, &clone, record.header.txg)
-            }
+            RecordBody::CloneRange(clone) if record.header.txg >= self.first => match self.shares {
+                true => self.chain.put(record.bytes.to_vec()),
+                false => self.chain.copy(self.zio, &clone, record.header.txg),
+            },
             _ => Ok(()),
         }
     }
@@ -234,15 +238,23 @@ impl LogVisitor for Copier<'_, '_> {
 }
 
 impl Writer {
-    /// Rewrites the log of a head without cloned blocks. The blocks of the log were marked
-    /// allocated before.
+    /// Writes the log of a head anew: without the ranges whose clones are on disk, and, unless
+    /// the claim `shares` the blocks of the others, with their content. The blocks of the log were
+    /// marked allocated before.
     ///
     /// # Errors
     /// `NoSpace`, `Limit` when the log has too much content; `Unsupported` for the other
     /// byte order; those of reading the blocks, and of writing.
-    pub(super) fn unclone(&self, os: &Arc<Objset>, seen: &LogFindings) -> Result<Uncloned> {
+    pub(super) fn unclone(
+        &self,
+        os: &Arc<Objset>,
+        seen: &LogFindings,
+        shares: bool,
+    ) -> Result<Uncloned> {
         let header = log_header(&os.phys())?;
-        self.check_room(seen)?;
+        if !shares {
+            self.check_room(seen)?;
+        }
         let store = self.log_store(os.id());
         let chain = NewChain {
             store: &store,
@@ -258,7 +270,7 @@ impl Writer {
         let (first, failed) = (seen.first, None);
         let old = Vec::new();
         let mut copier =
-            Copier { zio: &self.zio, first, chain, old, failed, record_seq, block_seq };
+            Copier { zio: &self.zio, first, chain, old, shares, failed, record_seq, block_seq };
         // Only as far as it was accepted.
         let claimed = ZilHeader {
             claim_txg: first,

@@ -19,18 +19,24 @@
 //! * Source and target are locked from before the source is looked at until the transaction
 //!   ends: the range of the source, so that it does not change meanwhile, and the whole
 //!   target.
-//! * No record describes a clone: commits of the target wait for its txg, which has little to
-//!   write. (A record would have to be claimed with references to its blocks, or copied.)
+//!
+//! # The intent log
+//! A record (TX_CLONE_RANGE) has the pointers of the source's blocks, which are on disk. They lead
+//! to their content for as long as the record counts, and the claim of the log keeps the blocks
+//! until its end (`spa`'s `claim`). The replay shares the blocks again, if the file then has
+//! blocks of their size, and copies them otherwise. It finds the file as it was when the record
+//! was made, or with changes of later records in it, which follow.
 //!
 //! Lock order: the two files, in the order of their object sets and object ids → transaction.
 
 use base::{Error, ErrorKind, ObjectId, Result};
-use dmu::{CloneOutcome, Io, Object};
+use dmu::CloneOutcome;
 use ondisk::BlkPtr;
+use ondisk::zil::CloneRange;
 
-use super::data::wrote;
+use super::data::{stripped, wrote};
 use super::locks::ObjectLockGuard;
-use super::make::DNODE_BLOCK;
+use super::make::{DNODE_BLOCK, blocks_cost};
 use super::node::FileNode;
 use super::types::{Caller, FILE_SIZE_MAX, too_large};
 use crate::fs::FileSystem;
@@ -40,6 +46,9 @@ const BLOCKS: u64 = 512;
 /// Bytes of indirect blocks that the pointers of one transaction may need at first; the rest is
 /// accounted for as it becomes dirty.
 const POINTER_BLOCKS: u64 = 128 << 10;
+/// Most blocks of a record that are shared when it is replayed: more than one record of any writer
+/// has (chapter 06 §17.2).
+const REPLAYED_BLOCKS: usize = 1 << 10;
 /// How often a call waits for the txg of one block before it gives up.
 const WAITS: usize = 4;
 
@@ -63,11 +72,6 @@ pub(crate) struct CloneSource<'a> {
     pub(crate) fs: &'a FileSystem,
     pub(crate) id: ObjectId,
     pub(crate) offset: u64,
-}
-
-/// Whether the content of a block on disk is in its pointer.
-fn is_embedded(object: &Object, blkid: u64, io: Io) -> Result<bool> {
-    Ok(matches!(object.block_pointer(0, blkid, io)?, BlkPtr::Embedded(_)))
 }
 
 impl FileSystem {
@@ -219,25 +223,27 @@ impl FileSystem {
             self.os().free_range(&tx, id, 0, u64::MAX)?;
             self.os().set_block_size(&tx, id, size, 0)?;
         }
-        let (mut done, mut stopped) = (0, None);
+        let (mut done, mut stopped, mut pointers) = (0, None, Vec::new());
         while done < len {
             let (theirs, own) = ((source.offset + done) / block, (offset + done) / block);
             let from_os = source.fs.os();
             let cloned =
                 self.os().clone_block(&tx, (id, own), from_os, (source.id, theirs), synced);
-            let cloned = cloned.and_then(|outcome| match outcome {
-                CloneOutcome::Cloned => Ok(None),
-                CloneOutcome::Hole => {
-                    self.os().free_blocks(&tx, id, own, own + 1, false)?;
-                    Ok(None)
+            let cloned = cloned.and_then(|(outcome, bp)| {
+                match (outcome, &bp) {
+                    (CloneOutcome::Cloned, _) => {}
+                    (CloneOutcome::Hole, _) => {
+                        self.os().free_blocks(&tx, id, own, own + 1, false)?;
+                    }
+                    // A block that is in its pointer has nothing to share.
+                    (CloneOutcome::Impossible, BlkPtr::Embedded(_)) => {
+                        let data = from.read_little(theirs, io)?;
+                        self.os().write(&tx, id, own.saturating_mul(block), &data)?;
+                    }
+                    _ => return Ok(Some(outcome)),
                 }
-                // A block that is in its pointer has nothing to share.
-                CloneOutcome::Impossible if is_embedded(&from, theirs, io)? => {
-                    let data = from.read_little(theirs, io)?;
-                    self.os().write(&tx, id, own.saturating_mul(block), &data)?;
-                    Ok(None)
-                }
-                other => Ok(Some(other)),
+                pointers.push(bp);
+                Ok(None)
             });
             match cloned {
                 Ok(None) => done = (done + block).min(len),
@@ -254,12 +260,68 @@ impl FileSystem {
             }
         }
         if done > 0 {
-            self.patch(&tx, &node, &wrote(by, &node, offset + done, rw.host.now()))?;
-        }
-        if done > 0 || grows {
+            let now = rw.host.now();
+            self.patch(&tx, &node, &wrote(by, &node, offset + done, now))?;
+            let stripped = stripped(by, &node, now);
+            let range = ((offset, done), block);
+            self.log_cloned(&tx, &node, range, &pointers, stripped.as_ref());
+        } else if grows {
             self.log_nothing(&tx);
         }
         Ok(ClonedPiece { bytes: done, stopped })
+    }
+
+    /// Replays a record of a clone by sharing its blocks, which the claim of the log keeps. False
+    /// if some cannot be shared: the caller copies all of them. It holds the lock of the whole
+    /// file.
+    ///
+    /// # Errors
+    /// As [`FileSystem::clone_range`].
+    pub(crate) fn replay_shared(&self, clone: &CloneRange<'_>) -> Result<bool> {
+        let rw = self.rw_always()?;
+        let (id, block, end) = (clone.object, clone.block_size, clone.offset + clone.length);
+        let node = self.content(id, true)?;
+        let grows = node.object.block_size() != block && Self::takes_block_size(&node);
+        let fits = clone.offset.is_multiple_of(block)
+            && (clone.length.is_multiple_of(block) || end >= node.attrs.size)
+            && (grows || node.object.block_size() == block)
+            && clone.pointers().len() <= REPLAYED_BLOCKS;
+        let size = u32::try_from(block).ok().filter(|_| fits && self.may_clone());
+        let Some(size) = size else { return Ok(false) };
+        let pieces: Vec<(u64, u64, BlkPtr)> = clone.pieces().collect::<Result<_>>()?;
+        let whole = |bp: &BlkPtr| bp.is_hole() || bp.head().lsize.0 == block;
+        if !pieces.iter().all(|(_, _, bp)| whole(bp)) {
+            return Ok(false);
+        }
+        let embedded = |(_, _, bp): &&(u64, u64, BlkPtr)| matches!(bp, BlkPtr::Embedded(_));
+        let written = pieces.iter().filter(embedded).count() as u64;
+        let tail = self.dirty_tail(&node, clone.offset)?;
+        let written = blocks_cost(written + tail.as_ref().map_or(0, |_| 1), block);
+        let tx = self.begin_tx(DNODE_BLOCK + POINTER_BLOCKS + written, true)?;
+        self.clear_tail(&tx, id, tail)?;
+        if grows {
+            let _turn = rw.seqlock.write(id);
+            self.os().free_range(&tx, id, 0, u64::MAX)?;
+            self.os().set_block_size(&tx, id, size, 0)?;
+        }
+        let mut pointers = Vec::with_capacity(pieces.len());
+        for (offset, _, bp) in pieces {
+            let to = offset / block;
+            match &bp {
+                BlkPtr::Block(b) if self.os().clone_pointer(&tx, (id, to), b)? => {}
+                BlkPtr::Hole(_) => self.os().free_blocks(&tx, id, to, to + 1, false)?,
+                BlkPtr::Embedded(_) => {
+                    let data = self.os().zio().read(&bp, self.io())?;
+                    self.os().write(&tx, id, offset, &data)?;
+                }
+                // The copy overwrites what is shared already.
+                BlkPtr::Block(_) | BlkPtr::Redacted(_) => return Ok(false),
+            }
+            pointers.push(bp);
+        }
+        self.patch(&tx, &node, &wrote(&Caller::root(), &node, end, rw.host.now()))?;
+        self.log_cloned(&tx, &node, ((clone.offset, clone.length), block), &pointers, None);
+        Ok(true)
     }
 
     /// Whether an empty file may get blocks of another size.

@@ -539,7 +539,7 @@ impl FileSystem {
 }
 
 /// The log record for set-id bits that a change of the content clears.
-fn stripped(by: &Caller, node: &FileNode, now: Time) -> Option<Record> {
+pub(super) fn stripped(by: &Caller, node: &FileNode, now: Time) -> Option<Record> {
     let mode = node.attrs.mode;
     let strips = !by.privileged && set_ids(mode) != 0;
     strips.then(|| Record::of_mode(node, mode & 0o7777 & !set_ids(mode), now)).flatten()

@@ -14,8 +14,8 @@ use base::{ObjectId, Result, Txg, VdevId};
 use dmu::{Early, Tx};
 use ondisk::BlkPtr;
 use ondisk::zil::{
-    Create, Names, RENAME_EXCHANGE, RENAME_WHITEOUT, RecordBody, SetAttr, Whiteout, Write,
-    XAT_PROJID, Xvattr,
+    CloneRange, Create, Names, RENAME_EXCHANGE, RENAME_WHITEOUT, RecordBody, SetAttr, Whiteout,
+    Write, XAT_PROJID, Xvattr,
 };
 use ondisk::znode::{self, FileType, Time};
 use zil::{Bundle, Log};
@@ -36,6 +36,7 @@ const TX_WRITE: u8 = 9;
 const TX_TRUNCATE: u8 = 10;
 const TX_SETATTR: u8 = 11;
 const TX_SETSAXATTR: u8 = 21;
+const TX_CLONE_RANGE: u8 = 24;
 
 /// Bits of a TX_SETATTR mask as Linux has them.
 pub(crate) const AT_MODE: u64 = 0x1;
@@ -387,6 +388,34 @@ impl FileSystem {
         if node.attrs.nlink > 0 {
             let body = RecordBody::Truncate { object: node.id, offset, length };
             log.object(tx.txg(), node.id, TX_TRUNCATE, &body);
+        }
+    }
+
+    /// Blocks of `block` bytes were cloned from these pointers, one for each block of the
+    /// range. `stripped`: as for a write.
+    pub(crate) fn log_cloned(
+        &self,
+        tx: &Tx,
+        node: &FileNode,
+        (range, block): ((u64, u64), u64),
+        pointers: &[BlkPtr],
+        stripped: Option<&Record>,
+    ) {
+        let Some(log) = self.log() else { return };
+        if node.attrs.nlink == 0 {
+            return;
+        }
+        if let Some(record) = stripped {
+            log.object(tx.txg(), node.id, TX_SETATTR, &record.body(node));
+        }
+        let raw: Option<Vec<_>> = pointers.iter().map(BlkPtr::encode).collect();
+        let raw = raw.unwrap_or_default().concat();
+        match CloneRange::new(node.id, range, block, &raw) {
+            Ok(clone) => {
+                let body = RecordBody::CloneRange(clone);
+                log.object(tx.txg(), node.id, TX_CLONE_RANGE, &body);
+            }
+            Err(_) => log.barrier(tx.txg()),
         }
     }
 

@@ -17,12 +17,12 @@
 //!
 //! # Cloned ranges
 //! A record of cloned blocks (TX_CLONE_RANGE) states that the file has the content of the
-//! blocks to which its pointers refer. The content is copied: each block is read, verified like any other, and written at its
-//! offset in the range; holes clear theirs. A block that cannot be verified ends the replay
-//! with the error, and the log and the dataset stay as they were: garbage is never written.
-//! The claim of the log keeps the blocks from being freed meanwhile, by references that the
-//! end of the log drops. Logs that Cenote claims no longer have records with cloned blocks
-//! (`spa`'s claim makes the copy).
+//! blocks to which its pointers refer. The claim of the log keeps the blocks from being freed
+//! meanwhile, by references that the end of the log drops. The file shares the blocks if it has
+//! blocks of that size. Otherwise the content is copied: each block is read, verified like any
+//! other, and written at its offset in the range; holes clear theirs. A block that cannot be
+//! verified ends the replay with the error, and the log and the dataset stay as they were:
+//! garbage is never written.
 //!
 //! # Departures from OpenZFS
 //! * The bytes of a whole logged block beyond the write that it is for are written only as
@@ -229,7 +229,7 @@ impl FileSystem {
         let (id, end) = (clone.object, clone.offset + clone.length);
         let _lock = rw.locks.exclusive(id);
         self.content(id, true)?;
-        if clone.length == 0 {
+        if clone.length == 0 || self.replay_shared(clone)? {
             return Ok(());
         }
         let props = rw.host.props();
