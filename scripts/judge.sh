@@ -52,6 +52,8 @@ received     | received     | 2 | 400 | ashift=12 | mirror @1 @2
 receivedraidz| received     | 5 | 200 | ashift=9  | raidz1 @1 @2 @3 @4 @5
 evacuated    | removed      | 3 | 400 | ashift=12 | @1 mirror @2 @3
 evacuating   | removing     | 2 | 400 | ashift=9  | @1 @2
+expanded     | expanded     | 5 | 300 | ashift=12 | raidz1 @1 @2 @3
+expanding    | expanding    | 5 | 300 | ashift=9  | raidz2 @1 @2 @3 @4
 volume9      | volume       | 1 | 400 | ashift=9  | @1
 volumeraidz  | volume       | 4 | 200 | ashift=12 | raidz1 @1 @2 @3 @4
 C
@@ -237,7 +239,9 @@ make_case() {
 		# Blocks move to the mirror; some of them are freed there.
 		bulk "$mnt/$name" && zpool remove -w "$name" "$dir/disk1" && rm -r "$mnt/$name/sizes" || return 1
 		rm "$dir/disk1" ;;
-	removing) bulk "$mnt/$name" || return 1 ;;
+	removing|expanding) bulk "$mnt/$name" || return 1 ;;
+	expanded)
+		bulk "$mnt/$name" && zpool attach -w "$name" raidz1-0 "$dir/disk4" && rm -r "$mnt/$name/sizes" || return 1 ;;
 	lineage)
 		# A clone that is rolled back and renamed, another one that is promoted, a snapshot that is
 		# renamed and held, one whose destruction waits for its hold, and bookmarks.
@@ -292,12 +296,21 @@ make_case() {
 		# In so small pieces that the export comes first.
 		"$cenote" tune zfs_remove_max_segment=4096 >/dev/null && zpool remove "$name" "$dir/disk1" || return 1
 	fi
+	if [ "$state" = expanding ]; then
+		# It pauses in the middle.
+		"$cenote" tune raidz_expand_max_reflow_bytes=40000000 >/dev/null && zpool attach "$name" raidz2-0 "$dir/disk5" || return 1
+		sleep 5
+	fi
 	if [ "$state" = killed ] || [ "$state" = volume ]; then
 		kill -9 "$(daemon_pid)" && sleep 1
 		rm -f "$CENOTE_RUNTIME_DIR/pools.json"
 		zpool list >/dev/null 2>&1
 	else
 		zpool export "$name" || return 1
+	fi
+	if [ "$state" = expanding ]; then
+		"$cenote" tune raidz_expand_max_reflow_bytes=0 >/dev/null
+		"$cenote" zdb -e -p "$dir" -C "$name" | grep -q raidz_expanding || { echo "the expansion has ended" >&2; return 1; }
 	fi
 	if [ "$state" = removing ]; then
 		"$cenote" zdb -e -p "$dir" -C "$name" | grep -q 'removing: 1' || { echo "the removal has ended" >&2; return 1; }
@@ -335,6 +348,15 @@ for dir in /host/*/; do
 		zpool wait -t remove "$name"; zpool status "$name" | grep -q 'Removal of vdev 0 copied' || say tended "not removed" ;;
 	evacuated)
 		grep -q 'Removal of vdev 0 copied' "$dir/found.txt" || say tended "not found" ;;
+	expanding)
+		zpool wait -t raidz_expand "$name"; zpool status "$name" | grep -q 'expanded raidz2-0 copied' || say tended "not expanded" ;;
+	expanded)
+		grep -q 'expanded raidz1-0 copied' "$dir/found.txt" || say tended "not found"
+		# Here OpenZFS begins one, and Cenote ends it.
+		while zpool status "$name" | grep -q 'scrub in progress'; do sleep 1; done
+		echo 40000000 >/sys/module/zfs/parameters/raidz_expand_max_reflow_bytes
+		zpool attach "$name" raidz1-0 "${dir%/}/disk5" || say tended "not begun"
+		sleep 10; zpool status "$name" >"$dir/began.txt" ;;
 	lineage*)
 		zfs list -Hp -t snapshot -o name,referenced,written,origin,userrefs,defer_destroy -r "$name" >/tmp/lineage
 		zfs list -Hp -t bookmark -o name,referenced,guid -r "$name" >>/tmp/lineage
@@ -432,6 +454,10 @@ back() {
 		# What OpenZFS holds is let go, and what waited for it is destroyed.
 		zfs release tag "$name/other@waits" && ! zfs list "$name/other@waits" 2>/dev/null >&2 &&
 			zfs promote "$name/moved" && zfs rollback -r "$name/moved@kept" || echo "again|the lineage does not change"
+	fi
+	if [ "$name" = expanded ]; then
+		zpool wait -t raidz_expand "$name"
+		zpool status "$name" | grep -q 'expanded raidz1-0 copied' || echo "again|the expansion does not end"
 	fi
 	echo more >"$mnt/$name/more"
 	zfs snapshot "$name@back" && zfs destroy -r "$name@judge" || echo "again|failed"

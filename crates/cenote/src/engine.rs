@@ -9,7 +9,7 @@ use base::rt::Mutex;
 use base::{Error, ErrorKind, Guid, Result};
 use device::{Device, EngineKind};
 use ondisk::config::PoolState;
-use spa::engine::{FreeSpaceTuning, RebuildTuning, RemovalTuning, ResilverTuning};
+use spa::engine::{ExpansionTuning, FreeSpaceTuning, RebuildTuning, RemovalTuning, ResilverTuning};
 use spa::status::{ImportReason, VdevState, VdevStatus};
 use spa::{ImportOptions, Search, Spa};
 
@@ -106,6 +106,7 @@ struct Writing {
     resilver: ResilverTuning,
     rebuild: RebuildTuning,
     removal: RemovalTuning,
+    expansion: ExpansionTuning,
 }
 
 /// The result of a scan.
@@ -199,6 +200,7 @@ impl Engine {
                 resilver: ResilverTuning::default(),
                 rebuild: RebuildTuning::default(),
                 removal: RemovalTuning::default(),
+                expansion: ExpansionTuning::default(),
             }),
             _monitor: Monitor::start(root.clone(), Arc::clone(&watched), hooks)?,
             watched,
@@ -306,6 +308,22 @@ impl Engine {
         };
         for writer in self.imported().iter().filter_map(|p| p.writer().ok()) {
             writer.set_removal_tuning(tuning);
+        }
+    }
+
+    /// Tunables of expansions of raidz vdevs.
+    pub(crate) fn expansion_tuning(&self) -> ExpansionTuning {
+        self.writing.lock().expansion
+    }
+
+    pub(crate) fn set_expansion_tuning(&self, f: impl FnOnce(&mut ExpansionTuning)) {
+        let tuning = {
+            let mut writing = self.writing.lock();
+            f(&mut writing.expansion);
+            writing.expansion
+        };
+        for writer in self.imported().iter().filter_map(|p| p.writer().ok()) {
+            writer.set_expansion_tuning(tuning);
         }
     }
 

@@ -311,6 +311,7 @@ impl Engine {
             writer.set_resilver_tuning(self.resilver_tuning());
             writer.set_rebuild_tuning(self.rebuild_tuning());
             writer.set_removal_tuning(self.removal_tuning());
+            writer.set_expansion_tuning(self.expansion_tuning());
         }
         let kstats = Some(Arc::clone(self.kstats()));
         let opened = Arc::new(Pool::with_writer(spa, kstats, writer, because, leaves));

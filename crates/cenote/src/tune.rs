@@ -241,7 +241,7 @@ macro_rules! l2arc {
 }
 
 /// Every tunable, by name.
-pub static TUNABLES: [Tunable; 91] = [
+pub static TUNABLES: [Tunable; 95] = [
     l2arc!(
         "l2arc_exclude_special",
         "do not write blocks of special vdevs to cache devices",
@@ -377,6 +377,9 @@ pub static TUNABLES: [Tunable; 91] = [
         |t| t.write_max,
         |t, n| t.write_max = n
     ),
+    space::EXPAND_MAX_COPY,
+    space::EXPAND_MAX_REFLOW,
+    space::AGGREGATE_ROWS,
     scans::OUTLIER_CHECK_INTERVAL,
     scans::OUTLIER_INSENSITIVITY,
     scans::READ_SIT_OUT_SECS,
@@ -575,6 +578,7 @@ pub static TUNABLES: [Tunable; 91] = [
     space::REMOVE_MAX_SEGMENT,
     scans::RESILVER_DEFER_PERCENT,
     scans::RESILVER_DISABLE_DEFER,
+    space::SCRUB_AFTER_EXPAND,
     writing(
         "zfs_slow_io_events_per_second",
         "events of slow operations in a second, for each pool; 0: no limit",

@@ -120,6 +120,7 @@ impl Beginning {
         self.writer.resume_jobs();
         self.writer.wake_rebuilds();
         self.writer.wake_removal();
+        self.writer.wake_expansion();
         Ok(self.writer)
     }
 
@@ -430,11 +431,19 @@ impl Spa {
         if let Some(why) = dedup {
             add("deduplication", why);
         }
+        let mut expanding = 0;
         specs::for_each(&self.config.vdev_tree, &mut |v| {
-            if v.raidz.as_ref().is_some_and(|r| r.expanding) {
-                add("raidz_expansion", "a raidz vdev is being expanded");
-            }
+            expanding += usize::from(v.raidz.as_ref().is_some_and(|r| r.expanding));
         });
+        let scratch = self.uberblock.reflow().map(|r| r.scratch);
+        if expanding > 1 {
+            add("raidz_expansion", "several raidz vdevs are being expanded");
+        } else if expanding > 0
+            && self.newest.is_some()
+            && matches!(scratch, Ok(ScratchState::Valid))
+        {
+            add("raidz_expansion", "the pool was rewound to the begin of an expansion");
+        }
         Ok(out)
     }
 
@@ -503,6 +512,10 @@ impl Spa {
         writer.load_checkpoint(&self.mos).map_err(damaged_maps)?;
         writer.load_removed(&self.mos).map_err(damaged_maps)?;
         writer.load_removal(&self.mos).map_err(damaged_maps)?;
+        writer.load_expansion(&self.mos).map_err(|e| {
+            let why = format!("the expansion of a raidz vdev cannot go on: {}", e.message());
+            Error::new(ErrorKind::ReadOnly, why).caused_by(e).in_pool(&self.name)
+        })?;
         writer.load_dedup(&self.mos).map_err(|e| e.in_pool(&self.name))?;
         for (txg, object) in logs {
             let mut replay = |range| writer.space().replay_log(txg, &range);
@@ -628,6 +641,15 @@ fn load_config(
     live: bool,
 ) -> Result<(Mos, PoolConfig)> {
     let ub = &chosen.uberblock;
+    let expanding = zio.tree().top_ids().any(|id| zio.tree().is_expanding(id));
+    let reflow = match ub.reflow() {
+        Ok(r) => {
+            Some(vdev::Reflow { offset: r.offset, scratch_valid: r.scratch == ScratchState::Valid })
+        }
+        Err(e) if expanding => return Err(e),
+        Err(_) => None,
+    };
+    zio.tree().reset_reflow(reflow.unwrap_or_default());
     let objset = if live {
         Objset::open_live(Arc::clone(zio), 0, ub.root_bp, ObjsetProps::mos(), Io::WAIT)?
     } else {
@@ -641,10 +663,6 @@ fn load_config(
     if config.pool_guid != found.guid {
         return Err(Error::corrupt("the configuration belongs to another pool"));
     }
-    let reflow = ub.reflow().ok().map(|r| vdev::Reflow {
-        offset: r.offset,
-        scratch_valid: r.scratch == ScratchState::Valid,
-    });
     let mut spec = specs::trusted(&config.vdev_tree, Extra { reflow })?;
     fix_paths(&mut spec, &found.locations);
     // A label that is newer than the uberblock may identify a leaf otherwise than the

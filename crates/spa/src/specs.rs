@@ -14,7 +14,7 @@ const AUX_ERRORS: &[u8] = b"err_exceeded";
 /// and allocation classes (from the vdevs' ZAPs).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Extra {
-    /// Progress of a running RAID-Z expansion.
+    /// Progress of a running RAID-Z expansion; without it the beginning.
     pub reflow: Option<Reflow>,
 }
 
@@ -81,7 +81,7 @@ fn kind_of(config: &VdevConfig, extra: Extra) -> Result<VdevKind> {
             VdevKind::Raidz {
                 nparity: raidz.nparity as u8,
                 expand_txgs: raidz.expand_txgs.clone(),
-                reflow: if raidz.expanding { extra.reflow } else { None },
+                reflow: raidz.expanding.then(|| extra.reflow.unwrap_or_default()),
             }
         }
         VdevType::Draid => {

@@ -28,7 +28,6 @@ use crate::iostat::IoClass;
 use crate::queue::{ReadAdmission, WritePriority, WriteRequest};
 use crate::read::{BadCopy, BadKind};
 use crate::report::ReportKind;
-use crate::spec::VdevKind;
 use crate::tree::{Node, Tree};
 use crate::write::FAILING_WRITE_ERRORS;
 use crate::write_plan::WritePlan;
@@ -65,12 +64,25 @@ impl Node {
 }
 
 impl Tree {
-    /// Whether blocks of a top-level vdev can be healed, that is, lie where writes
-    /// would put them, or where the mapping of a removed vdev says. False for a vdev that is
-    /// being expanded.
-    pub fn can_heal(&self, vdev: VdevId) -> bool {
-        let moves = |node: &Node| matches!(node.kind(), VdevKind::Raidz { reflow: Some(_), .. });
-        self.top(vdev).is_ok_and(|node| !moves(node))
+    /// As [`Tree::heal`], for a block whose parts an expansion may have moved since it was read:
+    /// all that the leaves have of it is written where it belongs now. `data` is the block as
+    /// stored.
+    ///
+    /// # Errors
+    /// As [`Tree::rewrite`].
+    pub fn heal_moved(
+        &self,
+        vdev: VdevId,
+        offset: u64,
+        data: &Buf,
+        birth: Txg,
+        bad: &[BadCopy],
+    ) -> Result<Healed> {
+        let wrong = bad.iter().filter(|copy| copy.kind != BadKind::Stale);
+        let leaves: Vec<Guid> = wrong.map(|copy| copy.guid).collect();
+        let mut healed = Healed::default();
+        self.rewrite_piece((vdev, offset), data, birth, Some(&leaves), &mut healed)?;
+        Ok(healed)
     }
 
     /// Overwrites the wrong bytes that a scrub of a block found with the right ones,
@@ -95,7 +107,8 @@ impl Tree {
             let start = usize::try_from(part.start).unwrap_or(usize::MAX);
             let end = start.saturating_add(usize::try_from(part.len).unwrap_or(usize::MAX));
             let (to, piece) = ((part.vdev, part.offset), data.slice(start..end));
-            self.rewrite_piece(to, &piece, part.birth.unwrap_or(birth), &mut healed)?;
+            let birth = part.birth.unwrap_or(birth);
+            self.rewrite_piece(to, &piece, birth, None, &mut healed)?;
         }
         Ok(healed)
     }
@@ -105,13 +118,17 @@ impl Tree {
         (vdev, offset): (VdevId, u64),
         data: &Buf,
         birth: Txg,
+        only: Option<&[Guid]>,
         healed: &mut Healed,
     ) -> Result<()> {
+        // Until the end, so that no expansion moves the block meanwhile.
+        let _ticket = self.is_expanding(vdev).then(|| self.write_ticket(vdev, offset, data, birth));
         let plan = WritePlan::new(self, vdev, offset, data, birth)?;
+        let _moving = plan.moving;
         for piece in plan.pieces.into_iter().filter(|piece| !piece.optional) {
             let stale = piece.through.iter().any(|&id| self.node(id).dtl().contains(birth));
-            if !stale {
-                let guid = self.node(piece.leaf).guid();
+            let guid = self.node(piece.leaf).guid();
+            if !stale && only.is_none_or(|only| only.contains(&guid)) {
                 let done = self.heal_leaf(guid, piece.offset, piece.bufs, birth);
                 healed.note(piece.len, done);
             }

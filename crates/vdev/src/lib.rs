@@ -25,6 +25,7 @@
 //! Lock order: the locks of [`Tree`]'s nodes (missing ranges, mapping), of a write and
 //! of a queue are leaf locks, never held during I/O or a completion.
 
+mod age;
 mod discard;
 mod draid;
 mod draid_seeds;
@@ -39,6 +40,7 @@ mod queue;
 mod range_lock;
 mod read;
 mod rebuild;
+mod reflow;
 mod repair;
 mod report;
 mod sitout;
@@ -56,10 +58,10 @@ pub use heal::Healed;
 pub use indirect::{IndirectEntry, IndirectMap, Segment};
 pub use iostat::{ClassDetail, IoClass, IoCount, IoCounts, IoDetail};
 pub use queue::{ClassLimits, QueueLimits, WriteLoad, WritePriority};
-pub use range_lock::RebuildSession;
+pub use range_lock::{LockedRanges, RebuildSession};
 pub use read::{BadCopy, BadKind, Priority, ReadOutcome, ReadReport, ReadReq};
 pub use rebuild::RebuildReport;
-pub use repair::Repaired;
+pub use repair::{MovedRepair, Repaired};
 pub use report::{LeafReport, ReportKind, Reporter};
 pub use sitout::SitOutLimits;
 pub use spec::{AllocClass, Persistent, Reflow, Spec, VdevKind};

@@ -15,6 +15,7 @@
 use base::limits::BLOCK_SIZE_MAX;
 use base::{Error, Result, Txg};
 
+use crate::reflow::Placement;
 use crate::spec::Reflow;
 
 /// Size of the boot region. The scratch area lies this far before a child's allocatable
@@ -210,6 +211,17 @@ impl RaidzGeometry {
         }
         let widths = (self.original_width()..=self.width).rev().collect();
         BlockMap { nparity: self.nparity as usize, stripes, widths }
+    }
+
+    /// Where else a column of a row at the old place must be written: at its new place, if it
+    /// has one of its own and was copied (`reflow`). Child and offset.
+    pub(crate) fn second_place(&self, col: &Col, places: Placement) -> Option<(u32, u64)> {
+        if col.sector >= places.copied >> self.ashift {
+            return None;
+        }
+        let n = u64::from(self.width);
+        let new = ((col.sector % n) as u32, (col.sector / n) << self.ashift);
+        (col.child? != new.0 || col.offset != new.1).then_some(new)
     }
 
     /// Physical width of a row that ends at sector `end`, and whether it is read

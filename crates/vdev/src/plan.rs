@@ -18,7 +18,8 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::limits::{CELLS_MAX, PLAN_STEPS_MAX, SPARE_HOPS_MAX};
-use crate::map::{BOOT_SIZE, BlockMap};
+use crate::map::{BOOT_SIZE, BlockMap, RaidzGeometry};
+use crate::reflow::Views;
 use crate::spec::VdevKind;
 use crate::tree::{Geometry, LABEL_START, NodeId, Tree};
 
@@ -116,6 +117,7 @@ struct ReadRange {
 
 pub(crate) struct Planner<'a> {
     tree: &'a Tree,
+    views: &'a Views,
     mode: PlanMode,
     steps: usize,
     pub(crate) cells: Vec<LeafRange>,
@@ -127,8 +129,10 @@ pub(crate) struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    pub(crate) fn new(tree: &'a Tree, mode: PlanMode) -> Planner<'a> {
-        Planner { tree, mode, steps: 0, cells: Vec::new(), stale: Vec::new(), chosen: None }
+    /// A planner of one operation; `views` must be kept until it ends.
+    pub(crate) fn new(tree: &'a Tree, mode: PlanMode, views: &'a Views) -> Planner<'a> {
+        let (cells, stale) = (Vec::new(), Vec::new());
+        Planner { tree, views, mode, steps: 0, cells, stale, chosen: None }
     }
 
     /// The plan for `len` bytes (whole sectors) of a top-level vdev.
@@ -149,6 +153,21 @@ impl<'a> Planner<'a> {
             indirect_hops: 0,
         };
         self.top_at(vdev, at)
+    }
+
+    /// The plan for bytes of a child of a raidz, whatever blocks they belong to; the caller knows
+    /// that its leaves miss nothing.
+    pub(crate) fn child(&mut self, id: NodeId, offset: u64, len: u64) -> Result<PlanShape> {
+        let at = ReadRange {
+            offset,
+            len,
+            birth: Txg::ZERO,
+            base: LABEL_START,
+            stale: false,
+            spare_hops: 0,
+            indirect_hops: 0,
+        };
+        self.node(id, at)
     }
 
     fn top_at(&mut self, vdev: VdevId, at: ReadRange) -> Result<PlanShape> {
@@ -194,7 +213,13 @@ impl<'a> Planner<'a> {
         }
         match (node.kind(), &node.geometry) {
             (_, Geometry::Raidz(raidz)) => {
-                let map = raidz.map(at.offset, at.len, at.birth)?;
+                let map = match self.views.of(id, node) {
+                    None => raidz.map(at.offset, at.len, at.birth)?,
+                    Some(view) => {
+                        let moving = RaidzGeometry { reflow: Some(view), ..raidz.clone() };
+                        moving.map(at.offset, at.len, at.birth)?
+                    }
+                };
                 self.raid(id, map, at)
             }
             (_, Geometry::Draid(draid)) => {

@@ -83,7 +83,7 @@ pub(crate) struct WriteTicket {
 pub struct RebuildSession(Arc<RangeLocks>);
 
 /// Ranges of a vdev that no write of a block reaches as long as this exists.
-pub(crate) struct LockedRanges {
+pub struct LockedRanges {
     locks: Arc<RangeLocks>,
     number: u64,
 }

@@ -24,6 +24,7 @@ use crate::iostat::IoClass;
 use crate::map::whole_sectors;
 use crate::plan::{LeafRange, PlanMode, PlanShape, Planner};
 use crate::queue::{BESIDE_OTHERS, ReadAdmission, ReadPermit};
+use crate::reflow::Views;
 use crate::report::ReportKind;
 use crate::solve::{Solver, WrongCell, audit};
 use crate::tree::{NodeId, Tree};
@@ -234,10 +235,10 @@ impl Tree {
         verify: &dyn Fn(usize, &[u8]) -> bool,
     ) -> Vec<ReadOutcome> {
         const ROUNDS: [Round; 2] = [Round { fresh_only: true, ..Round::ALL }, Round::ALL];
-        let mut known = CellBytes::new();
+        let (mut known, views) = (CellBytes::new(), Views::default());
         let mut together = Vec::new();
         for req in reqs {
-            let mut planner = Planner::new(self, PlanMode::All);
+            let mut planner = Planner::new(self, PlanMode::All, &views);
             let len = self.top(req.vdev).and_then(|top| whole_sectors(req.psize.0, top.ashift()));
             // A request that cannot be planned gets its error below.
             let planned = len.and_then(|len| planner.top(req.vdev, req.offset, len, req.birth));
@@ -249,7 +250,7 @@ impl Tree {
         let of = |(index, req): (usize, &ReadReq)| {
             let mut report = ReadReport::default();
             let accept = |bytes: &[u8]| verify(index, bytes);
-            let data = self.attempts(req, &accept, &ROUNDS, &mut known, &mut report);
+            let data = self.attempts(req, &accept, &ROUNDS, (&mut known, &views), &mut report);
             ReadOutcome { data: data.map_err(|e| at_address(e, req)), report }
         };
         reqs.iter().enumerate().map(of).collect()
@@ -262,7 +263,8 @@ impl Tree {
         rounds: &[Round],
     ) -> ReadOutcome {
         let mut report = ReadReport::default();
-        let data = self.attempts(req, verify, rounds, &mut CellBytes::new(), &mut report);
+        let (mut known, views) = (CellBytes::new(), Views::default());
+        let data = self.attempts(req, verify, rounds, (&mut known, &views), &mut report);
         ReadOutcome { data: data.map_err(|e| at_address(e, req)), report }
     }
 
@@ -271,7 +273,7 @@ impl Tree {
         req: &ReadReq,
         verify: &dyn Fn(&[u8]) -> bool,
         rounds: &[Round],
-        known: &mut CellBytes,
+        (known, views): (&mut CellBytes, &Views),
         report: &mut ReadReport,
     ) -> Result<Buf> {
         let ashift = self.top(req.vdev)?.ashift();
@@ -279,7 +281,7 @@ impl Tree {
         let psize = req.psize.0 as usize;
         let mut verified = 0usize;
         for &Round { mode, fresh_only } in rounds {
-            let mut planner = Planner::new(self, mode);
+            let mut planner = Planner::new(self, mode, views);
             let shape = planner.top(req.vdev, req.offset, len, req.birth)?;
             self.fetch(&fresh(&planner, fresh_only), req.priority, known, report);
             let plan = planner.cells;

@@ -31,6 +31,7 @@ use crate::plan::{LeafRange, PlanMode, PlanShape, Planner};
 use crate::queue::{WritePriority, WriteRequest};
 use crate::range_lock::RebuildSession;
 use crate::read::{Priority, ReadReport};
+use crate::reflow::Views;
 use crate::report::ReportKind;
 use crate::solve::{Solver, audit};
 use crate::spec::VdevKind;
@@ -170,10 +171,11 @@ impl Tree {
         let top = self.top(vdev)?;
         let most = most.clamp(PIECES.0, PIECES.1);
         let (mut todo, mut report) = (Vec::new(), RebuildReport::default());
+        let views = Views::default();
         let mut locked = Vec::with_capacity(ranges.len());
         for &range in ranges {
             for (offset, len, asize) in pieces(top, range, most)? {
-                let mut planner = Planner::new(self, PlanMode::Rebuild);
+                let mut planner = Planner::new(self, PlanMode::Rebuild, &views);
                 let shape = planner.top(vdev, offset, len, UNKNOWN_BIRTH)?;
                 if planner.stale.is_empty() {
                     continue;

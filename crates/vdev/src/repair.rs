@@ -20,14 +20,16 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
 
 use base::rt::{Callback, oneshot};
-use base::{ErrorKind, Guid, Result, Txg};
+use base::{Buf, ErrorKind, Guid, Result, Txg, VdevId};
 
 use crate::queue::{WritePriority, WriteRequest};
+use crate::range_lock::WriteTicket;
 use crate::read::{BadCopy, BadKind};
 use crate::report::ReportKind;
 use crate::spec::VdevKind;
 use crate::tree::{Node, NodeId, Tree};
 use crate::write::FAILING_WRITE_ERRORS;
+use crate::write_plan::WritePlan;
 
 /// The result of a batch of repairs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -39,13 +41,81 @@ pub struct Repaired {
 }
 
 impl Repaired {
+    /// Adds the result of another batch.
+    pub fn add(&mut self, other: Repaired) {
+        self.failed += other.failed;
+        for (leaf, bytes) in other.bytes {
+            *self.bytes.entry(leaf).or_default() += bytes;
+        }
+    }
+
     /// Bytes written to all leaves.
     pub fn total(&self) -> u64 {
         self.bytes.values().sum()
     }
 }
 
+/// A block of a vdev that is being expanded, and the leaves that hold wrong bytes of it.
+#[derive(Clone, Debug)]
+pub struct MovedRepair {
+    /// Top-level vdev.
+    pub vdev: VdevId,
+    /// Byte offset in its allocatable area.
+    pub offset: u64,
+    /// The block as stored.
+    pub data: Buf,
+    /// Its physical birth.
+    pub birth: Txg,
+    /// What a scan found.
+    pub bad: Vec<BadCopy>,
+}
+
 impl Tree {
+    /// As [`Tree::repair`], for blocks that an expansion may have moved since they were read.
+    /// Each leaf with wrong bytes gets all that belongs to it, where it belongs now.
+    pub fn repair_moved(&self, repairs: &[MovedRepair]) -> Repaired {
+        let mut done = Repaired::default();
+        // All ranges before the first plan (`reflow`).
+        let ticket = |r: &MovedRepair| self.write_ticket(r.vdev, r.offset, &r.data, r.birth);
+        let tickets: Vec<WriteTicket> = repairs.iter().map(ticket).collect();
+        let (mut copies, mut moving) = (Vec::new(), Vec::new());
+        for repair in repairs {
+            let kinds: BTreeMap<Guid, BadKind> =
+                repair.bad.iter().map(|copy| (copy.guid, copy.kind)).collect();
+            let plan = WritePlan::new(self, repair.vdev, repair.offset, &repair.data, repair.birth);
+            let Ok(plan) = plan else {
+                for node in repair.bad.iter().filter_map(|copy| self.find(copy.guid)) {
+                    self.unrepaired(node, repair.birth);
+                    done.failed += 1;
+                }
+                continue;
+            };
+            for leaf in plan.dead {
+                let node = self.node(leaf);
+                if kinds.contains_key(&node.guid()) {
+                    self.unrepaired(node, repair.birth);
+                    done.failed += 1;
+                }
+            }
+            for piece in plan.pieces.into_iter().filter(|piece| !piece.optional) {
+                let guid = self.node(piece.leaf).guid();
+                let Some(kind) = kinds.get(&guid).copied() else { continue };
+                let mut offset = piece.offset;
+                for good in piece.bufs {
+                    let len = good.len() as u64;
+                    let copy = BadCopy { leaf: piece.leaf, guid, offset, kind, good };
+                    copies.push((copy, repair.birth));
+                    offset += len;
+                }
+            }
+            moving.extend(plan.moving);
+        }
+        let more = self.repair(&copies);
+        drop((moving, tickets));
+        done.add(more);
+        done
+    }
+
     /// Counts the wrong bytes that a speculative scan found, at their leaves: the caller knows
     /// by now that the block is in use.
     pub fn count_damage(&self, bad: &[BadCopy]) {

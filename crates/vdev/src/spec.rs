@@ -11,7 +11,7 @@ use crate::draid::DraidParams;
 use crate::parity::DATA_COLUMNS_MAX;
 
 /// Progress of a running raidz expansion (chapter 02 §10.7, chapter 08 §E.4).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reflow {
     /// Linear byte offset: sectors below are at the new location.
     pub offset: u64,
@@ -38,7 +38,7 @@ pub enum VdevKind {
         /// First births with one more column, ascending, one for each completed
         /// expansion.
         expand_txgs: Vec<Txg>,
-        /// A running expansion.
+        /// A running expansion: its progress when the first snapshot was made.
         reflow: Option<Reflow>,
     },
     /// Parity over permuted children with distributed spares.

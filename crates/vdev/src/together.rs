@@ -39,6 +39,7 @@ use base::{Buf, Result};
 use crate::map::whole_sectors;
 use crate::plan::{LeafRange, PlanMode, PlanShape, Planner};
 use crate::read::{Priority, ReadReq};
+use crate::reflow::Views;
 use crate::solve::Solver;
 use crate::tree::{NodeId, Tree};
 
@@ -89,8 +90,9 @@ impl Tree {
         verify: &dyn Fn(usize, &[u8]) -> bool,
         deliver: &mut dyn FnMut(usize, Result<Buf, ReadApart>),
     ) {
-        let mut chosen = HashMap::new();
-        let planned = reqs.iter().map(|req| self.plan_quickly(req, &mut chosen).ok().flatten());
+        let (mut chosen, views) = (HashMap::new(), Views::default());
+        let planned =
+            reqs.iter().map(|req| self.plan_quickly(req, &mut chosen, &views).ok().flatten());
         let mut blocks: Vec<Option<PlannedBlock>> = planned.collect();
         let mut ops = self.merge(&mut blocks);
         let (mut made, mut next) = (0, 0);
@@ -124,9 +126,10 @@ impl Tree {
         &self,
         req: &ReadReq,
         chosen: &mut HashMap<NodeId, NodeId>,
+        views: &Views,
     ) -> Result<Option<PlannedBlock>> {
         let len = whole_sectors(req.psize.0, self.top(req.vdev)?.ashift())?;
-        let mut planner = Planner::new(self, PlanMode::Quick);
+        let mut planner = Planner::new(self, PlanMode::Quick, views);
         planner.chosen = Some(std::mem::take(chosen));
         let shape = planner.top(req.vdev, req.offset, len, req.birth);
         *chosen = planner.chosen.take().unwrap_or_default();

@@ -20,6 +20,7 @@ use base::rt::RwLock;
 use base::{Asize, Error, ErrorKind, Guid, Psize, Result, Txg, VdevId};
 use device::Device;
 
+use crate::age::TreeAge;
 use crate::draid::{self, DraidGeometry};
 use crate::dtl::{MissingTxgs, TxgRanges};
 use crate::indirect::IndirectMap;
@@ -27,6 +28,7 @@ use crate::iostat::IoStats;
 use crate::map::{RaidzGeometry, whole_sectors};
 use crate::queue::{LeafQueue, Tuning};
 use crate::range_lock::RangeLocks;
+use crate::reflow::{ReflowState, is_expanding};
 use crate::sitout::SitOutState;
 use crate::spec::{AllocClass, Persistent, Spec, VdevKind};
 
@@ -164,6 +166,8 @@ pub(crate) struct LiveState {
     pub(crate) sit_out: SitOutState,
     /// What the vdev misses.
     pub(crate) missing: MissingTxgs,
+    /// The progress of a raidz vdev's expansion.
+    pub(crate) reflow: ReflowState,
     map: RwLock<Option<Arc<IndirectMap>>>,
 }
 
@@ -304,6 +308,8 @@ pub struct Tree {
     pub(crate) by_guid: HashMap<Guid, NodeId>,
     pub(crate) tuning: Arc<Tuning>,
     pub(crate) locks: Arc<RangeLocks>,
+    /// Its age among the pool's snapshots.
+    pub(crate) age: TreeAge,
 }
 
 /// The function that opens a leaf.
@@ -333,8 +339,9 @@ impl Tree {
         spec.check()?;
         let tuning = previous.map(|p| Arc::clone(&p.tuning)).unwrap_or_default();
         let locks = previous.map(|p| Arc::clone(&p.locks)).unwrap_or_default();
+        let age = previous.map_or_else(TreeAge::default, |p| p.age.next());
         let (nodes, tops, by_guid) = (Vec::new(), Vec::new(), HashMap::new());
-        let mut tree = Tree { nodes, tops, by_guid, tuning, locks };
+        let mut tree = Tree { nodes, tops, by_guid, tuning, locks, age };
         tree.add(previous, spec, None, None, 0, opener)?;
         tree.propagate();
         Ok(Arc::new(tree))
@@ -354,6 +361,11 @@ impl Tree {
         let geometry = geometry(spec, ashift).map_err(|e| e.on_vdev(spec.guid))?;
         let before = previous.and_then(|p| p.find(spec.guid)).filter(|_| spec.guid != Guid(0));
         let live = before.map(|node| Arc::clone(&node.live)).unwrap_or_default();
+        if let Geometry::Raidz(RaidzGeometry { reflow: Some(view), .. }) = &geometry
+            && !before.is_some_and(is_expanding)
+        {
+            live.reflow.reset(*view);
+        }
         if spec.guid != Guid(0) && self.by_guid.insert(spec.guid, id).is_some() {
             return Err(Error::corrupt("two vdevs have the same guid").on_vdev(spec.guid));
         }
@@ -464,15 +476,21 @@ impl Tree {
         })
     }
 
-    /// A new snapshot in which these leaves have the given states.
-    pub fn with_verdicts(&self, verdicts: &[Verdict]) -> Arc<Tree> {
-        let mut tree = Tree {
+    /// A new snapshot that does not differ.
+    pub(crate) fn same(&self) -> Tree {
+        Tree {
             nodes: self.nodes.clone(),
             tops: self.tops.clone(),
             by_guid: self.by_guid.clone(),
             tuning: Arc::clone(&self.tuning),
             locks: Arc::clone(&self.locks),
-        };
+            age: self.age.next(),
+        }
+    }
+
+    /// A new snapshot in which these leaves have the given states.
+    pub fn with_verdicts(&self, verdicts: &[Verdict]) -> Arc<Tree> {
+        let mut tree = self.same();
         for verdict in verdicts {
             if let Some(id) = tree.by_guid.get(&verdict.guid) {
                 let node = &mut tree.nodes[id.0 as usize];
@@ -657,7 +675,10 @@ fn leaf_asize(device: &dyn Device) -> u64 {
 fn child_min_asize(parent: &Spec, min: u64) -> u64 {
     let children = parent.children.len().max(1) as u64;
     match parent.kind {
-        VdevKind::Raidz { .. } => min.div_ceil(children),
+        // The child that is being attached adds no space yet.
+        VdevKind::Raidz { reflow, .. } => {
+            min.div_ceil((children - u64::from(reflow.is_some())).max(1))
+        }
         VdevKind::Draid(_) if min > 0 => {
             let rows = min.div_ceil(children).div_ceil(draid::ROW);
             draid::RESERVED.saturating_add(rows.saturating_mul(draid::ROW))

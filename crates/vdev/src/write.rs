@@ -30,6 +30,7 @@ use device::{Device, Io};
 use crate::iostat::IoClass;
 use crate::queue::{LeafQueue, QueueLimits, WriteLoad, WritePriority, WriteRequest};
 use crate::range_lock::WriteTicket;
+use crate::reflow::ReflowUse;
 use crate::report::{LeafReport, ReportKind};
 use crate::tree::{Node, NodeId, Tree};
 use crate::write_plan::{Need, WritePlan};
@@ -81,6 +82,8 @@ struct OpenWrite {
     birth: Txg,
     /// Ends with the last piece.
     _ticket: WriteTicket,
+    /// As long as pieces are in flight to old places of an expanding vdev.
+    _moving: Option<ReflowUse>,
     need: Need,
     /// For each piece: its leaf, and the distributed spares through which it is
     /// reached.
@@ -158,7 +161,7 @@ impl Tree {
     ///
     /// Errors in the report: `Io` and other errors of devices if too few of them hold
     /// the block; `Corrupt` for an impossible address or size; `Invalid` for a vdev
-    /// that was removed; `Unsupported` while a raidz expansion runs.
+    /// that was removed.
     pub fn write(self: &Arc<Self>, req: WriteReq, done: impl FnOnce(WriteReport) + Send + 'static) {
         self.write_all(vec![(req, Callback::new(done))]);
     }
@@ -167,11 +170,33 @@ impl Tree {
     /// operation, even while its queue is empty.
     pub fn write_all(self: &Arc<Self>, writes: Vec<(WriteReq, WriteCallback)>) {
         let (mut requests, mut opened) = (Vec::new(), Vec::with_capacity(writes.len()));
-        for (req, done) in writes {
-            opened.extend(self.open(req, done, &mut requests));
+        // All ranges before the first plan: who has planned a write on an expanding vdev waits
+        // for no range.
+        let tickets: Vec<WriteTicket> = writes
+            .iter()
+            .map(|(req, _)| self.write_ticket(req.vdev, req.offset, &req.data, req.birth))
+            .collect();
+        for ((req, done), ticket) in writes.into_iter().zip(tickets) {
+            opened.extend(self.open(req, done, ticket, &mut requests));
         }
         self.enqueue(requests);
         opened.iter().for_each(|open| open.over());
+    }
+
+    /// Registers a write of a block; waits while its range is locked.
+    pub(crate) fn write_ticket(
+        &self,
+        vdev: VdevId,
+        offset: u64,
+        data: &Buf,
+        birth: Txg,
+    ) -> WriteTicket {
+        let len = data.len() as u64;
+        let sectors = match self.top(vdev) {
+            Ok(top) => top.asize_of(len.max(1), birth),
+            Err(_) => len,
+        };
+        self.locks.write(vdev, offset, sectors)
     }
 
     /// Plans a write and adds its requests to `requests`.
@@ -179,15 +204,11 @@ impl Tree {
         self: &Arc<Self>,
         req: WriteReq,
         done: WriteCallback,
+        ticket: WriteTicket,
         requests: &mut Vec<(NodeId, WriteRequest)>,
     ) -> Option<Arc<OpenWrite>> {
         let asize = Asize(req.data.len() as u64);
         let address = Dva { vdev: req.vdev, offset: req.offset, asize, gang: false };
-        let sectors = match self.top(req.vdev) {
-            Ok(top) => top.asize_of(asize.0.max(1), req.birth),
-            Err(_) => asize.0,
-        };
-        let ticket = self.locks.write(req.vdev, req.offset, sectors);
         let plan = match WritePlan::new(self, req.vdev, req.offset, &req.data, req.birth) {
             Ok(plan) => plan,
             Err(error) => {
@@ -195,7 +216,7 @@ impl Tree {
                 return None;
             }
         };
-        let WritePlan { need, pieces, dead } = plan;
+        let WritePlan { need, pieces, dead, moving } = plan;
         let mut leaves = Vec::with_capacity(pieces.len());
         let mut places = Vec::with_capacity(pieces.len());
         for mut piece in pieces {
@@ -208,6 +229,7 @@ impl Tree {
             address,
             birth: req.birth,
             _ticket: ticket,
+            _moving: moving,
             need,
             left: AtomicUsize::new(places.len() + 1),
             leaves,

@@ -17,13 +17,14 @@ use base::limits::BUF_SIZE_MAX;
 use base::{Buf, BufMut, Error, Result, Txg, VdevId};
 
 use crate::limits::{CELLS_MAX, PLAN_STEPS_MAX, SPARE_HOPS_MAX};
-use crate::map::{BlockMap, whole_sectors};
+use crate::map::{BlockMap, RaidzGeometry, whole_sectors};
 use crate::parity;
+use crate::reflow::{Placement, ReflowUse, is_expanding};
 use crate::spec::VdevKind;
 use crate::tree::{Geometry, LABEL_START, NodeId, Tree};
 
 /// The condition under which a write succeeds.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Need {
     /// Never: nothing writable is there.
     Lost,
@@ -64,12 +65,13 @@ pub(crate) struct WritePiece {
 }
 
 /// The plan of a whole write.
-#[derive(Debug)]
 pub(crate) struct WritePlan {
     pub(crate) need: Need,
     pub(crate) pieces: Vec<WritePiece>,
     /// Leaves that should get a piece and cannot be written.
     pub(crate) dead: Vec<NodeId>,
+    /// Holds the places of an expanding vdev.
+    pub(crate) moving: Option<ReflowUse>,
 }
 
 /// A range of a vdev and the bytes to write there.
@@ -123,12 +125,6 @@ impl WritePlan {
                     "vdev {vdev} cannot be written: it is a {name} vdev"
                 )));
             }
-            VdevKind::Raidz { reflow: Some(_), .. } => {
-                return Err(Error::unsupported(format!(
-                    "vdev {vdev} is being expanded; import the pool read-only, or let \
-                     OpenZFS complete the expansion"
-                )));
-            }
             _ => {}
         }
         let data = padded(data, node.ashift())?;
@@ -142,20 +138,51 @@ impl WritePlan {
                 "a write on vdev {vdev} is not at a sector's start"
             )));
         }
-        let mut placer =
-            Placer { tree, steps: 0, pieces: Vec::new(), dead: Vec::new(), through: Vec::new() };
+        let moving = is_expanding(node).then(|| ReflowUse::begin(&node.live));
+        if moving.as_ref().is_some_and(|moving| moving.placement.view.scratch_valid) {
+            return Err(Error::unsupported(format!(
+                "vdev {vdev} is being expanded, and its first rows are in the scratch area"
+            )));
+        }
+        let mut placer = Placer::new(tree);
         let need = match &node.geometry {
-            Geometry::Raidz(raidz) => {
-                let need = placer.raid(id, &raidz.map(offset, len, birth)?, &data)?;
-                placer.skips(id, raidz.skips(offset, len, birth), node.ashift())?;
-                need
-            }
-            Geometry::Draid(draid) => placer.raid(id, &draid.map(offset, len)?, &data)?,
+            Geometry::Raidz(raidz) => match &moving {
+                Some(moving) => {
+                    let view = Some(moving.placement.view);
+                    let now = RaidzGeometry { reflow: view, ..raidz.clone() };
+                    let places = Some((&now, moving.placement));
+                    placer.raid(id, &now.map(offset, len, birth)?, &data, places)?
+                }
+                None => {
+                    let need = placer.raid(id, &raidz.map(offset, len, birth)?, &data, None)?;
+                    placer.skips(id, raidz.skips(offset, len, birth), node.ashift())?;
+                    need
+                }
+            },
+            Geometry::Draid(draid) => placer.raid(id, &draid.map(offset, len)?, &data, None)?,
             Geometry::Plain => {
                 placer.node(id, WriteRange { offset, len, bufs: &[data], optional: false })?
             }
         };
-        Ok(WritePlan { need, pieces: placer.pieces, dead: placer.dead })
+        Ok(WritePlan { need, pieces: placer.pieces, dead: placer.dead, moving })
+    }
+
+    /// Bytes for vdevs below a top-level one, at offsets in their allocatable areas.
+    pub(crate) fn raw(tree: &Tree, rows: Vec<(NodeId, u64, Buf)>) -> Result<WritePlan> {
+        let mut placer = Placer::new(tree);
+        for (id, offset, data) in rows {
+            let len = data.len() as u64;
+            placer.node(id, WriteRange { offset, len, bufs: &[data], optional: false })?;
+        }
+        let need = Need::Any(Vec::new());
+        Ok(WritePlan { need, pieces: placer.pieces, dead: placer.dead, moving: None })
+    }
+}
+
+impl<'a> Placer<'a> {
+    fn new(tree: &'a Tree) -> Placer<'a> {
+        let (pieces, dead, through) = (Vec::new(), Vec::new(), Vec::new());
+        Placer { tree, steps: 0, pieces, dead, through }
     }
 }
 
@@ -246,7 +273,14 @@ impl Placer<'_> {
         }
     }
 
-    fn raid(&mut self, id: NodeId, map: &BlockMap, data: &Buf) -> Result<Need> {
+    /// `moving`: sectors below the offset that was copied go to their new place, too.
+    fn raid(
+        &mut self,
+        id: NodeId,
+        map: &BlockMap,
+        data: &Buf,
+        moving: Option<(&RaidzGeometry, Placement)>,
+    ) -> Result<Need> {
         let tree = self.tree;
         let children = tree.node(id).children();
         let mut stripes = Vec::with_capacity(map.stripes.len());
@@ -261,6 +295,7 @@ impl Placer<'_> {
                 .ok_or_else(|| base::bug!("a stripe's shape has no parity"))?;
             let mut parity = parity.into_iter();
             let mut needs = Vec::with_capacity(stripe.cols.len());
+            let mut second: Option<Vec<Need>> = None;
             for col in &stripe.cols {
                 let mut bufs = match parity.next() {
                     Some(row) => vec![row.freeze()],
@@ -282,9 +317,20 @@ impl Placer<'_> {
                     bufs: &bufs,
                     optional: false,
                 };
-                needs.push(self.node(child, at)?);
+                let need = self.node(child, at)?;
+                let other = moving.and_then(|(raidz, places)| raidz.second_place(col, places));
+                if let Some((child, offset)) = other {
+                    let child = children.get(child as usize).copied();
+                    let child = child.ok_or_else(|| base::bug!("a column moves to no child"))?;
+                    let moved = self.node(child, WriteRange { offset, ..at })?;
+                    second.get_or_insert_with(|| needs.clone()).push(moved);
+                } else if let Some(second) = &mut second {
+                    second.push(need.clone());
+                }
+                needs.push(need);
             }
             stripes.push(needs);
+            stripes.extend(second);
         }
         Ok(Need::Stripes { tolerated: map.nparity, stripes })
     }

@@ -178,7 +178,7 @@ fn impossible_writes_are_refused() {
     kind(ErrorKind::Corrupt, &write_all(&tree, &[block(512, 4096)])[0]);
     kind(ErrorKind::Corrupt, &write_all(&tree, &[block(0, 0)])[0]);
     kind(ErrorKind::Corrupt, &write_all(&tree, &[block(0, (16 << 20) + 1)])[0]);
-    let reflow = Some(Reflow { offset: 0, scratch_valid: false });
+    let reflow = Some(Reflow { offset: 0, scratch_valid: true });
     let growing = VdevKind::Raidz { nparity: 1, expand_txgs: vec![], reflow };
     let tree = self::case("growing", growing, leaf_specs(4), 12, 1).tree();
     kind(ErrorKind::Unsupported, &write_all(&tree, &[block(0, 4096)])[0]);

@@ -51,8 +51,7 @@
 //!   a scrub, finds them again. So readers never wait for a broken leaf.
 //!
 //! # Departures
-//! Not healed are blocks without a checksum, blocks on a vdev that was removed or is
-//! being expanded, blocks whose pointer has no known origin (intent logs, traversals,
+//! Not healed are blocks without a checksum, blocks on a vdev that was removed, blocks whose pointer has no known origin (intent logs, traversals,
 //! `zdb`), and blocks that an import reads before its first txg.
 //!
 //! Lock order: the lock of the state is a leaf.
@@ -415,9 +414,6 @@ impl Zio {
         let in_use = self.healing.in_use.read().clone()?;
         let _pin = in_use.pin(damaged.dva, damaged.birth, origin)?;
         let tree = self.tree();
-        if !tree.can_heal(damaged.dva.vdev) {
-            return None;
-        }
         let accepts = damaged.accepts(self).ok()?;
         let (vdev, offset) = (damaged.dva.vdev, damaged.dva.offset);
         // The reader has already counted the errors.
@@ -428,6 +424,10 @@ impl Zio {
         };
         let outcome = tree.scrub(&req, &*accepts);
         match outcome.data {
+            Ok(data) if tree.is_expanding(vdev) => {
+                let bad = &outcome.report.bad;
+                tree.heal_moved(vdev, offset, &data, damaged.birth, bad).ok()
+            }
             Ok(_) => Some(tree.heal(&outcome.report.bad, damaged.birth)),
             Err(e) if matches!(e.kind(), ErrorKind::Checksum | ErrorKind::Io) => {
                 tree.rewrite(vdev, offset, &damaged.good, damaged.birth).ok()

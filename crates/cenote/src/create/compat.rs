@@ -21,7 +21,7 @@ const KNOWN_TO_2_3: usize = 44;
 
 /// Features whose data Cenote does not write. A new pool has them only on request, and they
 /// never become active.
-const NOT_WRITTEN: [&str; 2] = ["com.delphix:redaction_list_spill", "org.openzfs:raidz_expansion"];
+const NOT_WRITTEN: [&str; 1] = ["com.delphix:redaction_list_spill"];
 
 /// Features of the built-in sets.
 const COMPAT_2018: [&str; 11] = [
@@ -293,7 +293,7 @@ mod tests {
         let names_ = names(&default);
         assert!(warnings.is_empty());
         assert!(names_.contains(&"log_spacemap") && names_.contains(&"zstd_compress"));
-        for newer in ["physical_rewrite", "dynamic_gang_header", "raidz_expansion"] {
+        for newer in ["physical_rewrite", "dynamic_gang_header"] {
             assert!(!names_.contains(&newer), "{newer}");
         }
         for (i, feature) in default.iter().enumerate() {

@@ -1,6 +1,6 @@
 //! Tunables of space that is given back: discards of checkpoints, trims, initializations.
 
-use spa::engine::FreeSpaceTuning;
+use spa::engine::{ExpansionTuning, FreeSpaceTuning};
 use vdev::IoClass;
 
 use super::{OFF_ON, Tunable, Unit, active, small, writing};
@@ -26,6 +26,63 @@ macro_rules! free_space {
     };
 }
 
+macro_rules! expansion {
+    ($name:expr, $what:expr, $unit:expr, $default:expr, $range:expr, $get:expr, $set:expr) => {
+        writing(
+            $name,
+            $what,
+            $unit,
+            $default,
+            $range,
+            |e| {
+                let get: fn(&ExpansionTuning) -> u64 = $get;
+                get(&e.expansion_tuning())
+            },
+            |e, n| {
+                let set: fn(&mut ExpansionTuning, u64) = $set;
+                e.set_expansion_tuning(|t| set(t, n));
+                Ok(())
+            },
+        )
+    };
+}
+
+pub(super) const EXPAND_MAX_COPY: Tunable = expansion!(
+    "raidz_expand_max_copy_bytes",
+    "bytes that one step of the expansion of a raidz vdev copies",
+    Unit::Bytes,
+    16 << 20,
+    || (64 << 10, 256 << 20),
+    |t| t.copy,
+    |t, n| t.copy = n
+);
+pub(super) const EXPAND_MAX_REFLOW: Tunable = expansion!(
+    "raidz_expand_max_reflow_bytes",
+    "copied bytes after which the expansion of a raidz vdev pauses; 0: none",
+    Unit::Bytes,
+    0,
+    || (0, u64::MAX),
+    |t| t.pause,
+    |t, n| t.pause = n
+);
+pub(super) const AGGREGATE_ROWS: Tunable = expansion!(
+    "raidz_io_aggregate_rows",
+    "free rows that an expansion copies to make one operation of two",
+    Unit::Count,
+    4,
+    || (0, 1 << 20),
+    |t| t.rows,
+    |t, n| t.rows = n
+);
+pub(super) const SCRUB_AFTER_EXPAND: Tunable = expansion!(
+    "zfs_scrub_after_expand",
+    "a scrub follows the expansion of a raidz vdev",
+    Unit::Choice(OFF_ON),
+    1,
+    || (0, 1),
+    |t| t.scrub.into(),
+    |t, n| t.scrub = n != 0
+);
 pub(super) const INITIALIZE_CHUNK_SIZE: Tunable = free_space!(
     "zfs_initialize_chunk_size",
     "bytes of one write of an initialization",

@@ -54,7 +54,7 @@ fn join(what: &str, argv: &[OsString]) -> Result<Exit> {
     let args = AttachArgs { old: old.clone(), new, replace, sequential, force, ashift };
     let exit = request_change(pool, Change::Attach(Box::new(args)), command(what, argv))?;
     if exit == Exit::OK && parsed.has('w') {
-        super::wait::until_over(pool, &["replace", "resilver"])?;
+        super::wait::until_over(pool, &["replace", "resilver", "raidz_expand"])?;
     }
     Ok(exit)
 }

@@ -131,7 +131,8 @@ fn left(activity: &str, pool: &Pool, freeing: u64) -> u64 {
         }
         "raidz_expand" => {
             let running = pool.expand.as_ref().filter(|e| e.state == 1);
-            running.map_or(0, |e| rest(e.to_copy, e.copied))
+            // As long as it runs, something is left.
+            running.map_or(0, |e| rest(e.to_copy, e.copied).max(1))
         }
         _ => 0,
     }

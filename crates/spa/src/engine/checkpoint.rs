@@ -582,6 +582,9 @@ impl TaskCx<'_> {
             return Err(Error::unsupported(UPGRADE));
         }
         self.check_no_checkpoint()?;
+        if self.writer.expansion.is_active() {
+            return Err(Error::busy(super::expansion::IN_PROGRESS));
+        }
         let v2 = features::is_active(self.read(), SPACEMAP_V2)?;
         let vdevs = self.state.config.vdev_tree.children.iter();
         for vdev in vdevs.filter(|v| super::config::is_concrete(v)) {

@@ -269,7 +269,8 @@ impl Writer {
             now,
             multihost: None,
         };
-        let uberblock = next(&state.uberblock, &synced);
+        let mut uberblock = next(&state.uberblock, &synced);
+        self.mark_expansion(&mut uberblock);
         let _writing = self.outages.begin_commit(&uberblock);
         loop {
             self.read_back(txg, root.as_ref())?;
@@ -288,6 +289,7 @@ impl Writer {
             }
         }
         state.uberblock = uberblock;
+        self.expansion_recorded();
         state.dirty = false;
         self.ledger.vdevs_changed();
         *self.published.write() = Published {
@@ -314,10 +316,29 @@ impl Writer {
                 tops: &tops,
                 written: &written,
                 start: self.rotor.fetch_add(1, Relaxed),
+                everywhere: self.expansion.is_active(),
                 plants,
             },
         )?;
         Ok(done.failed)
+    }
+}
+
+impl Writer {
+    /// Writes the uberblock of a txg that is committed already once more, to the leaves of all
+    /// vdevs; returns those that failed.
+    pub(super) fn commit_again(
+        &self,
+        config: &PoolConfig,
+        tree: &Arc<Tree>,
+        uberblock: &Uberblock,
+    ) -> Result<Vec<Guid>> {
+        let tops = commit_tops(tree, config, false);
+        let plants = &self.plants.commit;
+        let (start, written) = (0, tops.iter().map(|top| top.id).collect::<Vec<_>>());
+        let what =
+            Commit { uberblock, tops: &tops, written: &written, start, everywhere: true, plants };
+        Ok(commit(&Labels(Arc::clone(tree)), &what)?.failed)
     }
 }
 
@@ -350,7 +371,8 @@ pub(crate) fn commit_labels(
 ) -> Result<Vec<Guid>> {
     let tops = commit_tops(tree, config, true);
     let plants = Default::default();
-    let what = Commit { uberblock, tops: &tops, written: &[], start: 0, plants: &plants };
+    let (start, everywhere) = (0, false);
+    let what = Commit { uberblock, tops: &tops, written: &[], start, everywhere, plants: &plants };
     Ok(commit(&Labels(Arc::clone(tree)), &what)?.failed)
 }
 

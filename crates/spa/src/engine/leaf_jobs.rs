@@ -444,6 +444,10 @@ impl Writer {
             return JobStep::More(ABSENT_PAUSE);
         }
         let top = node.top();
+        // Free space is about to be written, and blocks move.
+        if tree.is_expanding(top) {
+            return JobStep::More(ABSENT_PAUSE);
+        }
         if cursor.next >= cursor.metaslabs.len() {
             let all = self.space.metaslabs(top).unwrap_or_default();
             if cursor.next >= all.len() {

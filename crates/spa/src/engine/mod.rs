@@ -45,6 +45,7 @@ mod device_removal;
 mod effective;
 mod errlog;
 mod exclusion;
+mod expansion;
 mod heads;
 mod heal;
 mod holds;
@@ -113,6 +114,7 @@ pub use delegation::PermissionChange;
 pub use destroy::EachBatch;
 pub use device_removal::{RemovalEstimate, RemovalPlants, RemovalTuning};
 pub use effective::{effective, find_dir};
+pub use expansion::{ExpansionPlants, ExpansionProgress, ExpansionTuning};
 pub use heads::objset_props;
 pub use holds::{NewBookmark, NewRedaction, SnapshotHold};
 pub use in_use::{DatasetUse, PartialUse};
@@ -242,6 +244,7 @@ pub struct Writer {
     checkpoint: checkpoint::Checkpoint,
     removed: obsolete::Removed,
     removal: Arc<device_removal::DeviceRemoval>,
+    expansion: Arc<expansion::RaidzExpansion>,
     block_refs: Arc<block_refs::BlockRefs>,
     dedup: dedup::Dedup,
     jobs: Arc<leaf_jobs::LeafJobs>,
@@ -369,6 +372,7 @@ impl Writer {
         self.scans.stop();
         self.rebuilds.stop(true);
         self.removal.stop(true);
+        self.expansion.stop(true);
         self.autotrim.stop(true);
         self.jobs.stop(true);
         self.closing.store(true, Relaxed);
@@ -394,6 +398,8 @@ impl Writer {
         self.wake_rebuilds();
         self.removal.allow();
         self.wake_removal();
+        self.expansion.allow();
+        self.wake_expansion();
         self.autotrim.allow();
         self.resume_jobs();
         // The property can be read as long as the pool is in use; else nothing is trimmed.
@@ -448,6 +454,7 @@ impl Writer {
         let wait = self.txgs.suspended().is_none();
         self.rebuilds.stop(wait);
         self.removal.stop(wait);
+        self.expansion.stop(wait);
         self.autotrim.stop(wait);
         self.jobs.stop(wait);
         self.txgs.stop();
@@ -466,6 +473,7 @@ impl Drop for Writer {
         self.jobs.stop(false);
         self.rebuilds.stop(false);
         self.removal.stop(false);
+        self.expansion.stop(false);
         self.scans.begin_stop();
         self.txgs.abandon(Error::bug("the pool was closed"));
     }

@@ -48,6 +48,8 @@ pub struct WriterOptions {
     pub resumes: bool,
     /// Planted bug: the claim of an intent log does not refer to cloned blocks.
     pub unclaimed: Arc<BugSwitch>,
+    /// A planted bug: the scratch area of an expansion is not written back.
+    pub lost_scratch: Arc<BugSwitch>,
 }
 
 impl Default for WriterOptions {
@@ -59,6 +61,7 @@ impl Default for WriterOptions {
             limits: None,
             resumes: false,
             unclaimed: Arc::default(),
+            lost_scratch: Arc::default(),
         }
     }
 }
@@ -232,6 +235,7 @@ pub(crate) fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Write
         checkpoint: Default::default(),
         removed: Default::default(),
         removal: Default::default(),
+        expansion: Default::default(),
         block_refs,
         dedup: Default::default(),
         jobs: Default::default(),

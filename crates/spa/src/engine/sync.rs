@@ -233,6 +233,9 @@ impl Writer {
         };
         match done {
             Ok(()) => {
+                if let Err(e) = self.follow_ended_expansion() {
+                    state.failed = Some(e.to_string());
+                }
                 let io = self.device_io().since(&before);
                 let (reads, writes) = (io.reads(), io.writes());
                 self.txgs.set_io(
@@ -253,6 +256,7 @@ impl Writer {
                 self.after_rebuilds();
                 if !self.opening.load(Relaxed) {
                     self.wake_removal();
+                    self.wake_expansion();
                 }
                 self.after_discard();
                 if repaired {
@@ -319,6 +323,7 @@ impl Writer {
             || self.dedup.has_work()
             || self.is_condensing()
             || self.removal.has_work(txg)
+            || self.expansion_has_work()
             || self.block_refs.has_work(txg)
             || self.jobs.is_dirty()
             || self.rebuilds.has_work()
@@ -519,6 +524,7 @@ impl Writer {
         pending: &mut Vec<Pending>,
     ) -> Result<()> {
         self.sync_removal(sync)?;
+        self.sync_expansion(sync)?;
         let early = self.early_tasks.lock().remove(&sync.txg).unwrap_or_default();
         self.run_tasks(early, state, sync, writes, pending)?;
         let late = self.block_refs.plants.counted_late.load(Relaxed);

@@ -124,6 +124,8 @@ pub struct Commit<'a> {
     pub written: &'a [VdevId],
     /// Any number; selects the vdevs that get the uberblock if not all do.
     pub start: u64,
+    /// The uberblock is written in any case, and to every vdev.
+    pub everywhere: bool,
     /// Off.
     pub plants: &'a Plants,
 }
@@ -145,7 +147,7 @@ pub struct Committed {
 /// for an uberblock that cannot be written: nothing was written.
 pub fn commit(devices: &dyn LabelDevices, commit: &Commit<'_>) -> Result<Committed> {
     let dirty = commit.tops.iter().any(|t| t.dirty);
-    if !is_needed(commit.uberblock, dirty) {
+    if !commit.everywhere && !is_needed(commit.uberblock, dirty) {
         return Ok(Committed::default());
     }
     let mut last = None;
@@ -313,9 +315,9 @@ impl<'a> Attempt<'a> {
         Ok(())
     }
 
-    /// All, if the configuration is dirty; else a few with metaslabs.
+    /// All, if the configuration is dirty or the caller wants it; else a few with metaslabs.
     fn chosen(&self) -> Vec<&'a CommitTop<'a>> {
-        if self.dirty {
+        if self.dirty || self.commit.everywhere {
             return self.tops().iter().collect();
         }
         let has_metaslabs =

@@ -27,9 +27,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use base::rt::Mutex;
-use base::{Dva, Guid, Result, Txg};
+use base::{Buf, Dva, Guid, Result, Txg};
 use ondisk::zil::LogBlock;
-use vdev::{BadCopy, ReadOutcome, ReadReq, Tree};
+use vdev::{BadCopy, MovedRepair, ReadOutcome, ReadReq, Tree};
 use zio::ErrorEntry;
 
 use super::super::heal::PinnedMetaslabs;
@@ -66,6 +66,8 @@ pub(super) struct Issued {
 #[derive(Default)]
 struct Repairs {
     bad: Vec<(BadCopy, Txg)>,
+    /// Blocks of a vdev that is being expanded.
+    moved: Vec<MovedRepair>,
     pins: Vec<PinnedMetaslabs>,
 }
 
@@ -73,7 +75,13 @@ impl Repairs {
     /// Adds copies of the block at an address, with its birth. On a removed vdev the births are
     /// those of its copies. If a block was copied in several txgs, each copy gets all of them,
     /// so that a leaf that cannot be repaired goes on to miss them.
-    fn add(&mut self, tree: &Tree, (dva, birth): (Dva, Txg), bad: Vec<BadCopy>) {
+    fn add(&mut self, tree: &Tree, (dva, birth): (Dva, Txg), data: Option<Buf>, bad: Vec<BadCopy>) {
+        if tree.is_expanding(dva.vdev) {
+            // Without its content nothing can be written.
+            let (vdev, offset) = (dva.vdev, dva.offset);
+            self.moved.extend(data.map(|data| MovedRepair { vdev, offset, data, birth, bad }));
+            return;
+        }
         let pieces = tree.pieces(dva.vdev, dva.offset, dva.asize.0, birth).unwrap_or_default();
         let births: BTreeSet<Txg> = pieces.iter().filter_map(|piece| piece.birth).collect();
         for copy in bad {
@@ -181,9 +189,11 @@ impl Writer {
         for entry in batch.iter().filter(|e| e.dva.gang) {
             self.issue_gang(&tree, entry, &mut repairs, &mut issued);
         }
-        if !repairs.bad.is_empty() {
+        if !repairs.bad.is_empty() || !repairs.moved.is_empty() {
             // The tree may have changed since the blocks were read.
-            let repaired = self.zio.tree().repair(&repairs.bad);
+            let tree = self.zio.tree();
+            let mut repaired = tree.repair_moved(&repairs.moved);
+            repaired.add(tree.repair(&repairs.bad));
             issued.repaired += repaired.total();
             for (leaf, bytes) in repaired.bytes {
                 *issued.by_leaf.entry(leaf).or_default() += bytes;
@@ -237,23 +247,14 @@ impl Writer {
             return;
         }
         let birth = entry.block.block.effective_physical_birth();
-        let heals = tree.can_heal(entry.dva.vdev);
-        if outcome.data.is_ok() && !heals {
-            tree.count_damage(&outcome.report.bad);
-            return;
-        }
-        let pin = match heals {
-            true => self.pin_entry(entry, entry.dva),
-            false => None,
-        };
-        if heals && pin.is_none() {
+        let Some(pin) = self.pin_entry(entry, entry.dva) else {
             self.note_unpinned(entry, issued);
             return;
-        }
-        if outcome.data.is_ok() {
+        };
+        if let Ok(data) = outcome.data {
             tree.count_damage(&outcome.report.bad);
-            repairs.add(tree, (entry.dva, birth), outcome.report.bad);
-            repairs.pins.extend(pin);
+            repairs.add(tree, (entry.dva, birth), Some(data), outcome.report.bad);
+            repairs.pins.push(pin);
             return;
         }
         // Again, now that the space is known to be the block's; this counts the errors.
@@ -262,9 +263,9 @@ impl Writer {
         let accepts = |_: usize, bytes: &[u8]| self.accepts(&entry.block, bytes);
         let again = |req: ReadReq| self.zio.tree().scan(&[req], &accepts).pop();
         let Some(second) = again(req) else { return };
-        if second.data.is_ok() {
-            repairs.add(tree, (entry.dva, birth), second.report.bad);
-            repairs.pins.extend(pin);
+        if let Ok(data) = second.data {
+            repairs.add(tree, (entry.dva, birth), Some(data), second.report.bad);
+            repairs.pins.push(pin);
             return;
         }
         let block = &entry.block.block;
@@ -272,7 +273,7 @@ impl Writer {
             None => self.zio.read_physical(block).ok(),
             Some(_) => None,
         };
-        let Some(good) = copy.filter(|_| heals) else {
+        let Some(good) = copy else {
             // Reported once, for the first address.
             if entry.first {
                 self.note_lost(&entry.block, issued);
@@ -286,9 +287,9 @@ impl Writer {
         // Leaves that missed the txg, and copies that could not be written.
         req.speculative = true;
         match again(req) {
-            Some(third) if third.data.is_ok() => {
-                repairs.add(tree, (entry.dva, birth), third.report.bad);
-                repairs.pins.extend(pin);
+            Some(ReadOutcome { data: Ok(data), report }) => {
+                repairs.add(tree, (entry.dva, birth), Some(data), report.bad);
+                repairs.pins.push(pin);
             }
             _ => issued.unnamed += 1,
         }
@@ -329,7 +330,7 @@ impl Writer {
                 for piece in pieces {
                     let bad = piece.outcome.report.bad;
                     let broken = piece.outcome.data.is_err();
-                    if (bad.is_empty() && !broken) || !tree.can_heal(piece.dva.vdev) {
+                    if bad.is_empty() && !broken {
                         continue;
                     }
                     let Some(pin) = self.pin_entry(entry, piece.dva) else {
@@ -346,7 +347,8 @@ impl Writer {
                         }
                         None => tree.count_damage(&bad),
                     }
-                    repairs.add(tree, (piece.dva, piece.birth), bad);
+                    let data = piece.outcome.data.ok();
+                    repairs.add(tree, (piece.dva, piece.birth), data, bad);
                     repairs.pins.push(pin);
                 }
             }

@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use base::{Error, Guid, Result, Txg, VdevId};
 use device::Device;
 use nvlist::{NvList, NvStr};
-use ondisk::config::{VdevConfig, VdevType};
+use ondisk::config::{PoolConfig, VdevConfig, VdevType};
 use ondisk::label::{leaf_asize, usable_size};
 use vdev::TxgRanges;
 
@@ -70,7 +70,7 @@ struct AttachPlan {
     above: Guid,
 }
 
-fn name_of(vdev: &VdevConfig) -> String {
+pub(in super::super) fn name_of(vdev: &VdevConfig) -> String {
     let path = vdev.path.as_ref().and_then(|p| p.to_str());
     path.map_or_else(|| vdev.guid.to_string(), str::to_owned)
 }
@@ -90,7 +90,11 @@ pub(super) fn least_asize(root: &VdevConfig, guid: Guid) -> u64 {
                 let rows = least.div_ceil(disks).div_ceil(DRAID_ROW);
                 rows.saturating_mul(DRAID_ROW).saturating_add(DRAID_RESERVED)
             }
-            (_, VdevType::Raidz) => least.div_ceil(children),
+            // A child that is being attached adds no space yet.
+            (_, VdevType::Raidz) => {
+                let expanding = at.raidz.as_ref().is_some_and(|raidz| raidz.expanding);
+                least.div_ceil((children - u64::from(expanding)).max(1))
+            }
             _ => least,
         };
         let Some(below) = at.children.iter().find(|c| c.find(guid).is_some()) else { break };
@@ -105,9 +109,6 @@ fn plan(root: &VdevConfig, old: Guid, new: &NewMember, mode: AttachMode) -> Resu
     let top = edit::top_of(root, old).ok_or_else(no_such_device)?;
     let (parent, _) = edit::parent_of(root, old).ok_or_else(no_such_device)?;
     let space = top.top.clone().unwrap_or_default();
-    if matches!(leaf.kind, VdevType::Raidz) && mode == AttachMode::Attach {
-        return Err(Error::unsupported("the expansion of a raidz vdev is not supported yet"));
-    }
     let alone = || Error::unsupported("can only attach to mirrors and top-level disks");
     if !leaf.kind.is_leaf() {
         return Err(match mode {
@@ -142,9 +143,6 @@ fn plan(root: &VdevConfig, old: Guid, new: &NewMember, mode: AttachMode) -> Resu
     if root.children.iter().any(|top| top.top.as_ref().is_some_and(|t| t.removing)) {
         return Err(Error::busy("device removal in progress"));
     }
-    if top.raidz.as_ref().is_some_and(|r| r.expanding) {
-        return Err(Error::busy("raidz expansion in progress"));
-    }
     if root.find(new.vdev.guid).is_some() {
         return Err(Error::busy(format!("{} is busy", name_of(&new.vdev))));
     }
@@ -163,9 +161,20 @@ fn plan(root: &VdevConfig, old: Guid, new: &NewMember, mode: AttachMode) -> Resu
     Ok(kind)
 }
 
+/// Writes the first labels of a device that a future configuration has.
+pub(in super::super) fn label_new(future: &PoolConfig, new: &NewMember, txg: Txg) -> Result<()> {
+    let Some(device) = &new.device else { return Ok(()) };
+    let guid = new.vdev.guid;
+    let top = edit::top_of(&future.vdev_tree, guid).ok_or_else(no_such_device)?;
+    let list = initial(&PoolFacts::of(future), top, txg);
+    let list = list.into_iter().find(|(leaf, _)| *leaf == guid && has_labels(&new.vdev));
+    let (_, list) = list.ok_or_else(|| base::bug!("a new leaf without a label"))?;
+    labels::init(&**device, &list).map_err(|e| e.on_vdev(guid))
+}
+
 /// All births before a txg that begins after `now` is synced: what a leaf misses that is new
 /// in the txg `now`.
-pub(super) fn everything_before(now: Txg) -> TxgRanges {
+pub(in super::super) fn everything_before(now: Txg) -> TxgRanges {
     TxgRanges::new(vec![(TXG_INITIAL, Txg(now.0.saturating_add(TXGS_ALIVE - 1)))])
 }
 
@@ -229,6 +238,12 @@ impl Writer {
         mode: AttachMode,
         command: Option<Command>,
     ) -> Result<()> {
+        let raidz = |v: &VdevConfig| v.kind == VdevType::Raidz;
+        if mode == AttachMode::Attach
+            && self.published().config.vdev_tree.find(old).is_some_and(raidz)
+        {
+            return self.expand_raidz(old, new, command);
+        }
         let sequential = new.sequential;
         let mut new = new;
         if new.vdev.leaf.is_spare {
@@ -242,16 +257,10 @@ impl Writer {
         self.checkpoint.refuse_any()?;
         let top = edit::top_of(&now.vdev_tree, old).ok_or_else(no_such_device)?;
         self.check_rebuild(&self.mos, top.kind, sequential)?;
-        if let Some(device) = new.device.as_ref().filter(|_| !new.vdev.leaf.is_spare) {
+        if !new.vdev.leaf.is_spare {
             let mut future = (*now).clone();
             edit::attach(&mut future.vdev_tree, old, kind, above, new.vdev.clone());
-            let facts = PoolFacts::of(&future);
-            let guid = new.vdev.guid;
-            let top = edit::top_of(&future.vdev_tree, guid).ok_or_else(no_such_device)?;
-            let list = initial(&facts, top, self.txgs.open_txg());
-            let list = list.into_iter().find(|(leaf, _)| *leaf == guid && has_labels(&new.vdev));
-            let (_, list) = list.ok_or_else(|| base::bug!("a new leaf without a label"))?;
-            labels::init(&**device, &list).map_err(|e| e.on_vdev(guid))?;
+            label_new(&future, &new, self.txgs.open_txg())?;
         }
         let check = move |cx: &mut TaskCx<'_>| {
             let root = &cx.state.config.vdev_tree;

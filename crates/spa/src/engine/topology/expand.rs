@@ -32,6 +32,10 @@ fn top_node(tree: &Tree, id: VdevId) -> Option<NodeId> {
 
 /// Bytes that a top-level vdev could grow by: whole metaslabs.
 pub(crate) fn could_grow(tree: &Tree, id: VdevId, asize: u64, ms_shift: u32) -> u64 {
+    // What has no place yet cannot be moved.
+    if tree.is_expanding(id) {
+        return 0;
+    }
     let available = top_node(tree, id).and_then(|node| tree.available(node)).unwrap_or(0);
     let whole = |bytes: u64| bytes.checked_shr(ms_shift).unwrap_or(0) << ms_shift.min(63);
     whole(available).saturating_sub(whole(asize))
@@ -39,7 +43,7 @@ pub(crate) fn could_grow(tree: &Tree, id: VdevId, asize: u64, ms_shift: u32) -> 
 
 impl TaskCx<'_> {
     /// Grows a top-level vdev to what its devices have; false if they have no more.
-    fn expand_top(&mut self, id: VdevId) -> Result<bool> {
+    pub(in super::super) fn expand_top(&mut self, id: VdevId) -> Result<bool> {
         let tree = self.writer.zio.tree();
         let tops = &self.state.config.vdev_tree.children;
         let Some(top) = tops.iter().find(|v| v.id == id.0).cloned() else { return Ok(false) };

@@ -84,7 +84,8 @@ use super::tasks::TaskCx;
 use crate::specs::{self, Extra};
 
 pub use attach::{AttachMode, NewMember};
-pub(super) use edit::find_mut;
+pub(super) use attach::{everything_before, label_new, name_of};
+pub(super) use edit::{find_mut, top_of};
 pub(crate) use split::split_tree;
 pub use split::{SplitDevice, leaves_to_split};
 pub(super) use state::TopologyState;
@@ -149,6 +150,15 @@ impl TaskCx<'_> {
             if (old.top(id).is_ok() || bias.is_some()) && is_concrete(top) {
                 spec.class = class_for(old, &self.state.new_vdevs, id)?;
             }
+        }
+        // Until the txg that ends it is durable, an expansion goes on in memory.
+        if let Some((id, expand_txgs)) = self.writer.ending_expansion()
+            && let Some(top) = spec.children.iter_mut().find(|top| top.id == u64::from(id.0))
+            && let VdevKind::Raidz { expand_txgs: known, reflow, .. } = &mut top.kind
+            && *known == expand_txgs
+        {
+            known.pop();
+            *reflow = Some(vdev::Reflow::default());
         }
         let new_device = |guid: Guid| change.devices.and_then(|d| d.get(&guid)).cloned();
         let before = self.writer.published().config;

@@ -165,6 +165,7 @@ fn run(
             tops: &tops,
             written: &written,
             start,
+            everywhere: false,
             plants: &Plants::default(),
         },
     )
@@ -201,8 +202,14 @@ fn an_empty_txg_leaves_no_trace() {
     let tops = tops(&configs, 9, false);
     let ub = uberblock(9);
     let devices = StepRecorder::default();
-    let nothing =
-        Commit { uberblock: &ub, tops: &tops, written: &[], start: 0, plants: &Plants::default() };
+    let nothing = Commit {
+        uberblock: &ub,
+        tops: &tops,
+        written: &[],
+        start: 0,
+        everywhere: false,
+        plants: &Plants::default(),
+    };
     assert_eq!(commit(&devices, &nothing).unwrap(), Committed::default());
     assert_eq!(devices.log(), "");
 }
@@ -219,6 +226,7 @@ fn slots_leave_room_for_heartbeats() {
                 tops: &tops,
                 written: &[],
                 start: 0,
+                everywhere: false,
                 plants: &Plants::default(),
             },
             dirty: true,
@@ -310,6 +318,7 @@ fn flushes_count_against_redundancy() {
             tops: &tops,
             written: &[VdevId(0)],
             start: 0,
+            everywhere: false,
             plants: &Plants::default(),
         };
         commit(&devices, &commit_).map(|c| c.failed)
@@ -422,7 +431,14 @@ fn story(configs: &[VdevConfig], plants: &Plants) -> (Regions, Vec<TapeStep>) {
         }
         let (tops, ub) = (tops(configs, txg, true), uberblock(txg));
         let written: Vec<VdevId> = configs.iter().map(|c| VdevId(c.id)).collect();
-        let commit_ = Commit { uberblock: &ub, tops: &tops, written: &written, start: 0, plants };
+        let commit_ = Commit {
+            uberblock: &ub,
+            tops: &tops,
+            written: &written,
+            start: 0,
+            everywhere: false,
+            plants,
+        };
         assert!(commit(&tape, &commit_).unwrap().written);
         let steps = tape.0.into_inner();
         if txg == 20 {
@@ -525,8 +541,14 @@ fn slots_are_little_endian_whatever_was_read() {
     let configs = [top(0, VdevType::Mirror, 1, 9)];
     let tops = tops(&configs, 9, true);
     let tape = Tape::default();
-    let commit_ =
-        Commit { uberblock: &ub, tops: &tops, written: &[], start: 0, plants: &Plants::default() };
+    let commit_ = Commit {
+        uberblock: &ub,
+        tops: &tops,
+        written: &[],
+        start: 0,
+        everywhere: false,
+        plants: &Plants::default(),
+    };
     commit(&tape, &commit_).unwrap();
     let steps = tape.0.into_inner();
     let slots = steps.iter().filter_map(|s| match s {
