@@ -5,7 +5,7 @@
 _cenote_commands() {
 	case $1 in
 	cenote) echo 'zpool zfs daemon zdb zstream arc arcstat arc_summary zilstat trace kstat tune ls tree cat cp clone uberblocks map io bench sim completion mount.cenote help version' ;;
-	zpool) echo 'create destroy add advise checkpoint clear attach detach replace split reopen offline online scrub resilver remove labelclear initialize list map status iostat import export upgrade reguid events history get set sync trim wait version' ;;
+	zpool) echo 'create destroy add advise checkpoint clear attach detach replace split reopen offline online scrub resilver remove labelclear initialize list map status iostat import export upgrade reguid events history get set sync ddtprune prefetch trim wait version' ;;
 	zfs) echo 'create destroy snapshot snap clone promote rollback rename bookmark redact hold holds release set inherit list get mount unmount umount rewrite send allow unallow userspace groupspace projectspace project upgrade diff receive recv version' ;;
 	esac
 }
@@ -29,7 +29,7 @@ _cenote_flags() {
 	'zpool initialize') echo '-c --cancel -s --suspend -u --uninit -w --wait' ;;
 	'zpool list') echo '-g -H -L -p -P -v -o -T -j --json --json-int --json-pool-key-guid' ;;
 	'zpool map') echo '-j --json --json-int -p -o -T' ;;
-	'zpool status') echo '-c -e -g -i -L -P -p -s -t -v -x -d -T -j --json --json-int --json-flat-vdevs --json-pool-key-guid' ;;
+	'zpool status') echo '-c -e -g -i -L -P -p -s -t -v -x -d -T -D -j --json --json-int --json-flat-vdevs --json-pool-key-guid' ;;
 	'zpool iostat') echo '-g -H -L -n -p -P -v -y -T -l -q -r -w' ;;
 	'zpool import') echo '-a -d -D -f -m -N -F -n -X -T --rebuild-space -o -R -t --rewind-to-checkpoint' ;;
 	'zpool export') echo '-a -f' ;;
@@ -38,6 +38,8 @@ _cenote_flags() {
 	'zpool events') echo '-v -H -f -c' ;;
 	'zpool history') echo '-i -l' ;;
 	'zpool get') echo '-H -p -o -j --json --json-int --json-pool-key-guid' ;;
+	'zpool ddtprune') echo '-d -p' ;;
+	'zpool prefetch') echo '-t' ;;
 	'zpool trim') echo '-d --secure -r --rate -c --cancel -s --suspend -w --wait' ;;
 	'zpool wait') echo '-H -p -T -t' ;;
 	'zpool version') echo '-j --json' ;;
@@ -69,7 +71,7 @@ _cenote_flags() {
 	'zfs receive' | 'zfs recv') echo '-F -d -e -n -v -u -o -x -s -A -M -h -c --corrective' ;;
 	'zfs version') echo '-j --json' ;;
 	'cenote daemon') echo '--foreground --metrics -f --force' ;;
-	'cenote zdb') echo '-b -c -d -h -i -l -m -u -y -C -O --layout -e -p -L -P -t -F -X -v -q' ;;
+	'cenote zdb') echo '-b -c -d -h -i -l -m -u -y -C -D -O --layout -e -p -L -P -t -F -X -v -q' ;;
 	'cenote zstream' | 'cenote zstreamdump') echo '-v -C -d -l' ;;
 	'cenote arc') echo '--what-if --path -h' ;;
 	'cenote arcstat' | 'cenote zarcstat' | 'cenote arcstat.pl') echo '-h -a -v -x -z -p -f -o -s --2007 --path' ;;
@@ -181,6 +183,19 @@ _cenote_value() {
 	'zpool get')
 		case $2 in
 		-o) echo 'some all name property value source' ;;
+		*) return 1 ;;
+		esac
+		;;
+	'zpool ddtprune')
+		case $2 in
+		-d) echo 'any' ;;
+		-p) echo 'any' ;;
+		*) return 1 ;;
+		esac
+		;;
+	'zpool prefetch')
+		case $2 in
+		-t) echo 'one ddt' ;;
 		*) return 1 ;;
 		esac
 		;;
@@ -626,6 +641,16 @@ _cenote_operand() {
 		esac
 		;;
 	'zpool sync')
+		case $2 in
+		*) echo 'pool' ;;
+		esac
+		;;
+	'zpool ddtprune')
+		case $2 in
+		*) echo 'pool' ;;
+		esac
+		;;
+	'zpool prefetch')
 		case $2 in
 		*) echo 'pool' ;;
 		esac

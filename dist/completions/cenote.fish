@@ -35,6 +35,10 @@ function __cenote_takes
             printf '%s\n' -g
         case 'zpool get'
             printf '%s\n' -o
+        case 'zpool ddtprune'
+            printf '%s\n' -d -p
+        case 'zpool prefetch'
+            printf '%s\n' -t
         case 'zpool trim'
             printf '%s\n' -r --rate
         case 'zpool wait'
@@ -260,6 +264,8 @@ __cenote_complete -n '__cenote_wants zpool' -a history -d 'show the commands tha
 __cenote_complete -n '__cenote_wants zpool' -a get -d 'show properties of pools and vdevs'
 __cenote_complete -n '__cenote_wants zpool' -a set -d 'set a property of a pool or of a vdev'
 __cenote_complete -n '__cenote_wants zpool' -a sync -d 'write everything to the devices'
+__cenote_complete -n '__cenote_wants zpool' -a ddtprune -d 'forget dedup entries of blocks that nothing shares, the oldest first'
+__cenote_complete -n '__cenote_wants zpool' -a prefetch -d 'read a pool\'s dedup tables into the cache'
 __cenote_complete -n '__cenote_wants zpool' -a trim -d 'tell devices which of their space is free'
 __cenote_complete -n '__cenote_wants zpool' -a wait -d 'wait until a pool is no longer busy'
 __cenote_complete -n '__cenote_wants zpool' -a version -d 'show the version'
@@ -412,6 +418,7 @@ __cenote_complete -n '__cenote_at zpool status' -s v -d 'every damaged file, and
 __cenote_complete -n '__cenote_at zpool status' -s x -d 'only pools that something is wrong with'
 __cenote_complete -n '__cenote_at zpool status' -s d -d 'errors of direct writes, as a column'
 __cenote_complete -n '__cenote_at zpool status' -s T -d 'the time before each report: seconds, or a date' -r -f -a 'u d'
+__cenote_complete -n '__cenote_at zpool status' -s D -d 'the dedup tables: entries, sizes, blocks by their references'
 __cenote_complete -n '__cenote_at zpool status' -s j -l json -d 'JSON output'
 __cenote_complete -n '__cenote_at zpool status' -l json-int -d 'JSON output with exact numbers, not strings'
 __cenote_complete -n '__cenote_at zpool status' -l json-flat-vdevs -d 'JSON output with all vdevs in one object'
@@ -476,6 +483,11 @@ __cenote_complete -n '__cenote_at zpool set 0' -f -a '(string replace -r \'$\' =
 __cenote_complete -n '__cenote_at zpool set 1' -f -a '(__cenote_pools)'
 __cenote_complete -n '__cenote_at zpool set +2' -f
 __cenote_complete -n '__cenote_at zpool sync +0' -f -a '(__cenote_pools)'
+__cenote_complete -n '__cenote_at zpool ddtprune' -s d -d 'those that are older than this' -r -f
+__cenote_complete -n '__cenote_at zpool ddtprune' -s p -d 'this share of them' -r -f
+__cenote_complete -n '__cenote_at zpool ddtprune +0' -f -a '(__cenote_pools)'
+__cenote_complete -n '__cenote_at zpool prefetch' -s t -d 'what is read: ddt, the dedup tables' -r -f -a 'ddt'
+__cenote_complete -n '__cenote_at zpool prefetch +0' -f -a '(__cenote_pools)'
 __cenote_complete -n '__cenote_at zpool trim' -s d -l secure -d 'so that discarded data cannot be recovered'
 __cenote_complete -n '__cenote_at zpool trim' -s r -l rate -d 'bytes a second on each device' -r -f
 __cenote_complete -n '__cenote_at zpool trim' -s c -l cancel -d 'give it up'
@@ -701,6 +713,7 @@ __cenote_complete -n '__cenote_at cenote zdb' -s m -d 'metaslabs; more with each
 __cenote_complete -n '__cenote_at cenote zdb' -s u -d 'the uberblock'
 __cenote_complete -n '__cenote_at cenote zdb' -s y -d 'replay space maps and their logs, looking for contradictions'
 __cenote_complete -n '__cenote_at cenote zdb' -s C -d 'the configuration'
+__cenote_complete -n '__cenote_at cenote zdb' -s D -d 'dedup tables; more with each D'
 __cenote_complete -n '__cenote_at cenote zdb' -s O -d 'the object behind a path'
 __cenote_complete -n '__cenote_at cenote zdb' -l layout -d 'how far the blocks of each file lie one after another'
 __cenote_complete -n '__cenote_at cenote zdb' -s e -d 'a pool that is not imported'

@@ -183,8 +183,7 @@ impl PoolCore {
         if let Some(writer) = &self.writer {
             return Ok(writer.dedup_tally());
         }
-        let sums = self.spa.dedup_statistics()?;
-        Ok((sums.blocks[3], sums.referenced[3].saturating_sub(sums.blocks[3])))
+        self.spa.dedup_tally()
     }
 
     /// Bytes of cloned blocks, and bytes that cloning saves.

@@ -128,7 +128,7 @@ impl Pool {
                 number(ratio(used.saturating_add(saved), used))
             }
             "expandsize" | "freeing" | "leaked" | "checkpoint" | "bcloneused" | "bclonesaved"
-            | "dedup_table_size" | "dedupused" | "dedupsaved" => self.tally(name),
+            | "dedup_table_size" | "dedupcached" | "dedupused" | "dedupsaved" => self.tally(name),
             "bootfs" => self.bootfs(),
             "last_scrubbed_txg" => number(spa.mos().lookup("last_scrubbed_txg")?.unwrap_or(0)),
             "maxblocksize" => number(16 << 20),
@@ -223,6 +223,7 @@ impl Pool {
             "bcloneused" => number(self.core.clone_tally()?.0),
             "bclonesaved" => number(self.core.clone_tally()?.1),
             "dedup_table_size" => number(spa.dedup_table_size()?),
+            "dedupcached" => number(spa.dedup_cached()?),
             "dedupused" => number(self.core.dedup_tally()?.0),
             "dedupsaved" => number(self.core.dedup_tally()?.1),
             _ => Ok(None),

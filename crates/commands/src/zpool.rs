@@ -278,7 +278,7 @@ pub(super) const COMMANDS: &[Command] = &[
     Command {
         name: "status",
         about: "show the state of pools and the errors of their devices",
-        synopsis: "status [-degiLPpstvx] [-c script[,script]...] [-T d|u] [pool] ...\n\t    [interval \
+        synopsis: "status [-dDegiLPpstvx] [-c script[,script]...] [-T d|u] [pool] ...\n\t    [interval \
                    [count]] [-j [--json-int, --json-flat-vdevs, --json-pool-key-guid]]",
         flags: &[
             arg(
@@ -299,7 +299,7 @@ pub(super) const COMMANDS: &[Command] = &[
             flag('x', "only pools that something is wrong with"),
             flag('d', "errors of direct writes, as a column"),
             STAMP,
-            flag('D', "the report on deduplication").refused(),
+            flag('D', "the dedup tables: entries, sizes, blocks by their references"),
             flag('1', "the state of the slots' power").named("power").refused(),
             flag('j', "JSON output").or("json"),
             flag('J', "JSON output with exact numbers, not strings").named("json-int"),
@@ -454,6 +454,25 @@ pub(super) const COMMANDS: &[Command] = &[
         about: "write everything to the devices",
         synopsis: "sync [pool] ...",
         flags: &[ignored('f')],
+        words: &[Word::Pool],
+        ..POOL
+    },
+    Command {
+        name: "ddtprune",
+        about: "forget dedup entries of blocks that nothing shares, the oldest first",
+        synopsis: "ddtprune -d|-p <amount> <pool>",
+        flags: &[
+            arg('d', "days", Word::Any, "those that are older than this"),
+            arg('p', "percentage", Word::Any, "this share of them"),
+        ],
+        words: &[Word::Pool],
+        ..POOL
+    },
+    Command {
+        name: "prefetch",
+        about: "read a pool's dedup tables into the cache",
+        synopsis: "prefetch -t <type> [<type opts>] <pool>\n\t    -t ddt <pool>",
+        flags: &[arg('t', "type", Word::One(&["ddt"]), "what is read: ddt, the dedup tables")],
         words: &[Word::Pool],
         ..POOL
     },

@@ -354,6 +354,8 @@ fn refused_change(pool: &str, change: &Change) -> String {
         Change::DiscardCheckpoint => ("cannot discard checkpoint in", true),
         Change::Trim(..) => ("cannot trim", true),
         Change::Initialize(..) => ("cannot initialize", true),
+        Change::PruneDedup(_) => ("cannot prune dedup table on", true),
+        Change::PrefetchDedup => ("cannot prefetch ddt in", true),
     };
     match quoted {
         true => format!("{action} '{pool}': permission denied"),
@@ -370,6 +372,7 @@ pub(super) fn check(by: &Caller, request: &Request) -> Result<()> {
     let is_for_all = match request {
         Request::PoolNames
         | Request::PoolStatus { .. }
+        | Request::DedupReport { .. }
         | Request::PoolProps { .. }
         | Request::Datasets(_)
         | Request::Mounts

@@ -17,11 +17,12 @@ use cenote::features::by_name;
 use cenote::nvlist::{NvList, Value};
 use cenote::{
     AttachMode, AttachRequest, JobAction, JobKind, NewDevice, Offline, OfflineMode, Pool,
-    ScanRequest, SplitRequest,
+    PruneRequest, ScanRequest, SplitRequest,
 };
 use proto::{
     AddArgs, AttachArgs, AttachDevice, Change, CreateArgs, DEVICES_MAX, HISTORY_MAX, HistoryEvent,
-    HistoryRecord, ImportArgs, Reply, ScanCommand, SearchArgs, SplitArgs, SplitReport, VdevRole,
+    HistoryRecord, ImportArgs, PruneArgs, Reply, ScanCommand, SearchArgs, SplitArgs, SplitReport,
+    VdevRole,
 };
 
 use super::handle::RowListener;
@@ -290,6 +291,16 @@ pub(super) fn change(
             let action = job_action(*action);
             pool()?.on_free_space(JobKind::Initialize, action, few(devices)?, command)?;
         }
+        Change::PruneDedup(args) => {
+            let fail = |e: Error| {
+                let text = format!("cannot prune dedup table on '{name}': {}", e.message());
+                Error::new(e.kind(), text)
+            };
+            pool()?.prune_dedup(prune_request(*args), command).map_err(fail)?;
+        }
+        Change::PrefetchDedup => pool()?.prefetch_dedup().map_err(|e| {
+            Error::new(e.kind(), format!("cannot prefetch ddt in '{name}': {}", e.message()))
+        })?,
         Change::Clear(device) => {
             let (pool, device) = (pool()?, device.as_deref());
             state.engine().clear(&pool, device, command).map_err(|e| {
@@ -299,6 +310,13 @@ pub(super) fn change(
         }
     }
     Ok(Reply::Done)
+}
+
+fn prune_request(args: PruneArgs) -> PruneRequest {
+    match args {
+        PruneArgs::Days(days) => PruneRequest::Days(days),
+        PruneArgs::Percent(percent) => PruneRequest::Percent(percent),
+    }
 }
 
 /// `zpool split`; with an alternate root, the new pool is imported.

@@ -1,8 +1,8 @@
 //! Conversion of the engine's types to the protocol's.
 
 use cenote::{
-    CheckpointState, ClassDetail, DataError, DatasetKind, FoundPool, ImportReason, JobStatus,
-    PoolState, PoolStatus, RebuildProgress, ScanState, VdevStatus,
+    CheckpointState, ClassDetail, DataError, DatasetKind, DedupReport, FoundPool, ImportReason,
+    JobStatus, PoolState, PoolStatus, RebuildProgress, ScanState, StatBucket, VdevStatus,
 };
 use proto::{
     Checkpoint, ClassIo, DatasetType, ErrorScrub, ImportCandidate, LeafJob, Pool, RebuildScan,
@@ -186,6 +186,22 @@ pub(crate) fn pool(s: &PoolStatus) -> Pool {
             space: c.space,
         }),
         disabled_features: s.reason == Some(ImportReason::FeaturesDisabled),
+    }
+}
+
+pub(crate) fn dedup(report: &DedupReport) -> proto::DedupReport {
+    let words = |bucket: &StatBucket| {
+        let mut words = [0; 8];
+        let all = bucket.blocks.iter().chain(&bucket.referenced);
+        words.iter_mut().zip(all).for_each(|(to, from)| *to = *from);
+        words
+    };
+    proto::DedupReport {
+        entries: report.entries,
+        on_disk: report.on_disk,
+        in_core: report.in_core,
+        cached: report.cached,
+        histogram: report.histogram.iter().map(words).collect(),
     }
 }
 

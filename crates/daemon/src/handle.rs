@@ -88,6 +88,7 @@ fn startup_wait(request: &Request) -> Duration {
         Request::Discover(_)
         | Request::PoolNames
         | Request::PoolStatus { .. }
+        | Request::DedupReport { .. }
         | Request::PoolProps { .. }
         | Request::SpaceMap { .. }
         | Request::Mounts => Duration::from_secs(10),
@@ -136,6 +137,12 @@ fn serve(
                 status.errors = vec![text.to_owned()];
             }
             Ok(Reply::Pool(Box::new(status)))
+        }
+        Request::DedupReport { name } => {
+            let slot = state.registry().find(name)?;
+            let looked =
+                state.inspect(&slot, NAMED_POOL_TIMEOUT, to, move |_, pool, _| pool.dedup_report());
+            Ok(Reply::Dedup(Box::new(convert::dedup(&looked?.map_err(one_line)?))))
         }
         Request::PoolProps { name, props } => {
             state.props_of(name, props.as_deref(), to).map(Reply::Props)

@@ -153,6 +153,19 @@ pub enum Change {
     Trim(JobAction, Vec<String>),
     /// Likewise an initialization.
     Initialize(JobAction, Vec<String>),
+    /// Prune the fast dedup tables.
+    PruneDedup(PruneArgs),
+    /// Read the dedup tables into the cache.
+    PrefetchDedup,
+}
+
+/// Dedup entries of blocks with one reference that are to be pruned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PruneArgs {
+    /// Those that are at least so many days old.
+    Days(u64),
+    /// This share of them in percent, the oldest first.
+    Percent(u8),
 }
 
 /// A pool of mirrors that is split in two.

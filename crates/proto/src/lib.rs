@@ -41,7 +41,8 @@ use serde::{Deserialize, Serialize};
 
 pub use change::{
     AddArgs, AttachArgs, AttachDevice, Change, CreateArgs, DEVICES_MAX, Force, HISTORY_MAX,
-    HistoryEvent, HistoryRecord, JobAction, NewKind, NewVdev, ScanCommand, SplitArgs, SplitReport,
+    HistoryEvent, HistoryRecord, JobAction, NewKind, NewVdev, PruneArgs, ScanCommand, SplitArgs,
+    SplitReport,
 };
 pub use dataset::{
     Assign, BookmarkArgs, CloneArgs, DatasetChange, DestroyArgs, HeldSnapshot, HoldArgs,
@@ -53,8 +54,8 @@ pub use diff::{DiffArgs, DiffKind, DiffRecord};
 pub use events::{EVENTS_PAGE, EventInfo, EventsPage};
 pub use owners::{OWNERS_PAGE, OwnerKind, OwnerUsage};
 pub use pool::{
-    Checkpoint, ClassIo, ErrorScrub, Expand, ImportCandidate, LeafJob, Pool, RebuildScan, Removal,
-    Scan, Vdev, VdevHealth, VdevIoCounts, VdevRole,
+    Checkpoint, ClassIo, DedupReport, ErrorScrub, Expand, ImportCandidate, LeafJob, Pool,
+    RebuildScan, Removal, Scan, Vdev, VdevHealth, VdevIoCounts, VdevRole,
 };
 pub use receiving::{ClientInput, INPUT_MAX, ReceiveArgs, ReceiveNaming, receive_input};
 pub use sending::{Frame, PackageArgs, SendArgs, SendSize, receive_frame, send_bytes};
@@ -62,7 +63,7 @@ pub use space_map::{MetaslabSpace, SpaceMap, VdevSpaceMap};
 pub use stats::{BATCH_MAX, Stat, TunableInfo, WhatIf};
 
 /// Version of the protocol.
-pub const VERSION: u32 = 16;
+pub const VERSION: u32 = 17;
 /// Largest frame in bytes.
 const FRAME_MAX: usize = 32 << 20;
 /// Largest request in bytes: names of [`TARGETS_MAX`] datasets, up to the length of a command
@@ -224,6 +225,11 @@ pub enum Request {
         name: String,
         /// Include the paths of damaged files.
         verbose: bool,
+    },
+    /// The dedup tables of one pool.
+    DedupReport {
+        /// Its name.
+        name: String,
     },
     /// Properties of one pool.
     PoolProps {
@@ -520,6 +526,8 @@ pub enum Reply {
     Found(Vec<ImportCandidate>, Vec<String>),
     /// Answer to [`Request::PoolStatus`].
     Pool(Box<Pool>),
+    /// Answer to [`Request::DedupReport`].
+    Dedup(Box<DedupReport>),
     /// Answer to [`Request::PoolProps`].
     Props(Vec<(String, PropertyEntry)>),
     /// Answer to [`Request::SpaceMap`]: [`space_map::METASLABS_PAGE`] metaslabs at most.

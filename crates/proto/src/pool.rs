@@ -369,6 +369,22 @@ pub struct Expand {
     pub to_copy: u64,
 }
 
+/// The dedup tables of a pool.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DedupReport {
+    /// Entries.
+    pub entries: u64,
+    /// Bytes that they take on disk.
+    pub on_disk: u64,
+    /// Bytes that they take in memory.
+    pub in_core: u64,
+    /// Bytes of the tables that are in the cache.
+    pub cached: u64,
+    /// Buckets by log2 of the references: blocks, their logical, physical and allocated bytes,
+    /// and the same values times the references.
+    pub histogram: Vec<[u64; 8]>,
+}
+
 /// A pool's state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pool {

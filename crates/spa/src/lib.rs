@@ -26,6 +26,7 @@ pub(crate) mod block_refs;
 pub mod cache_devices;
 mod checkpoint;
 mod dedup;
+pub mod dedup_report;
 pub mod discover;
 pub mod engine;
 pub mod history;

@@ -83,6 +83,16 @@ fn pool_wide(pool: &Pool, t: &mut Tally) {
     t.note(spa.dedup_entries());
     t.note(spa.dedup_statistics());
     t.note(spa.dedup_table_size());
+    t.note(spa.dedup_cached());
+    t.note(spa.prefetch_dedup());
+    if let Ok(tables) = spa.dedup_tables() {
+        for table in &tables {
+            let visit = |class| spa.for_each_dedup_entry(table, class, |_, _, _| Ok(()));
+            for class in &table.classes {
+                t.note(visit(class));
+            }
+        }
+    }
     for (_, table) in t.note(spa.clone_tables()).unwrap_or_default() {
         t.note(spa.clone_counts(&table));
     }

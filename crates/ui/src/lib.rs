@@ -12,9 +12,10 @@
 //!
 //! # What it must not know
 //! Commands, the daemon, its protocol, open pools. Of the engine it uses only the tables of
-//! properties (`cenote::props`): widths of columns and the format of sizes; and the plain data
-//! of a space map (`cenote::space_map`).
+//! properties (`cenote::props`): widths of columns and the format of sizes; the plain data
+//! of a space map (`cenote::space_map`) and of dedup statistics.
 
+pub mod dedup;
 pub mod json;
 pub mod map;
 pub mod progress;

@@ -15,6 +15,7 @@ mod blocks;
 mod bptext;
 mod config;
 mod datasets;
+mod dedup;
 mod labels;
 mod layout;
 mod logs;
@@ -43,7 +44,7 @@ const LAYOUT: char = 'g';
 const CACHE: u64 = 256 << 20;
 
 const USAGE: &str = "\
-Usage:	zdb [-bcdhimuyCLPvAFX] [-e [-p DIR]...] [-t TXG] POOL[/DATASET[@SNAP]] [OBJECT...]
+Usage:	zdb [-bcdhimuyCDLPvAFX] [-e [-p DIR]...] [-t TXG] POOL[/DATASET[@SNAP]] [OBJECT...]
 	zdb -O [-e [-p DIR]...] DATASET PATH
 	zdb --layout [-e [-p DIR]...] DATASET[@SNAP]
 	zdb -l [-Aqu] DEVICE
@@ -54,6 +55,7 @@ Usage:	zdb [-bcdhimuyCLPvAFX] [-e [-p DIR]...] [-t TXG] POOL[/DATASET[@SNAP]] [O
         -u  uberblock                     -C  configuration
         -l  label of a device             -O  object behind a path
         -y  replay space maps and logs, looking for contradictions
+        -D  dedup tables (-DD to -DDDDD: more)
     Below options are intended for use with other options:
         -e  pool is not imported          -p DIR  search there (repeatable)
         -L  do not look for leaks         -P  exact numbers
@@ -230,9 +232,9 @@ fn open(opts: &DumpOptions, target: &str) -> Result<Arc<Pool>> {
 /// Prints everything that the letters select, in zdb's order.
 fn everything(opts: &DumpOptions, spa: &Spa, target: &str, rest: &[String]) -> Result<Exit> {
     let mut result = Exit::OK;
-    let any = ['C', 'u', 'm', 'd', 'i', 'b', 'c', 'h', 'y'].iter().any(|&l| opts.has(l));
+    let any = ['C', 'u', 'm', 'd', 'i', 'b', 'c', 'h', 'y', 'D'].iter().any(|&l| opts.has(l));
     if !any {
-        ui::err("zdb: nothing to do; give at least one of -bcdhimuyC");
+        ui::err("zdb: nothing to do; give at least one of -bcdhimuyCD");
         return Ok(exit::OPEN);
     }
     if opts.has('C') {
@@ -240,6 +242,9 @@ fn everything(opts: &DumpOptions, spa: &Spa, target: &str, rest: &[String]) -> R
     }
     if opts.has('u') {
         config::uberblock(opts, spa);
+    }
+    if opts.has('D') {
+        dedup::main(opts, spa)?;
     }
     if opts.has('m') {
         result = worse(result, metaslabs::main(opts, spa, rest)?);

@@ -21,6 +21,12 @@ pub trait BlockRefs: Send + Sync {
     /// `Unsupported` if the pool cannot have cloned blocks, or must not have more now.
     fn add(&self, txg: Txg, block: &Block) -> Result<()>;
 
+    /// Whether blocks with the dedup bit are cloned. Only tests do that, with blocks that no
+    /// dedup table counts, because OpenZFS does.
+    fn clones_deduplicated(&self) -> bool {
+        false
+    }
+
     /// The pointer will not be written after all.
     fn cancel(&self, txg: Txg, block: &Block);
 }

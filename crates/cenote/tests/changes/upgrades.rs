@@ -66,15 +66,19 @@ fn make(engine: &Engine, disks: &DiskFiles, way: &Way) -> Arc<Pool> {
     engine.create_pool(&wanted).unwrap().unwrap()
 }
 
+fn copy_files(from: &Path, to: &Path) {
+    for entry in std::fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        testkit::copy_file(&path, &to.join(path.file_name().unwrap()));
+    }
+}
+
 /// Copies the disks as a power cut leaves them.
 fn copy(pool: &Pool, disks: &DiskFiles, to: &Path) {
     let txg = || pool.writer().unwrap().published().uberblock.txg;
     testkit::eventually("no txg ends during the copy", || {
         let before = txg();
-        for entry in std::fs::read_dir(disks.path()).unwrap() {
-            let path = entry.unwrap().path();
-            testkit::copy_file(&path, &to.join(path.file_name().unwrap()));
-        }
+        copy_files(&disks.path(), to);
         before == txg()
     });
 }
@@ -168,17 +172,22 @@ fn lineages_across_upgrades() {
         assert_eq!(e.kind(), ErrorKind::Invalid);
         pool.export().unwrap();
         drop(pool);
-        judge(&disks.path());
-        // All that was made in old forms goes.
-        let pool = import_from(&engine, &disks.path(), &writing()).unwrap();
-        model.end(&pool);
-        testkit::eventually("the blocks are freed", || {
-            pool.sync().unwrap();
-            pool.prop("freeing").unwrap().map(|v| v.value) == Some(PropData::Num(0))
+        // zdb is idle for most of its time.
+        let kept = Scratch::new(&format!("upgrades-kept-{what}"));
+        copy_files(&disks.path(), kept.path());
+        std::thread::scope(|scope| {
+            scope.spawn(|| judge(kept.path()));
+            // All that was made in old forms goes.
+            let pool = import_from(&engine, &disks.path(), &writing()).unwrap();
+            model.end(&pool);
+            testkit::eventually("the blocks are freed", || {
+                pool.sync().unwrap();
+                pool.prop("freeing").unwrap().map(|v| v.value) == Some(PropData::Num(0))
+            });
+            sums(&pool);
+            pool.export().unwrap();
+            drop(pool);
+            judge(&disks.path());
         });
-        sums(&pool);
-        pool.export().unwrap();
-        drop(pool);
-        judge(&disks.path());
     });
 }

@@ -8,6 +8,7 @@ mod attrs;
 mod clones;
 mod data;
 mod dedup;
+mod dedup_prune;
 mod diff;
 mod full;
 mod heal;

@@ -14,6 +14,7 @@ use proto::{Pool, Scan, Vdev, VdevHealth, VdevRole};
 use ui::Exit;
 use ui::json::Json;
 
+use super::dedup::{status_json, status_text};
 use super::scan_text::{rebuild_lines, scan_lines};
 use super::scripts::{self, ScriptColumns, Scripts};
 use super::vdevs::{self, Naming, VdevLine, spare_word};
@@ -44,6 +45,8 @@ struct StatusOptions {
     unhealthy_only: bool,
     errors_only: bool,
     verbose: bool,
+    /// The dedup tables, too.
+    dedup: bool,
     initialize: bool,
     trim: bool,
     /// Bars are drawn.
@@ -105,6 +108,7 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         unhealthy_only: parsed.has('x'),
         errors_only: parsed.has('e'),
         verbose: parsed.has('v'),
+        dedup: parsed.has('D'),
         initialize: parsed.has('i'),
         trim: parsed.has('t'),
         terminal: std::io::IsTerminal::is_terminal(&std::io::stdout()),
@@ -144,7 +148,8 @@ fn report(options: &StatusOptions) -> Result<Exit> {
         }
         let gap = if shown > 0 { "\n" } else { "" };
         let columns = options.run_scripts(&pool);
-        ui::out(&format!("{gap}{}", text_with(&pool, options, columns.as_ref())));
+        let dedup = if options.dedup { status_text(&pools.dedup(name)?) } else { String::new() };
+        ui::out(&format!("{gap}{}{dedup}", text_with(&pool, options, columns.as_ref())));
         shown += 1;
     }
     if options.unhealthy_only && shown == 0 && options.names.is_empty() && !pools.failed {
@@ -164,7 +169,13 @@ fn json_report(options: &StatusOptions) -> Result<Exit> {
         let pool = pools.status_with(&name, options.verbose)?;
         if !options.unhealthy_only || problem_of(&pool).is_some() {
             let columns = options.run_scripts(&pool);
-            out.push(JsonReport { options, columns: columns.as_ref() }.pool(&pool));
+            let mut report = JsonReport { options, columns: columns.as_ref() }.pool(&pool);
+            if let (true, Json::Object(members)) = (options.dedup, &mut report.1) {
+                let dedup = status_json(&pools.dedup(&name)?, options.numbers);
+                let at = members.iter().position(|m| m.0 == "error_count");
+                members.insert(at.unwrap_or(members.len()), ("dedup_stats".to_owned(), dedup));
+            }
+            out.push(report);
         }
     }
     let output = Json::output("zpool status", [("pools", Json::Object(out))]);

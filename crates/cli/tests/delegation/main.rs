@@ -265,6 +265,8 @@ const NEVER: &[(&[&str], &str)] = &[
     (&["zpool", "checkpoint", "tank"], "cannot checkpoint 'tank'"),
     (&["zpool", "trim", "tank"], "cannot trim 'tank'"),
     (&["zpool", "initialize", "tank"], "cannot initialize 'tank'"),
+    (&["zpool", "ddtprune", "-p", "50", "tank"], "cannot prune dedup table on 'tank'"),
+    (&["zpool", "prefetch", "-t", "ddt", "tank"], "cannot prefetch ddt in 'tank'"),
     (&["zpool", "history", "tank"], "cannot get history for 'tank'"),
     (&["zpool", "events"], ""),
     (&["zpool", "map", "tank"], ""),
@@ -284,6 +286,7 @@ const ALWAYS: &[&[&str]] = &[
     &["zpool", "list"],
     &["zpool", "get", "all", "tank"],
     &["zpool", "status", "-v", "tank"],
+    &["zpool", "status", "-D", "tank"],
     &["zpool", "iostat"],
     &["zpool", "upgrade"],
     &["zpool", "wait", "-t", "scrub", "tank"],
@@ -397,7 +400,7 @@ fn every_command_is_tried() {
     // and new pools are a matter of the user's own daemon; files are the kernel's to guard.
     let others = [
         ("zpool", "add attach detach remove replace offline online split labelclear advise"),
-        ("zpool", "create import version prefetch help"),
+        ("zpool", "create import version help"),
         ("zfs", "project rewrite version groupspace projectspace receive"),
     ];
     let others: BTreeSet<(&str, &str)> =

@@ -181,7 +181,9 @@ impl Objset {
     fn may_share(self: &Arc<Self>, tx: &Tx, id: ObjectId, block: &Block) -> Result<bool> {
         let (size, object_type) =
             self.head(tx, id, |head| (u64::from(head.block_size), head.object_type))?;
-        Ok(!block.dedup
+        // Only tests clone deduplicated blocks.
+        let dedup = block.dedup && !self.zio().block_refs().is_ok_and(|r| r.clones_deduplicated());
+        Ok(!dedup
             && block.protection == Protection::None
             && block.head.level == 0
             && block.head.object_type == object_type

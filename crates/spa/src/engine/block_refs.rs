@@ -121,6 +121,9 @@ pub struct BlockRefPlants {
     /// A free that a later txg's clone keeps from its block is not deferred; it uses up the
     /// note of the clone.
     pub dropped_pointer: BugSwitch,
+    /// Blocks with the dedup bit are cloned, as OpenZFS clones those whose entry was pruned. Not a
+    /// bug.
+    pub clones_deduplicated: BugSwitch,
 }
 
 /// Clones of one block in one txg.
@@ -375,6 +378,10 @@ impl zio::BlockRefs for BlockRefs {
         let of = notes.clones.entry(txg).or_default();
         of.entry(at).or_insert(Noted { block: *block, clones: 0 }).clones += 1;
         Ok(())
+    }
+
+    fn clones_deduplicated(&self) -> bool {
+        self.plants.clones_deduplicated.load(Relaxed)
     }
 
     fn cancel(&self, txg: Txg, block: &Block) {

@@ -109,7 +109,7 @@ pub use block_refs::BlockRefPlants;
 pub use checkpoint::{CheckpointState, CheckpointStatus, Taken};
 pub use clones::NewClone;
 pub use datasets::{Content, NewDataset, PropChange};
-pub use dedup::DedupPlants;
+pub use dedup::{DedupPlants, PruneAmount};
 pub use delegation::PermissionChange;
 pub use destroy::EachBatch;
 pub use device_removal::{RemovalEstimate, RemovalPlants, RemovalTuning};

@@ -280,6 +280,7 @@ impl Writer {
                 cx.log_internal("set", None, &text)?;
             }
             cx.writer.follow_failmode(cx.read())?;
+            cx.writer.follow_dedup_quota(cx.read())?;
             command.map_or(Ok(()), |c| cx.log_command(&c))
         };
         self.sync_task(check, act)?;

@@ -35,9 +35,11 @@ impl Zio {
         if let Some(layout) = ready.rewrite.take() {
             return Ok(placed(*ready, Outcome::Rewritten, layout));
         }
+        if ready.dedup == DedupMode::Off {
+            return self.place_new(ready);
+        }
         let (copies, verifies) = (ready.copies, ready.dedup == DedupMode::Verify);
-        let tables = self.dedup().filter(|_| ready.dedup != DedupMode::Off);
-        let tables = match tables {
+        let tables = match self.dedup() {
             None => None,
             Some(tables) => match self.find_equal(&*tables, &ready)? {
                 Equal::Shared(block) => {

@@ -44,11 +44,11 @@ impl Numbers {
         if self.exact { self.plain(n) } else { Json::str(nice(n)) }
     }
 
-    fn count(self, n: u64) -> Json {
+    pub(in super::super) fn count(self, n: u64) -> Json {
         self.shown(n, nicenum)
     }
 
-    fn bytes(self, n: u64) -> Json {
+    pub(in super::super) fn bytes(self, n: u64) -> Json {
         self.shown(n, nicebytes)
     }
 

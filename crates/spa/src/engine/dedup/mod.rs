@@ -40,6 +40,13 @@
 //! Deduplicated blocks are never metadata of the pool, so only pass 1 frees them. Its end stores
 //! all changes of tables, before the space maps of the pass are written (`sync`).
 //!
+//! # Quota
+//! A table that takes as much space as `dedup_table_quota` permits gets no new entries: blocks
+//! that no table has are ordinary ones. Those that it has are shared and freed as before. What
+//! counts is the space of the ZAPs of all tables, legacy and fast, at the last txg, and an
+//! estimate for entries that no ZAP has yet. With `auto`, which is the default, the quota is the
+//! capacity of the vdevs of the dedup class; without such vdevs there is none.
+//!
 //! # Checkpoint
 //! An entry's block is freed as one that was born in its physical birth, so the checkpoint
 //! keeps what it needs, whichever pointer was the last.
@@ -47,7 +54,8 @@
 //! # Invariants
 //! * No txg is committed while a free waits.
 //! * A key is in at most one of `active` and `flushing`.
-//! * After each txg the statistics are the sums of the entries in the ZAPs.
+//! * After each txg the statistics are the sums of the entries in the ZAPs. What reports and space
+//!   accounting use (`LiveTable::tally`) also has the newest states that are only in logs.
 //! * A ZAP without entries does not exist; nor does a fast table without entries, and the
 //!   feature counts the others.
 //!
@@ -69,6 +77,7 @@
 //! Lock order: `waiting` and `placed` are leaves. `tables` is held by the sync thread while it
 //! looks entries up in the MOS, and never while it frees or changes anything.
 
+mod prune;
 mod share;
 mod table;
 
@@ -78,6 +87,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use base::planted::{BugSwitch, TestValue};
 use base::rt::Mutex;
 use base::{Buf, Dva, Result, Txg};
+use dsl::write::MosRead;
+use metaslab::SpaceClass;
 use ondisk::BlkPtr;
 use ondisk::blkptr::Block;
 use ondisk::ddt::Key;
@@ -85,6 +96,7 @@ use ondisk::ddt::Key;
 use super::Writer;
 use super::sync::SyncPass;
 use crate::dedup::{self, LOG_ENTRIES_MAX};
+pub use prune::PruneAmount;
 pub(super) use share::WriterDedup;
 use table::LiveTable;
 
@@ -106,8 +118,16 @@ pub struct DedupPlants {
     pub kept_space: BugSwitch,
     /// One more reference to a block that is shared is not counted.
     pub lost_increment: BugSwitch,
+    /// The flush of one entry that lost references leaves the older count in the ZAP.
+    pub stale_flush: BugSwitch,
+    /// An entry without references frees its block, and stays in the ZAP.
+    pub kept_entry: BugSwitch,
     /// Dead pointers that are counted at once; 0: the own number. Not a bug.
     pub batch: TestValue,
+    /// Entries that a txg flushes at least; 0: the own number. Not a bug.
+    pub flushed: TestValue,
+    /// Txgs after which the roles of the logs swap; 0: the own number. Not a bug.
+    pub log_txgs: TestValue,
 }
 
 /// The tables of a pool that is open for writing.
@@ -124,6 +144,16 @@ pub(super) struct Dedup {
     placed: Mutex<BTreeMap<(u8, Key), Buf>>,
     /// Entries without references that are not flushed.
     dead: AtomicU64,
+    /// The next txg flushes the logs completely.
+    flush_all: AtomicBool,
+    /// Entries are being pruned.
+    pruning: AtomicBool,
+    /// Property `dedup_table_quota`, inverted, so that 0 is `auto`.
+    quota: AtomicU64,
+    /// Bytes that the tables may take, inverted, so that 0 is no limit.
+    limit: AtomicU64,
+    /// Bytes that they take.
+    size: AtomicU64,
     /// Bytes of deduplicated blocks, and bytes that their other references save.
     used: AtomicU64,
     saved: AtomicU64,
@@ -187,8 +217,7 @@ impl Dedup {
         self.dead.load(Relaxed) > 0 || self.has_waiting()
     }
 
-    /// Bytes of deduplicated blocks, and bytes that their other references save, deflated, as
-    /// the statistics have them.
+    /// Bytes of deduplicated blocks, and bytes that their other references save, deflated.
     pub(super) fn tally(&self) -> (u64, u64) {
         (self.used.load(Relaxed), self.saved.load(Relaxed))
     }
@@ -200,12 +229,23 @@ impl Dedup {
         let dead = tables.values().map(LiveTable::dead).sum::<usize>();
         self.dead.store(dead as u64, Relaxed);
         let (mut used, mut saved) = (0u64, 0u64);
-        for sum in tables.values().map(LiveTable::sum) {
-            used = used.saturating_add(sum.blocks[3]);
-            saved = saved.saturating_add(sum.referenced[3].saturating_sub(sum.blocks[3]));
+        for (of_table, saves) in tables.values().map(LiveTable::tally) {
+            used = used.saturating_add(of_table);
+            saved = saved.saturating_add(saves);
         }
         self.used.store(used, Relaxed);
         self.saved.store(saved, Relaxed);
+        self.publish_size(tables);
+    }
+
+    fn publish_size(&self, tables: &BTreeMap<u8, LiveTable>) {
+        let size = tables.values().map(LiveTable::size).fold(0, u64::saturating_add);
+        self.size.store(size, Relaxed);
+    }
+
+    /// Whether the tables take as much space as they may.
+    fn is_over_quota(&self) -> bool {
+        self.size.load(Relaxed) >= !self.limit.load(Relaxed)
     }
 }
 
@@ -215,12 +255,14 @@ impl Writer {
     /// # Errors
     /// `ReadOnly` when they cannot be changed; those of reading the MOS.
     pub(crate) fn load_dedup(&self, mos: &dsl::Mos) -> Result<()> {
+        let tree = self.zio.tree();
+        let deflated = |block: &Block| self.deflated_block(&tree, block);
         let load = || -> Result<BTreeMap<u8, LiveTable>> {
             let mut tables = BTreeMap::new();
             let mut room = LOG_ENTRIES_MAX;
             for loaded in dedup::load(mos)? {
                 let id = loaded.objects.checksum.id();
-                let table = LiveTable::load(mos, loaded, room)?;
+                let table = LiveTable::load(mos, loaded, room, &deflated)?;
                 room = room.saturating_sub(table.logged());
                 tables.insert(id, table);
             }
@@ -230,7 +272,48 @@ impl Writer {
         self.dedup.publish(&tables);
         self.ledger.set_deduplicated(self.dedup.tally().1);
         *self.dedup.tables.lock() = tables;
+        self.follow_dedup_quota(mos)
+    }
+
+    /// Applies property `dedup_table_quota` from now on.
+    ///
+    /// # Errors
+    /// Those of reading the MOS.
+    pub(crate) fn follow_dedup_quota(&self, mos: &dyn MosRead) -> Result<()> {
+        let zap = mos.directory("pool_props")?;
+        let quota = zap.map(|zap| mos.number(zap, "dedup_table_quota")).transpose()?.flatten();
+        self.dedup.quota.store(!quota.unwrap_or(u64::MAX), Relaxed);
+        self.limit_dedup();
         Ok(())
+    }
+
+    /// Bytes that the tables take on disk, about, and bytes that they may take.
+    pub fn dedup_limits(&self) -> (u64, u64) {
+        (self.dedup.size.load(Relaxed), !self.dedup.limit.load(Relaxed))
+    }
+
+    /// Sets the limit that the quota means with the present vdevs.
+    fn limit_dedup(&self) {
+        let limit = match !self.dedup.quota.load(Relaxed) {
+            0 => u64::MAX,
+            u64::MAX => match self.dedup_class_capacity() {
+                0 => u64::MAX,
+                capacity => capacity,
+            },
+            bytes => bytes,
+        };
+        self.dedup.limit.store(!limit, Relaxed);
+    }
+
+    /// Deflated bytes of the vdevs of the dedup class.
+    fn dedup_class_capacity(&self) -> u64 {
+        let tree = self.zio.tree();
+        let of_class = self.space.vdevs().into_iter().filter(|(_, c)| *c == SpaceClass::Dedup);
+        let bytes = of_class.map(|(vdev, _)| {
+            let capacity = self.space.vdev_totals(vdev).map_or(0, |totals| totals.capacity);
+            self.ledger.deflated(&tree, vdev, capacity)
+        });
+        bytes.fold(0, u64::saturating_add)
     }
 
     /// Planted bugs of the dedup tables.
@@ -242,6 +325,12 @@ impl Writer {
     /// written.
     pub fn dedup_tally(&self) -> (u64, u64) {
         self.dedup.tally()
+    }
+
+    /// The bytes that a block counts in space accounting.
+    fn deflated_block(&self, tree: &vdev::Tree, block: &Block) -> u64 {
+        let bytes = block.dvas().map(|dva| self.ledger.deflated(tree, dva.vdev, dva.asize.0));
+        bytes.fold(0, u64::saturating_add)
     }
 
     /// Counts the dead pointers that wait, and frees the blocks that no table counts.
@@ -258,6 +347,8 @@ impl Writer {
         waiting.sort_by_cached_key(identity);
         let mos = self.mos.for_sync();
         let now = base::rt::wall_clock().as_secs();
+        let tree = self.zio.tree();
+        let deflated = |block: &Block| self.deflated_block(&tree, block);
         let mut uncounted = Vec::new();
         let mut tables = self.dedup.tables.lock();
         for pointers in waiting.chunk_by(|a, b| identity(a) == identity(b)) {
@@ -265,7 +356,7 @@ impl Writer {
             let lost = u64::from(self.dedup.plants.lost_decrement.take(Relaxed));
             let dead = (pointers.len() as u64).saturating_sub(lost);
             let counted = match tables.get_mut(&of.checksum) {
-                Some(table) => table.drop_refs(&mos, &of, dead, now)?,
+                Some(table) => table.drop_refs(&mos, &of, dead, now, &deflated)?,
                 None => false,
             };
             if !counted {
@@ -290,9 +381,11 @@ impl Writer {
         self.settle_dedup(sync.txg)?;
         // Nothing is looked up meanwhile.
         let mut tables = std::mem::take(&mut *self.dedup.tables.lock());
+        let flush_all = self.dedup.flush_all.swap(false, Relaxed) || flush_all;
         for table in tables.values_mut() {
             table.store(self, sync, flush_all)?;
         }
+        self.limit_dedup();
         tables.retain(|_, table| !table.is_gone());
         self.dedup.publish(&tables);
         self.ledger.set_deduplicated(self.dedup.tally().1);

@@ -96,7 +96,10 @@ impl Writer {
         let Some(checksum) = checksum else { return Ok(DedupMatch::Refused) };
         let key = Key::of(block);
         let Some(mut held) = self.entry_of(block.checksum, &key)? else {
-            return Ok(DedupMatch::Absent);
+            return Ok(match self.dedup.is_over_quota() {
+                true => DedupMatch::Refused,
+                false => DedupMatch::Absent,
+            });
         };
         let flat = matches!(held.entry, Entry::Flat(_));
         let Some(phys) = of_copies(&mut held.entry, copies) else {
@@ -131,11 +134,17 @@ impl Writer {
             false => Entry::Legacy(Box::<Legacy>::default()),
         };
         let mut held = held.unwrap_or_else(|| Held { entry: new(), stored: None });
-        let before = held.entry.total_refcnt();
+        let old = held.entry.clone();
+        let before = old.total_refcnt();
         let phys = of_copies(&mut held.entry, copies);
         change(phys.ok_or_else(|| base::bug!("a block with too many copies"))?)?;
         note_class(&mut held.entry, before, base::rt::wall_clock().as_secs());
-        table.put(key, held);
+        let is_new = held.stored.is_none() && table.held(&key).is_none();
+        let tree = self.zio.tree();
+        table.put(key, &old, held, &|block| self.deflated_block(&tree, block));
+        if is_new {
+            self.dedup.publish_size(&tables);
+        }
         let bit = 1u32.checked_shl(u32::from(block.checksum)).unwrap_or(0);
         self.dedup.with_table.fetch_or(bit, Relaxed);
         Ok(())

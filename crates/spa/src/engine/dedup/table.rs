@@ -36,6 +36,11 @@ const SHARE: usize = 100;
 const FLUSHED_MIN: usize = 1000;
 /// Entries of the active log from which on logs are flushed completely.
 const ACTIVE_MAX: usize = LOG_ENTRIES_MAX / 4;
+/// Bytes that an entry takes on disk, with its part of the ZAP and of the copies, in a table that
+/// is too small to tell.
+const ENTRY_BYTES: u64 = 512;
+/// Entries from which on a table can tell.
+const ENTRIES_MIN: u64 = 1024;
 /// Records of a log block.
 const PER_BLOCK: usize = LOG_BLOCK as usize / LOG_RECORD_SIZE;
 
@@ -79,6 +84,15 @@ pub(super) struct LiveTable {
     flushing: HeldEntries,
     /// Entries of both without references.
     dead: usize,
+    /// Entries of both that no ZAP has, and those that came into a ZAP with the last txg.
+    new: usize,
+    added: usize,
+    /// Deflated bytes of blocks, and of these times the references, by which the newest states of
+    /// the entries in memory exceed those that the ZAPs have.
+    newer: [i128; 2],
+    /// Bytes that the ZAPs took on disk at the last txg, and an entry in them, about.
+    used: u64,
+    each: u64,
     /// All of it is gone.
     gone: bool,
 }
@@ -97,6 +111,13 @@ pub(super) fn note_class(entry: &mut Entry, before: u64, now: u64) {
 fn is_dead(held: &Held) -> bool {
     held.entry.total_refcnt() == 0
 }
+
+fn is_new(held: &Held) -> bool {
+    held.stored.is_none()
+}
+
+/// The deflated bytes of a block.
+pub(super) type Deflated<'a> = &'a dyn Fn(&Block) -> u64;
 
 /// The state of an entry that the ZAPs have.
 pub(super) fn find_stored(mos: &Mos, zaps: &Zaps, fast: bool, key: &Key) -> Result<Option<Held>> {
@@ -125,6 +146,11 @@ impl LiveTable {
             unlogged: BTreeSet::new(),
             flushing: HeldEntries::new(),
             dead: 0,
+            new: 0,
+            added: 0,
+            newer: [0; 2],
+            used: 0,
+            each: ENTRY_BYTES,
             gone: false,
         }
     }
@@ -133,7 +159,12 @@ impl LiveTable {
     ///
     /// # Errors
     /// Those of reading the logs; `Corrupt`, `Limit`.
-    pub(super) fn load(mos: &Mos, loaded: LoadedTable, room: usize) -> Result<LiveTable> {
+    pub(super) fn load(
+        mos: &Mos,
+        loaded: LoadedTable,
+        room: usize,
+        deflated: Deflated<'_>,
+    ) -> Result<LiveTable> {
         let LoadedTable { objects, statistics, logs } = loaded;
         let mut table = LiveTable {
             directory: objects.directory,
@@ -141,6 +172,7 @@ impl LiveTable {
             statistics,
             ..LiveTable::new(objects.checksum, objects.directory.is_some())
         };
+        table.measure(mos)?;
         let Some([active, flushing]) = logs else { return Ok(table) };
         for ((object, _), to) in [(active, &mut table.active), (flushing, &mut table.flushing)] {
             let log = open_log(mos, object)?;
@@ -151,8 +183,26 @@ impl LiveTable {
         if table.logged() > room {
             return Err(Error::limit("the dedup logs have too many entries"));
         }
-        let all = table.active.values().chain(table.flushing.values());
-        table.dead = all.filter(|held| is_dead(held)).count();
+        let all = || table.active.values().chain(table.flushing.values());
+        let (dead, new) =
+            (all().filter(|h| is_dead(h)).count(), all().filter(|h| is_new(h)).count());
+        (table.dead, table.new) = (dead, new);
+        // A shared entry that the ZAP has, too, is looked up with its flush at the latest.
+        for (key, held) in table.active.iter().chain(&table.flushing) {
+            let mut before = held.entry.clone();
+            match held.stored {
+                None => before.phys_mut().iter_mut().for_each(|phys| phys.refcnt = 0),
+                Some(Class::Unique) => {
+                    before.phys_mut().iter_mut().for_each(|phys| phys.refcnt = 1);
+                }
+                Some(_) => continue,
+            }
+            let (from, to) = (
+                table.bytes_of(*key, &before, deflated),
+                table.bytes_of(*key, &held.entry, deflated),
+            );
+            table.newer = [table.newer[0] + to[0] - from[0], table.newer[1] + to[1] - from[1]];
+        }
         let live = |(object, header)| LiveLog { object, header, changed: false };
         let begun_with = table.flushing.len();
         table.logs = Some(Logs { active: live(active), flushing: live(flushing), begun_with });
@@ -169,6 +219,52 @@ impl LiveTable {
         self.dead
     }
 
+    /// Deflated bytes of an entry's blocks, and of these times their references.
+    fn bytes_of(&self, key: Key, entry: &Entry, deflated: Deflated<'_>) -> [i128; 2] {
+        let part = contribution(self.checksum, key, entry, deflated);
+        part.map_or([0; 2], |(_, part)| [part.blocks[3].into(), part.referenced[3].into()])
+    }
+
+    /// Notes that the newest state of an entry is another one, or that the ZAP has it.
+    fn note_newer(&mut self, key: Key, from: &Entry, to: &Entry, deflated: Deflated<'_>) {
+        let (from, to) = (self.bytes_of(key, from, deflated), self.bytes_of(key, to, deflated));
+        for (sum, (from, to)) in self.newer.iter_mut().zip(from.into_iter().zip(to)) {
+            *sum += to - from;
+        }
+        if self.logged() == 0 {
+            self.newer = [0; 2];
+        }
+    }
+
+    /// Deflated bytes of the blocks, and those that their other references save, by the newest
+    /// states of the entries.
+    pub(super) fn tally(&self) -> (u64, u64) {
+        let (sum, [blocks, referenced]) = (self.sum(), self.newer);
+        let used = i128::from(sum.blocks[3]) + blocks;
+        let all = i128::from(sum.referenced[3]) + referenced;
+        let bytes = |n: i128| u64::try_from(n.max(0)).unwrap_or(u64::MAX);
+        (bytes(used), bytes(all - used))
+    }
+
+    /// Notes the bytes that the ZAPs took on disk before this txg.
+    fn measure(&mut self, mos: &Mos) -> Result<()> {
+        self.used = 0;
+        for zap in self.zaps.iter().flatten() {
+            self.used = self.used.saturating_add(mos.object(*zap)?.dnode().used);
+        }
+        self.each = match self.sum().blocks[0] {
+            entries @ ENTRIES_MIN.. if self.used > 0 => self.used / entries,
+            _ => ENTRY_BYTES,
+        };
+        Ok(())
+    }
+
+    /// Bytes that the table takes on disk, with those that its new entries will take, about.
+    pub(super) fn size(&self) -> u64 {
+        let more = self.new.saturating_add(self.added) as u64;
+        self.used.saturating_add(self.each.saturating_mul(more))
+    }
+
     /// Whether nothing is left of it.
     pub(super) fn is_gone(&self) -> bool {
         self.gone
@@ -181,7 +277,8 @@ impl LiveTable {
         sum
     }
 
-    fn zap_of(&self, class: Class) -> Option<u64> {
+    /// The ZAP of a class.
+    pub(super) fn zap_of(&self, class: Class) -> Option<u64> {
         self.zaps.get(usize::from(class.code())).copied().flatten()
     }
 
@@ -208,13 +305,23 @@ impl LiveTable {
         }
     }
 
-    /// Makes `held` the newest state of an entry.
-    pub(super) fn put(&mut self, key: Key, held: Held) {
+    /// Makes `held` the newest state of an entry, which was `before`.
+    pub(super) fn put(&mut self, key: Key, before: &Entry, held: Held, deflated: Deflated<'_>) {
+        let after = held.entry.clone();
         self.dead += usize::from(is_dead(&held));
+        self.new += usize::from(is_new(&held));
         let older = [self.flushing.remove(&key), self.active.insert(key, held)];
-        let dead = older.iter().flatten().filter(|held| is_dead(held)).count();
-        self.dead = self.dead.saturating_sub(dead);
+        for held in older.iter().flatten() {
+            self.forget(held);
+        }
         self.unlogged.insert(key);
+        self.note_newer(key, before, &after, deflated);
+    }
+
+    /// Takes an entry that is not in memory any more out of the counts.
+    fn forget(&mut self, held: &Held) {
+        self.dead = self.dead.saturating_sub(usize::from(is_dead(held)));
+        self.new = self.new.saturating_sub(usize::from(is_new(held)));
     }
 
     /// Takes away `dead` pointers to the physical block that `of` identifies; false if no entry
@@ -228,6 +335,7 @@ impl LiveTable {
         of: &Identity,
         dead: u64,
         now: u64,
+        deflated: Deflated<'_>,
     ) -> Result<bool> {
         let Some(mut held) = self.find(mos, &of.key)? else { return Ok(false) };
         let first = |phys: &Phys| {
@@ -236,14 +344,15 @@ impl LiveTable {
                 (dva.vdev.0, dva.offset) == (of.vdev, of.offset) && phys.matches(dva, of.birth)
             })
         };
-        let before = held.entry.total_refcnt();
+        let old = held.entry.clone();
+        let before = old.total_refcnt();
         let Some(phys) = held.entry.phys_mut().iter_mut().find(|phys| first(phys)) else {
             return Ok(false);
         };
         let few = || Error::corrupt("a dedup entry counts fewer references than there were");
         phys.refcnt = phys.refcnt.checked_sub(dead).ok_or_else(few)?;
         note_class(&mut held.entry, before, now);
-        self.put(of.key, held);
+        self.put(of.key, &old, held, deflated);
         Ok(true)
     }
 
@@ -257,11 +366,12 @@ impl LiveTable {
         sync: &SyncPass<'_>,
         flush_all: bool,
     ) -> Result<()> {
+        self.added = 0;
         match self.fast {
             false => {
                 self.unlogged.clear();
                 let all = std::mem::take(&mut self.active);
-                self.dead = 0;
+                (self.dead, self.new) = (0, 0);
                 all.into_iter().try_for_each(|(key, held)| self.flush(writer, sync, key, held))?;
             }
             true => {
@@ -271,7 +381,8 @@ impl LiveTable {
             }
         }
         self.store_statistics(sync)?;
-        self.remove_empty(sync)
+        self.remove_empty(sync)?;
+        self.measure(sync.mos)
     }
 
     /// Appends the entries that changed to the active log, in new blocks.
@@ -316,13 +427,22 @@ impl LiveTable {
     fn flush_logs(&mut self, writer: &Writer, sync: &SyncPass<'_>, flush_all: bool) -> Result<()> {
         let all = flush_all || self.active.len() >= ACTIVE_MAX;
         let begun_with = self.logs.as_ref().map_or(0, |logs| logs.begun_with);
-        let mut budget = if all { usize::MAX } else { FLUSHED_MIN.max(begun_with / SHARE) };
+        let plants = &writer.dedup.plants;
+        let least = match plants.flushed.load(Relaxed) {
+            0 => FLUSHED_MIN,
+            tested => usize::try_from(tested).unwrap_or(FLUSHED_MIN),
+        };
+        let txgs_max = match plants.log_txgs.load(Relaxed) {
+            0 => TXGS_MAX,
+            tested => tested,
+        };
+        let mut budget = if all { usize::MAX } else { least.max(begun_with / SHARE) };
         loop {
             while budget > 0
                 && let Some((key, held)) = self.flushing.pop_first()
             {
                 budget -= 1;
-                self.dead = self.dead.saturating_sub(usize::from(is_dead(&held)));
+                self.forget(&held);
                 self.flush(writer, sync, key, held)?;
                 if let Some(logs) = &mut self.logs {
                     logs.flushing.header.checkpoint = Some(key);
@@ -336,7 +456,7 @@ impl LiveTable {
             logs.flushing.truncate(sync)?;
             // Without entries of its own the flushing log's dead ones are in the active one.
             let age = sync.txg.0.saturating_sub(logs.active.header.first_txg.0);
-            let is_due = all || age >= TXGS_MAX || self.dead > 0;
+            let is_due = all || age >= txgs_max || self.dead > 0;
             if self.active.is_empty() {
                 // Its entries were flushed from the other log, or it is new.
                 logs.active.truncate(sync)?;
@@ -373,6 +493,9 @@ impl LiveTable {
     fn flush(&mut self, writer: &Writer, sync: &SyncPass<'_>, key: Key, held: Held) -> Result<()> {
         let (os, words) = (sync.mos.objset(), key.to_words());
         let Held { mut entry, stored } = held;
+        let deflated = |block: &Block| sync.cx.ratios.used(block);
+        let mut in_zap = entry.clone();
+        in_zap.phys_mut().iter_mut().for_each(|phys| phys.refcnt = 0);
         let mut old = None;
         if let Some(class) = stored
             && let Some(zap) = self.zap_of(class)
@@ -382,8 +505,17 @@ impl LiveTable {
             if !writer.dedup.plants.kept_statistics.take(Relaxed) {
                 self.count(sync, class, key, &before, StatBucket::subtract);
             }
+            if before.total_refcnt() > entry.total_refcnt()
+                && entry.total_refcnt() > 0
+                && writer.dedup.plants.stale_flush.take(Relaxed)
+            {
+                self.count(sync, class, key, &before, StatBucket::add);
+                return Ok(());
+            }
             old = Some((class, zap));
+            in_zap = before;
         }
+        self.note_newer(key, &entry, &in_zap, &deflated);
         let total = entry.total_refcnt();
         let obsolete = matches!(entry, Entry::Legacy(_));
         for (i, phys) in entry.phys_mut().iter_mut().enumerate() {
@@ -399,12 +531,16 @@ impl LiveTable {
             }
             *phys = Phys::default();
         }
+        if total == 0 && old.is_some() && writer.dedup.plants.kept_entry.take(Relaxed) {
+            return Ok(());
+        }
         let class = (total > 0).then(|| Class::of_count(total));
         if let Some((before, zap)) = old.filter(|(before, _)| Some(*before) != class) {
             self.touch(before);
             zaps::remove_words(os, sync.tx, ObjectId(zap), &words)?;
         }
         let Some(class) = class else { return Ok(()) };
+        self.added += usize::from(stored.is_none());
         let zap = match self.zap_of(class) {
             Some(zap) => zap,
             None => self.create_zap(sync, class)?,
@@ -423,7 +559,7 @@ impl LiveTable {
     }
 
     /// Changes the statistics of a class by an entry.
-    fn count(
+    pub(super) fn count(
         &mut self,
         sync: &SyncPass<'_>,
         class: Class,
