@@ -55,10 +55,9 @@
 //! # Devices that fail
 //! Sectors have no births, so what a leaf did not get of a copy is in no DTL. The thread
 //! works only while every leaf of the vdev is open and misses nothing. A step that some leaf did
-//! not take, or did not flush, counts for nothing and is repeated: its sources are whole. In
-//! (A resilver begins when the copies that count are in an uberblock and known to all
-//! operations: so it finds each block in one place.) In
-//! phase 2, after state 1, there is no way back: a leaf that does not take the first rows
+//! not take, or did not flush, counts for nothing and is repeated: its sources are whole.
+//! A resilver begins when the copies that count are in an uberblock and known to all operations,
+//! so it finds each block in one place. In phase 2, after state 1, there is no way back: a leaf that does not take the first rows
 //! misses everything from then on, and gets it by a resilver.
 //!
 //! # Invariants
