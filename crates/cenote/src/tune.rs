@@ -15,6 +15,7 @@
 //!
 //! Lock order: `Engine::automatic` → the engine's configuration.
 
+mod cloning;
 mod names;
 mod scans;
 mod space;
@@ -241,7 +242,7 @@ macro_rules! l2arc {
 }
 
 /// Every tunable, by name.
-pub static TUNABLES: [Tunable; 95] = [
+pub static TUNABLES: [Tunable; 97] = [
     l2arc!(
         "l2arc_exclude_special",
         "do not write blocks of special vdevs to cache devices",
@@ -485,6 +486,8 @@ pub static TUNABLES: [Tunable; 95] = [
             n => n,
         },
     },
+    cloning::ENABLED,
+    cloning::WAIT_DIRTY,
     writing(
         "zfs_checksum_events_per_second",
         "events of wrong checksums and of failed operations in a second, for each pool and kind; 0: no limit",

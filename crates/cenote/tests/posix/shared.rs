@@ -188,6 +188,30 @@ fn nothing_is_cloned_while_a_scrub_runs() {
     rig.finish();
 }
 
+/// `zfs_bclone_wait_dirty`: a copy waits for the txg of what it copies, and shares it.
+#[test]
+fn a_copy_waits_for_dirty_blocks_if_it_is_told_to() {
+    let rig = PosixFixture::with("shared-wait", 64 * MB, 5000, &[("recordsize", BLOCK)]);
+    let (by, len) = (Caller::root(), 3 * BLOCK + 100);
+    // Copies of other tests of the process wait, too, which changes nothing for them.
+    let set = |value: &str| {
+        cenote::tune::find("zfs_bclone_wait_dirty").unwrap().set(&rig.engine, value).unwrap();
+    };
+    let saved = |n: u64| {
+        let file = |what: &str| rig.file(rig.root(), &format!("{what}{n}"));
+        let (from, to) = (file("from"), file("to"));
+        rig.write(from, 0, &noise(n, len as usize));
+        assert_eq!(rig.fs.copy_range(&by, (from, 0), (to, 0), len).unwrap(), len);
+        assert!(rig.read(to) == rig.read(from));
+        tally(&rig).1
+    };
+    set("on");
+    let waited = saved(1);
+    set("off");
+    assert!(waited >= 3 * BLOCK, "{waited}");
+    rig.finish();
+}
+
 /// Quotas count a clone in full; the pool's capacity does not.
 #[test]
 fn a_clone_is_charged_and_takes_no_space() {

@@ -29,6 +29,8 @@
 //!
 //! Lock order: the two files, in the order of their object sets and object ids → transaction.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
 use base::{Error, ErrorKind, ObjectId, Result};
 use dmu::CloneOutcome;
 use ondisk::BlkPtr;
@@ -52,6 +54,30 @@ const REPLAYED_BLOCKS: usize = 1 << 10;
 /// How often a call waits for the txg of one block before it gives up.
 const WAITS: usize = 4;
 
+static ENABLED: AtomicBool = AtomicBool::new(true);
+static WAITS_FOR_DIRTY: AtomicBool = AtomicBool::new(false);
+
+/// Whether blocks are cloned in pools that can have cloned blocks (`zfs_bclone_enabled`).
+pub fn cloning_enabled() -> bool {
+    ENABLED.load(Relaxed)
+}
+
+/// Sets [`cloning_enabled`] for all pools of the process.
+pub fn set_cloning_enabled(enabled: bool) {
+    ENABLED.store(enabled, Relaxed);
+}
+
+/// Whether a copy waits for the txgs of blocks that are not on disk yet, to clone them
+/// (`zfs_bclone_wait_dirty`).
+pub fn cloning_waits() -> bool {
+    WAITS_FOR_DIRTY.load(Relaxed)
+}
+
+/// Sets [`cloning_waits`] for all pools of the process.
+pub fn set_cloning_waits(waits: bool) {
+    WAITS_FOR_DIRTY.store(waits, Relaxed);
+}
+
 /// How far a clone got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ClonedPiece {
@@ -64,6 +90,11 @@ pub(crate) struct ClonedPiece {
 impl ClonedPiece {
     const IMPOSSIBLE: ClonedPiece =
         ClonedPiece { bytes: 0, stopped: Some(CloneOutcome::Impossible) };
+
+    /// Whether nothing could be cloned because the first block is not on disk yet.
+    pub(crate) fn awaits_txg(&self) -> bool {
+        self.bytes == 0 && self.stopped == Some(CloneOutcome::Dirty)
+    }
 }
 
 /// A range of a file of a file system.
@@ -94,7 +125,8 @@ impl FileSystem {
     ) -> Result<u64> {
         let (rw, _) = self.rw()?;
         if !self.may_clone() {
-            return Err(Error::unsupported("the pool's feature block_cloning is not enabled"));
+            let why = "the pool's feature block_cloning or the tunable zfs_bclone_enabled is off";
+            return Err(Error::unsupported(why));
         }
         let source = CloneSource { fs: from.0, id: from.1, offset: from.2 };
         if !std::sync::Arc::ptr_eq(self.os().zio(), source.fs.os().zio()) {
@@ -133,9 +165,9 @@ impl FileSystem {
         Ok(done)
     }
 
-    /// Whether the pool may have cloned blocks.
+    /// Whether blocks may be cloned.
     pub(crate) fn may_clone(&self) -> bool {
-        self.os().zio().block_refs().is_ok_and(|refs| refs.is_enabled())
+        cloning_enabled() && self.os().zio().block_refs().is_ok_and(|refs| refs.is_enabled())
     }
 
     fn check_apart(

@@ -18,7 +18,7 @@ use ondisk::znode::{
     FileType, Time, ZFS_APPENDONLY, ZFS_IMMUTABLE, ZFS_READONLY, ZFS_SPARSE, ZFS_XATTR,
 };
 
-use super::clone::CloneSource;
+use super::clone::{CloneSource, cloning_waits};
 use super::journal::Record;
 use super::locks::ObjectLockGuard;
 use super::make::{DNODE_BLOCK, blocks_cost};
@@ -483,7 +483,8 @@ impl FileSystem {
         Ok(done)
     }
 
-    /// Clones as much of a range to be copied as can be cloned at its beginning.
+    /// Clones as much of a range to be copied as can be cloned at its beginning, now or, with
+    /// [`cloning_waits`], after the next txg.
     fn clone_instead(
         &self,
         by: &Caller,
@@ -501,6 +502,9 @@ impl FileSystem {
         }
         let source = CloneSource { fs: self, id: from, offset: at };
         match self.clone_piece(by, &source, to, len) {
+            Ok(piece) if piece.awaits_txg() && cloning_waits() => {
+                Ok(self.clone_range(by, (self, from, at), to, len).unwrap_or(0))
+            }
             Ok(piece) => {
                 self.commit_if_sync_always(by, to.0)?;
                 Ok(piece.bytes)

@@ -84,6 +84,7 @@ mod types;
 mod version;
 mod xattr;
 
+pub use clone::{cloning_enabled, cloning_waits, set_cloning_enabled, set_cloning_waits};
 pub use replay::can_replay;
 pub(crate) use state::Rw;
 pub use types::{
