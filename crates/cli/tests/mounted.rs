@@ -314,9 +314,20 @@ fn copies_share_blocks() {
         assert_eq!((said.code, said.out.as_str()), (2, ""), "{args:?}: {}", said.err);
         assert!(said.err.contains("usage"), "{}", said.err);
     }
+    // From a snapshot, whose file is gone.
+    s.ok(&["zfs", "snapshot", "tank@s"]);
+    let saved = tally()[1].parse::<u64>().unwrap();
     for name in ["four", "file"] {
         std::fs::remove_file(at(name)).unwrap();
     }
+    assert_eq!(clone(".zfs/snapshot/s/file", "back").code, 0);
+    assert!(std::fs::read(at("back")).unwrap() == content);
+    s.ok(&["zpool", "sync", "tank"]);
+    assert_eq!(tally()[1], (saved + (1 << 20)).to_string());
+    std::fs::remove_file(at("back")).unwrap();
+    s.ok(&["zfs", "destroy", "tank@s"]);
+    s.ok(&["zpool", "sync", "tank"]);
+    s.ok(&["zpool", "sync", "tank"]);
     s.ok(&["zpool", "export", "tank"]);
     s.ok(&["zpool", "import", "-d", disk, "tank"]);
     assert_eq!(tally(), ["1048576", "1048576", "2.00"]);

@@ -1,6 +1,7 @@
 //! Object sets: from an object id to its dnode.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
 
 use base::ids::{ID_RUN, IdMap};
 use base::rt::{Mutex, RwLock};
@@ -39,6 +40,8 @@ pub struct Objset {
     tiers: RwLock<CacheTiers>,
     /// Blocks of encrypted dnodes are read as they are stored.
     stored: bool,
+    /// Of a snapshot whose blocks may be cloned: whether that has ended.
+    clones_ended: OnceLock<Arc<AtomicBool>>,
 }
 
 impl std::fmt::Debug for Objset {
@@ -132,7 +135,21 @@ impl Objset {
         let disk = RwLock::new(Arc::new(OnDisk { bp, phys: Arc::new(phys), meta }));
         let tiers = live.as_ref().map_or(CacheTiers::ALL, |live| live.props().tiers);
         let stored = live.as_ref().is_some_and(LiveObjset::is_sealed);
-        Objset { zio, id, instance, disk, dnodes, live, tiers: RwLock::new(tiers), stored }
+        let (tiers, clones_ended) = (RwLock::new(tiers), OnceLock::new());
+        Objset { zio, id, instance, disk, dnodes, live, tiers, stored, clones_ended }
+    }
+
+    /// Lets blocks of this object set, a snapshot's, be cloned until `ended` is set. That happens
+    /// before blocks of the snapshot are freed ([`Objset::clone_block`]). Only the first call has
+    /// an effect.
+    pub fn allow_clones(&self, ended: Arc<AtomicBool>) {
+        let _first = self.clones_ended.set(ended);
+    }
+
+    /// Whether blocks of an object set that is not open for writing must not be cloned, or no
+    /// more.
+    pub(crate) fn has_ended_clones(&self) -> bool {
+        self.clones_ended.get().is_none_or(|ended| ended.load(SeqCst))
     }
 
     /// Sets which tiers of the cache may keep the blocks that are read from now on.

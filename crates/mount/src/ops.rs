@@ -423,14 +423,26 @@ impl Filesystem for ZfsMount {
     }
 
     fn copy_file_range(&self, req: &Request, range: &CopyRange) -> FsResult<u64> {
+        self.copy_from(req, self, range)
+    }
+}
+
+impl ZfsMount {
+    /// Copies from a file of `source`, or of a snapshot in it.
+    pub(super) fn copy_from(
+        &self,
+        req: &Request,
+        source: &ZfsMount,
+        range: &CopyRange,
+    ) -> FsResult<u64> {
         if range.flags != 0 {
             return Err(Errno::EINVAL);
         }
         let to = (self.changeable(range.node_out)?, range.offset_out);
-        // The kernel itself copies from a snapshot.
-        let from = (self.own(range.node_in).ok_or(Errno::EXDEV)?, range.offset_in);
+        let (fs, id) = source.object(range.node_in, Errno::EINVAL)?;
         let by = writer(req, req.uid != 0);
-        self.fs().copy_range(&by, from, to, range.len).map_err(stale)
+        let from = (&*fs, id, range.offset_in);
+        self.fs().copy_range_from(&by, from, to, range.len).map_err(stale)
     }
 }
 

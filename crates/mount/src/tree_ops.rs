@@ -258,8 +258,7 @@ impl Filesystem for MountTree {
 
     fn copy_file_range(&self, req: &Request, range: &CopyRange) -> FsResult<u64> {
         let (from, to) = (self.at(range.node_in)?, self.at(range.node_out)?);
-        from.same(&to)?;
         let range = CopyRange { node_in: from.node, node_out: to.node, ..*range };
-        from.fs.copy_file_range(req, &range)
+        to.fs.copy_from(req, &from.fs, &range)
     }
 }

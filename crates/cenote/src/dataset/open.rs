@@ -132,8 +132,11 @@ impl Dataset {
 
     /// The file system, open only for reading.
     pub(crate) fn read_fs(&self) -> Result<Arc<FileSystem>> {
-        let fs =
-            FileSystem::open(self.objset()?, self.io()).map_err(|e| e.in_dataset(self.name()))?;
+        let os = self.objset()?;
+        if let (DatasetKind::Snapshot, Some(writer)) = (self.kind, &self.core.writer) {
+            writer.allow_clones_of(&os, self.ds().phys().guid);
+        }
+        let fs = FileSystem::open(os, self.io()).map_err(|e| e.in_dataset(self.name()))?;
         self.set_up(&fs)?;
         Ok(fs)
     }

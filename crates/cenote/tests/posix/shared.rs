@@ -573,6 +573,119 @@ fn a_block_that_is_freed_before_its_clone_is_written() {
     assert_eq!(leaked(&crashed), 2 * BLOCK);
 }
 
+/// Blocks of a snapshot are shared as long as it exists, and stay when it goes.
+#[test]
+fn a_snapshot_is_a_source_of_clones() {
+    let rig = PosixFixture::with("shared-snapshot", 64 * MB, 5000, &[("recordsize", BLOCK)]);
+    let by = Caller::root();
+    let from = rig.file(rig.root(), "from");
+    rig.write(from, 0, &noise(1, 4 * BLOCK as usize + 100));
+    rig.sync();
+    let wanted = rig.read(from);
+    let take = |name: &str| rig.pool.snapshot(&[format!("{DATASET}@{name}")], &[], None).unwrap();
+    let open =
+        |name: &str| rig.pool.dataset(&format!("{DATASET}@{name}")).unwrap().open_fs().unwrap();
+    take("one");
+    rig.write(from, BLOCK, &noise(2, 2 * BLOCK as usize));
+    rig.sync();
+    take("two");
+    rig.fs.unlink(&by, rig.root(), b"from").unwrap();
+    rig.sync();
+    let (one, two) = (open("one"), open("two"));
+    let (a, b) = (rig.file(rig.root(), "a"), rig.file(rig.root(), "b"));
+    let size = wanted.len() as u64;
+    assert_eq!(rig.fs.clone_range(&by, (&one, from, 0), (a, 0), u64::MAX).unwrap(), size);
+    assert_eq!(rig.fs.copy_range_from(&by, (&two, from, 0), (b, 0), u64::MAX).unwrap(), size);
+    assert!(rig.read(a) == wanted && rig.read(b) == read(&two, from));
+    let (used, saved) = tally(&rig);
+    assert!(used >= 6 * BLOCK && saved >= 8 * BLOCK, "{used} {saved}");
+    // The clone of a snapshot that is destroyed in the same txg.
+    let c = rig.file(rig.root(), "c");
+    assert_eq!(rig.fs.clone_range(&by, (&one, from, 0), (c, 0), u64::MAX).unwrap(), size);
+    rig.pool.destroy_snapshots(&[format!("{DATASET}@one")], false, None).unwrap();
+    settle(&rig);
+    let late = rig.file(rig.root(), "late");
+    let refused = rig.fs.clone_range(&by, (&one, from, 0), (late, 0), u64::MAX);
+    assert_eq!(kind(refused), ErrorKind::Unsupported);
+    assert!(rig.read(a) == wanted && rig.read(c) == wanted);
+    // Its guid and object may be those of another one by now.
+    take("three");
+    assert_eq!(kind(rig.fs.clone_range(&by, (&one, from, 0), (late, 0), 1)), ErrorKind::Invalid);
+    // With its last hold, and with its dataset's rollback.
+    let name = [format!("{DATASET}@two")];
+    let hold = cenote::SnapshotHold { snapshot: name[0].clone(), tag: "tag".to_owned() };
+    rig.pool.hold(std::slice::from_ref(&hold), None).unwrap();
+    rig.pool.destroy_snapshots(&name, true, None).unwrap();
+    assert_eq!(rig.fs.clone_range(&by, (&two, from, 0), (late, 0), u64::MAX).unwrap(), size);
+    rig.pool.release(&[hold], None).unwrap();
+    settle(&rig);
+    let refused = rig.fs.clone_range(&by, (&two, from, 0), (b, 0), u64::MAX);
+    assert_eq!(kind(refused), ErrorKind::Unsupported);
+    drop((one, two));
+    let rig = rig.again();
+    assert!(rig.read(a) == wanted && rig.read(c) == wanted && rig.read(b) == rig.read(late));
+    rig.pool.destroy_snapshots(&[format!("{DATASET}@three")], false, None).unwrap();
+    for name in [&b"a"[..], b"b", b"c", b"late"] {
+        rig.fs.unlink(&by, rig.root(), name).unwrap();
+    }
+    settle(&rig);
+    assert_eq!(tally(&rig), (0, 0));
+    rig.finish();
+}
+
+/// Blocks of a snapshot are cloned in the txg behind the one that destroys it, before the
+/// destruction is processed.
+#[test]
+fn a_snapshot_that_goes_before_its_clone_is_written() {
+    loop {
+        let rig =
+            PosixFixture::with("shared-late-snapshot", 64 * MB, 5000, &[("recordsize", BLOCK)]);
+        let by = Caller::root();
+        let from = rig.file(rig.root(), "from");
+        rig.write(from, 0, &noise(1, 3 * BLOCK as usize));
+        let to = rig.file(rig.root(), "to");
+        rig.write(to, 0, &noise(2, 3 * BLOCK as usize));
+        rig.sync();
+        rig.pool.snapshot(&[format!("{DATASET}@s")], &[], None).unwrap();
+        rig.fs.unlink(&by, rig.root(), b"from").unwrap();
+        rig.sync();
+        let snapshot = rig.pool.dataset(&format!("{DATASET}@s")).unwrap().open_fs().unwrap();
+        let (source, target) = (Arc::clone(snapshot.objset()), Arc::clone(rig.fs.objset()));
+        let writer = rig.pool.writer().unwrap();
+        let act = move |cx: &mut TaskCx<'_>, ()| {
+            let tx = cx.writer.begin_for(None, 64 << 10, false, OutagePolicy::WaitAlways)?;
+            let synced = cx.writer.txgs().synced_txg();
+            let block =
+                |blkid| target.clone_block(&tx, (to, blkid), &source, (from, blkid), synced);
+            let cloned = [block(0)?.0, block(2)?.0];
+            let later = tx.txg();
+            drop(tx);
+            destroy::snapshot(cx.cx, source.id(), false)?;
+            cx.free_in_background();
+            Ok((cloned, later))
+        };
+        let ((cloned, later), txg) = writer.sync_task(|_| Ok(()), act).unwrap();
+        assert_eq!(cloned, [CloneOutcome::Cloned; 2]);
+        assert_eq!(later, txg.next(), "the clones are of the txg behind");
+        let crashed = cut(&rig, "shared-late-snapshot");
+        // Unless that txg is on disk already.
+        if writer.txgs().synced_txg() != txg {
+            continue;
+        }
+        let engine = testkit::engine();
+        judge(&engine, &crashed);
+        let (theirs, own) = (noise(1, 3 * BLOCK as usize), noise(2, 3 * BLOCK as usize));
+        replayed(&crashed, |fs| assert!(read(fs, to) == own));
+        drop(snapshot);
+        settle(&rig);
+        let block = BLOCK as usize;
+        let wanted = [&theirs[..block], &own[block..2 * block], &theirs[2 * block..]].concat();
+        assert!(rig.read(to) == wanted);
+        rig.finish();
+        return;
+    }
+}
+
 /// A change of the MOS that no writer makes, of the table in `object`.
 type Forgery = fn(&mut TaskCx<'_>, u64, BrtVdev) -> base::Result<()>;
 

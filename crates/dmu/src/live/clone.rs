@@ -25,7 +25,8 @@
 //! it is published, and publication replaces slot and tree under the lock of the handle. So
 //! step 4 finds one or the other. A destruction or a rollback frees blocks without changing
 //! them, and ends the clones of the dataset first ([`Objset::end_clones`]), which step 4 finds.
-//! A free that is processed after step 3 finds the note.
+//! A free that is processed after step 3 finds the note. A snapshot's tree does not change; its
+//! destruction sets a flag first ([`Objset::allow_clones`]).
 //!
 //! # Invariants
 //! * Each pointer noted with the pool is in exactly one slot, or was cancelled.
@@ -91,7 +92,8 @@ impl Objset {
     }
 
     /// Makes a data block of `id` a clone of `blkid` of object `source` in `from`, an object
-    /// set of the same pool that is open for writing. The caller keeps others from changing
+    /// set of the same pool that is open for writing, or that of a snapshot
+    /// ([`Objset::allow_clones`]). The caller keeps others from changing
     /// both blocks meanwhile. `synced` is the last txg on disk: newer blocks are dirty. Returns
     /// the source's pointer as well, if it is on disk.
     ///
@@ -109,10 +111,15 @@ impl Objset {
         let none = |outcome| Ok((outcome, BlkPtr::default()));
         self.live()?.check_plain()?;
         let same_pool = Arc::ptr_eq(self.zio(), from.zio());
-        let Some(live) = from.live_part().filter(|live| same_pool && !live.is_sealed()) else {
-            return none(CloneOutcome::Impossible);
+        let live = from.live_part();
+        let ended = || match live {
+            Some(live) => live.is_destroyed() || live.clones_ended.load(SeqCst),
+            None => from.has_ended_clones(),
         };
-        let is_dirty = || live.block(source, blkid, 0..0).is_some();
+        if !same_pool || from.is_sealed() || live.is_none() && ended() {
+            return none(CloneOutcome::Impossible);
+        }
+        let is_dirty = || live.is_some_and(|live| live.block(source, blkid, 0..0).is_some());
         if is_dirty() {
             return none(CloneOutcome::Dirty);
         }
@@ -140,8 +147,7 @@ impl Objset {
             return Ok((CloneOutcome::Impossible, bp));
         }
         let moved = is_dirty()
-            || live.is_destroyed()
-            || live.clones_ended.load(SeqCst)
+            || ended()
             || from.disk_dnode(source, io).map_or(true, |now| now.as_ref() != Some(&dn));
         let cloned = match moved {
             true => Ok(CloneOutcome::Dirty),

@@ -32,6 +32,7 @@
 mod block_refs;
 pub(crate) mod checkpoint;
 pub(crate) mod claim;
+mod clone_sources;
 mod clones;
 mod condense;
 mod config;
@@ -246,6 +247,7 @@ pub struct Writer {
     removal: Arc<device_removal::DeviceRemoval>,
     expansion: Arc<expansion::RaidzExpansion>,
     block_refs: Arc<block_refs::BlockRefs>,
+    clone_sources: clone_sources::CloneSources,
     dedup: dedup::Dedup,
     jobs: Arc<leaf_jobs::LeafJobs>,
     autotrim: Arc<trim::Autotrim>,

@@ -18,6 +18,7 @@ use vdev::{AllocClass, Tree};
 use zio::{SpaceSource, Zio};
 
 use super::block_refs::BlockRefs;
+use super::clone_sources::CloneSources;
 use super::ledger::Ledger;
 use super::maps::Maps;
 use super::outage::Outages;
@@ -237,6 +238,7 @@ pub(crate) fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Write
         removal: Default::default(),
         expansion: Default::default(),
         block_refs,
+        clone_sources: CloneSources::default(),
         dedup: Default::default(),
         jobs: Default::default(),
         autotrim: Default::default(),

@@ -587,6 +587,7 @@ impl Writer {
             let mut cx = TaskCx { writer: self, cx, tx, state, sync, writes, pending };
             task.run(&mut cx)?;
         }
+        self.end_clones_of_snapshots(sync.cx.read());
         Ok(())
     }
 

@@ -170,13 +170,18 @@ impl FileSystem {
         cloning_enabled() && self.os().zio().block_refs().is_ok_and(|refs| refs.is_enabled())
     }
 
+    /// Whether both are handles of one file system.
+    pub(super) fn is_same(&self, other: &FileSystem) -> bool {
+        std::sync::Arc::ptr_eq(self.os(), other.os())
+    }
+
     fn check_apart(
         &self,
         source: &CloneSource<'_>,
         (id, offset): (ObjectId, u64),
         len: u64,
     ) -> Result<()> {
-        let same = std::ptr::eq(self, source.fs) && id == source.id;
+        let same = self.is_same(source.fs) && id == source.id;
         let (from, to) = (source.offset, offset);
         if same && from < to.saturating_add(len) && to < from.saturating_add(len) {
             return Err(Error::invalid("the ranges overlap").in_object(id));
@@ -193,8 +198,7 @@ impl FileSystem {
         len: u64,
     ) -> Result<Vec<ObjectLockGuard<'a>>> {
         let own = self.rw_always()?;
-        let same_fs = std::ptr::eq(self, source.fs);
-        if same_fs && id == source.id {
+        if self.is_same(source.fs) && id == source.id {
             return Ok(vec![own.locks.exclusive(id)]);
         }
         let range = source.offset..source.offset.saturating_add(len);

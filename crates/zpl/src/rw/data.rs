@@ -464,16 +464,32 @@ impl FileSystem {
         to: (ObjectId, u64),
         len: u64,
     ) -> Result<u64> {
+        self.copy_range_from(by, (self, from.0, from.1), to, len)
+    }
+
+    /// As [`FileSystem::copy_range`], from a file of a file system that may be another one: a
+    /// snapshot, for example. Those of other pools share nothing.
+    ///
+    /// # Errors
+    /// As [`FileSystem::copy_range`].
+    pub fn copy_range_from(
+        &self,
+        by: &Caller,
+        (fs, id, at): (&FileSystem, ObjectId, u64),
+        to: (ObjectId, u64),
+        len: u64,
+    ) -> Result<u64> {
         self.rw()?;
-        let (_, source) = self.regular(from.0, self.io())?;
-        let len = len.min(source.size.saturating_sub(from.1));
-        if from.0 == to.0 && from.1 < to.1.saturating_add(len) && to.1 < from.1.saturating_add(len)
-        {
-            return Err(Error::invalid("the ranges overlap").in_object(from.0));
+        let (_, source) = fs.regular(id, self.io())?;
+        let len = len.min(source.size.saturating_sub(at));
+        let overlap = at < to.1.saturating_add(len) && to.1 < at.saturating_add(len);
+        if self.is_same(fs) && id == to.0 && overlap {
+            return Err(Error::invalid("the ranges overlap").in_object(id));
         }
         let mut done = 0;
         while done < len {
-            match self.copy_piece(by, (from.0, from.1 + done), (to.0, to.1 + done), len - done) {
+            let from = CloneSource { fs, id, offset: at + done };
+            match self.copy_piece(by, &from, (to.0, to.1 + done), len - done) {
                 Ok(0) => break,
                 Ok(n) => done += n,
                 Err(_) if done > 0 => break,
@@ -488,22 +504,22 @@ impl FileSystem {
     fn clone_instead(
         &self,
         by: &Caller,
-        (from, at): (ObjectId, u64),
+        from: &CloneSource<'_>,
         to: (ObjectId, u64),
         len: u64,
     ) -> Result<u64> {
-        let (object, attrs) = self.regular(from, self.io())?;
-        let block = object.block_size();
+        let (object, attrs) = from.fs.regular(from.id, self.io())?;
+        let (block, at) = (object.block_size(), from.offset);
         let aligned = at.is_multiple_of(block) && to.1.is_multiple_of(block);
         // Without the rest of a block, unless the file ends there.
         let len = if at.saturating_add(len) >= attrs.size { len } else { len / block * block };
-        if !aligned || len == 0 || !self.may_clone() {
+        let same_pool = std::sync::Arc::ptr_eq(self.os().zio(), from.fs.os().zio());
+        if !aligned || len == 0 || !same_pool || !self.may_clone() {
             return Ok(0);
         }
-        let source = CloneSource { fs: self, id: from, offset: at };
-        match self.clone_piece(by, &source, to, len) {
+        match self.clone_piece(by, from, to, len) {
             Ok(piece) if piece.awaits_txg() && cloning_waits() => {
-                Ok(self.clone_range(by, (self, from, at), to, len).unwrap_or(0))
+                Ok(self.clone_range(by, (from.fs, from.id, at), to, len).unwrap_or(0))
             }
             Ok(piece) => {
                 self.commit_if_sync_always(by, to.0)?;
@@ -517,15 +533,16 @@ impl FileSystem {
     fn copy_piece(
         &self,
         by: &Caller,
-        (from, at): (ObjectId, u64),
+        from: &CloneSource<'_>,
         (to, offset): (ObjectId, u64),
         len: u64,
     ) -> Result<u64> {
-        let cloned = self.clone_instead(by, (from, at), (to, offset), len)?;
+        let cloned = self.clone_instead(by, from, (to, offset), len)?;
         if cloned > 0 {
             return Ok(cloned);
         }
-        let Some(extent) = self.extent(from, at, self.io())? else { return Ok(0) };
+        let CloneSource { fs, id, offset: at } = *from;
+        let Some(extent) = fs.extent(id, at, self.io())? else { return Ok(0) };
         let len = len.min(extent.len);
         if !extent.data {
             self.allocate(by, to, Falloc::ZeroRange { keep_size: false }, offset, len)?;
@@ -533,7 +550,7 @@ impl FileSystem {
         }
         // Up to a boundary of blocks.
         let step = COPY_MAX - offset % COPY_MAX;
-        let pieces = self.read(from, at, len.min(step) as usize, self.io())?;
+        let pieces = fs.read(id, at, len.min(step) as usize, self.io())?;
         let data: Vec<u8> = pieces.iter().flat_map(|b| b.iter().copied()).collect();
         if data.is_empty() {
             return Ok(0);
