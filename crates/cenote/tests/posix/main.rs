@@ -11,6 +11,7 @@ mod dedup;
 mod dedup_prune;
 mod diff;
 mod full;
+mod full_clones;
 mod heal;
 mod idle;
 mod indirect;
