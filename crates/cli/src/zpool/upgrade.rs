@@ -337,7 +337,7 @@ mod tests {
             ("feature@lz4_compress".to_owned(), value("active")),
             ("comment".to_owned(), value("disabled")),
         ];
-        assert_eq!(version_of("tank", &props), pool(None, &["edonr", "blake3"]));
+        assert_eq!(version_of("tank", &props), pool(None, &["edonr", "blake3", "raidz_expansion"]));
         props.push(("compatibility".to_owned(), value("openzfs-2.0-linux")));
         assert_eq!(version_of("tank", &props), pool(None, &["edonr"]));
         props.push(("version".to_owned(), PropertyEntry::fact(PropertyValue::Num(28))));
