@@ -350,7 +350,9 @@ for dir in /host/*/; do
 		grep -q 'Removal of vdev 0 copied' "$dir/found.txt" || say tended "not found" ;;
 	expanding)
 		echo 0 >/sys/module/zfs/parameters/raidz_expand_max_reflow_bytes
-		zpool wait -t raidz_expand "$name"; zpool status "$name" | grep -q 'expanded raidz2-0 copied' || say tended "not expanded" ;;
+		zpool wait -t raidz_expand "$name"; zpool status "$name" | grep -q 'expanded raidz2-0 copied' || say tended "not expanded"
+		# The one that begins by itself.
+		zpool wait -t scrub "$name" ;;
 	expanded)
 		grep -q 'expanded raidz1-0 copied' "$dir/found.txt" || say tended "not found"
 		# Here OpenZFS begins one, and Cenote ends it.
