@@ -3,8 +3,9 @@
 //! OpenZFS's zdb finds no error at any stage, and planted bugs are found.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::disallowed_methods, missing_docs)]
 
+mod common;
+
 use std::collections::BTreeMap;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -13,21 +14,19 @@ use base::{ErrorKind, VdevId};
 use cenote::create::{CreateRequest, Force, NewKind, NewVdev, PoolSetting};
 use cenote::inspect::zpl::rw::{Caller, New, WritePosition};
 use cenote::{
-    AttachMode, AttachRequest, Engine, FileSystem, ImportOptions, Io, NewDevice, Offline,
-    OfflineMode, Pool, ScanRequest, ScanState,
+    AttachMode, AttachRequest, Engine, FileSystem, Io, NewDevice, Offline, OfflineMode, Pool,
+    ScanRequest, ScanState,
 };
-use device::Device;
+use common::pools::{NAME, image_of, import, leaves, open, verify, whole, writing, zdb};
 use device::sim::{Event, Image, SimConfig, SimDisks};
 use ondisk::label::{
     LABELS, encode_slot, label_offset, parse_slot, slot_offset, slot_size, usable_size,
 };
-use spa::audit::{AuditOptions, Report, Verify};
+use spa::audit::{AuditOptions, Verify};
 use spa::engine::{ExpansionTuning, Writer, WriterOptions};
-use spa::leaves::Known;
 use spa::{Search, Spa};
-use testkit::{Rng, Scratch, import_from};
+use testkit::{Rng, Scratch};
 
-const NAME: &str = "tank";
 /// The files are sparse.
 const DISK: u64 = 192 << 20;
 /// Bytes of a simulated disk.
@@ -99,37 +98,6 @@ fn attach(engine: &Engine, pool: &Pool, vdev: &str, new: PathBuf) -> base::Resul
     engine.attach(pool, &request(vdev, new, AttachMode::Attach))
 }
 
-fn import(dir: &Path) -> Arc<Pool> {
-    let options = ImportOptions { force: true, ..ImportOptions::default() };
-    let pool = import_from(&testkit::engine(), dir, &options).unwrap();
-    assert_eq!(pool.read_only_because(), None);
-    pool
-}
-
-/// Verifies every copy of every block, without writing.
-fn whole(dir: &Path, what: &str) -> Report {
-    let pool = import_from(&testkit::engine(), dir, &testkit::readonly()).unwrap();
-    let options = AuditOptions { verify: Verify::All, ..AuditOptions::default() };
-    let report = pool.spa().audit(options, &()).unwrap();
-    assert!(report.is_clean() && report.leaked == 0, "{what}: {:#?}", report.problems);
-    report
-}
-
-fn zdb(dir: &Path) {
-    let mut run = std::process::Command::new("zdb");
-    let Ok(out) = run.args(["-e", "-p"]).arg(dir).args(["-bccd", NAME]).output() else {
-        testkit::skip(testkit::Need::Zdb, "zdb is not installed");
-        return;
-    };
-    let text =
-        String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
-    assert!(out.status.success() && text.contains("No leaks"), "{text}");
-    let text = text.replace("verify nothing leaked", "");
-    for bad in ["mismatch", "leaked", "ASSERT", "does not match"] {
-        assert!(!text.contains(bad), "{bad}: {text}");
-    }
-}
-
 /// The files of a pool, and what must be in them.
 struct MovedFiles {
     fs: Arc<FileSystem>,
@@ -196,19 +164,6 @@ impl MovedFiles {
     }
 }
 
-/// Reads all files again.
-fn verify(pool: &Pool, dataset: &str, content: &BTreeMap<String, Vec<u8>>) {
-    let fs = pool.dataset(dataset).unwrap().open_fs().unwrap();
-    for (name, data) in content {
-        let id = fs.lookup(fs.root(), name.as_bytes(), Io::WAIT).unwrap().id;
-        let file = fs.open_file(id, Io::WAIT).unwrap();
-        let mut found = vec![0; data.len() + 1];
-        let n = file.read_at(0, &mut found, Io::WAIT).unwrap();
-        found.truncate(n);
-        assert!(found == *data, "{dataset}: {name} differs");
-    }
-}
-
 /// The expansion waits when this much is copied.
 fn hold_after(w: &Writer, bytes: u64) {
     w.expansion_plants().hold_after.store(bytes + 1, Relaxed);
@@ -272,7 +227,7 @@ fn vdevs_of_all_kinds_are_expanded() {
         pool.export().unwrap();
         drop(pool);
         whole(dir, "in the middle");
-        zdb(dir);
+        zdb(dir, NAME);
 
         let pool = import(dir);
         let w = pool.writer().unwrap();
@@ -301,7 +256,7 @@ fn vdevs_of_all_kinds_are_expanded() {
         pool.export().unwrap();
         drop(pool);
         whole(dir, "at the end");
-        zdb(dir);
+        zdb(dir, NAME);
         // Each block is there without any one child, and without as many as there is parity.
         for first in (0..=shape.children).step_by(if nightly() { 1 } else { 2 }) {
             let gone: Vec<PathBuf> = (0..shape.nparity as usize)
@@ -316,37 +271,6 @@ fn vdevs_of_all_kinds_are_expanded() {
         verify(&pool, NAME, &content);
         pool.export().unwrap();
     });
-}
-
-fn image_of(path: &Path) -> Image {
-    let file = std::fs::File::open(path).unwrap();
-    let size = file.metadata().unwrap().len();
-    let mut image = Image::new(size);
-    let mut part = vec![0; 1 << 20];
-    let mut at = 0;
-    while at < size {
-        let n = file.read_at(&mut part, at).unwrap();
-        image.write(at, &part[..n]).unwrap();
-        at += n as u64;
-    }
-    image
-}
-
-fn leaves(disks: &SimDisks) -> Known {
-    let device = |d: Arc<device::sim::SimDevice>| {
-        (PathBuf::from(format!("/simulated/{}", d.disk())), d as Arc<dyn Device>)
-    };
-    Known(disks.devices().into_iter().map(device).collect())
-}
-
-fn open(leaves: &Known, options: &ImportOptions) -> Spa {
-    let cache = Arc::new(zio::BlockCache::of(32 << 20).unwrap());
-    let found = spa::discover_in(&Search::default(), leaves).unwrap();
-    Spa::open_in(&found.pools[0], options, &cache, leaves).map_err(|f| f.error).unwrap()
-}
-
-fn writing() -> ImportOptions {
-    ImportOptions { force: true, ..ImportOptions::default() }
 }
 
 /// A pool on simulated disks whose expansion has begun, and nothing of it is copied yet.
