@@ -7,9 +7,13 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 #![allow(clippy::disallowed_methods, reason = "zfs-fuse and zdb run as processes")]
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::Duration;
 
+use base::rt::Mutex;
 use cenote::create::{CreateRequest, NewKind, NewVdev};
 use cenote::{ImportOptions, Pool, PoolState};
 use testkit::tree::{Compare, verify_tree};
@@ -154,23 +158,85 @@ fn old_versions_are_made_and_changed() {
 /// zfs-fuse, if it is available.
 struct Peer {
     commands: PathBuf,
+    /// The command that was run last.
+    last: Mutex<String>,
 }
+
+/// How long an exchange with zfs-fuse takes at most; it takes seconds on an idle machine.
+const EXCHANGE: Duration = Duration::from_secs(240);
 
 impl Peer {
     fn at_hand() -> Option<Peer> {
-        let peer = std::env::var_os("CENOTE_ZFS_FUSE").map(|c| Peer { commands: c.into() });
-        let runs = |peer: &Peer| {
-            let run = Command::new(peer.commands.join("zpool")).arg("list").output();
-            run.is_ok_and(|out| out.status.success())
-        };
-        let peer = peer.filter(runs);
+        let commands = std::env::var_os("CENOTE_ZFS_FUSE").map(PathBuf::from);
+        let peer = commands.map(|commands| Peer { commands, last: Mutex::default() });
+        let peer = peer.filter(Peer::answers);
         if peer.is_none() {
             testkit::skip(testkit::Need::Peers, "zfs-fuse does not run (set CENOTE_ZFS_FUSE)");
         }
         peer
     }
 
+    fn answers(&self) -> bool {
+        let run = Command::new(self.commands.join("zpool")).arg("list").output();
+        run.is_ok_and(|out| out.status.success())
+    }
+
+    /// Runs an exchange with zfs-fuse. These run one after another, for zfs-fuse has once
+    /// stopped to answer while two pools were in use, and `make test` waited for ever. An
+    /// exchange that takes too long is ended by killing the daemon, and runs a second time
+    /// with a new one; the second time must not hang.
+    fn exchange(name: &str, exchange: fn(&Peer, &Path)) {
+        static ONE: Mutex<()> = Mutex::new(());
+        let _one = ONE.lock();
+        let Some(peer) = Peer::at_hand() else { return };
+        if peer.in_time(name, exchange) {
+            return;
+        }
+        println!("zfs-fuse hung in {}; again", peer.last.lock().as_str());
+        peer.restart();
+        let in_time = peer.in_time(name, exchange);
+        assert!(in_time, "zfs-fuse hung twice, now in {}", peer.last.lock().as_str());
+    }
+
+    /// Whether the exchange ended before the daemon had to be killed. When a daemon ends,
+    /// the kernel answers all requests to its mounts with errors.
+    fn in_time(&self, name: &str, exchange: fn(&Peer, &Path)) -> bool {
+        let scratch = Scratch::new(name);
+        let (ended, end) = std::sync::mpsc::channel::<()>();
+        std::thread::scope(|scope| {
+            let watch = scope.spawn(move || {
+                let late = end.recv_timeout(EXCHANGE) == Err(RecvTimeoutError::Timeout);
+                if late {
+                    let _ = Command::new("pkill").args(["-KILL", "-x", "zfs-fuse"]).status();
+                }
+                late
+            });
+            let result = catch_unwind(AssertUnwindSafe(|| exchange(self, scratch.path())));
+            drop(ended);
+            match (watch.join().unwrap(), result) {
+                (true, _) => {
+                    unmount_all_below(scratch.path());
+                    false
+                }
+                (false, Ok(())) => true,
+                (false, Err(panic)) => resume_unwind(panic),
+            }
+        })
+    }
+
+    /// Starts the daemon again.
+    fn restart(&self) {
+        let daemon = self.commands.join("zfs-fuse");
+        let null = std::process::Stdio::null;
+        let mut run = Command::new(daemon);
+        run.arg("--no-daemon").stdin(null()).stdout(null()).stderr(null());
+        // The script that started the first one ends this one, too.
+        drop(run.spawn().unwrap());
+        testkit::eventually("zfs-fuse answers", || self.answers());
+    }
+
     fn run(&self, command: &str, args: &[&str]) -> String {
+        *self.last.lock() = format!("{command} {}", args.join(" "));
         // A closed file stays open there until the kernel reports it.
         for _ in 0..100 {
             let out = Command::new(self.commands.join(command)).args(args).output().unwrap();
@@ -180,7 +246,7 @@ impl Peer {
                 return text;
             }
             assert!(text.contains("busy"), "{command} {args:?}: {text}");
-            std::thread::sleep(std::time::Duration::from_millis(100));
+            std::thread::sleep(Duration::from_millis(100));
         }
         panic!("{command} {args:?}: busy for ten seconds");
     }
@@ -202,7 +268,7 @@ impl Peer {
             if !status.contains("in progress") {
                 break;
             }
-            std::thread::sleep(std::time::Duration::from_millis(100));
+            std::thread::sleep(Duration::from_millis(100));
         }
         assert!(status.contains("with 0 errors"), "{status}");
         assert!(status.contains("No known data errors"), "{status}");
@@ -239,6 +305,15 @@ impl Peer {
     }
 }
 
+/// Unmounts what a daemon that was killed left.
+fn unmount_all_below(dir: &Path) {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    let points = mounts.lines().filter_map(|line| line.split(' ').nth(1));
+    for point in points.filter(|point| Path::new(point).starts_with(dir)) {
+        let _ = Command::new("umount").args(["--lazy", point]).status();
+    }
+}
+
 /// Compares Cenote's view of zfs-fuse's file systems and snapshots.
 fn verify(dir: &Path, golden: &Golden, what: &str) {
     let pool = import_from(&engine(), dir, &readonly()).unwrap();
@@ -272,9 +347,11 @@ fn a_pool_of_zfs_fuse_is_changed() {
 
 #[test]
 fn a_pool_of_zfs_fuse_goes_back_and_forth() {
-    let (Some(peer), golden) = (Peer::at_hand(), golden("fuse23").unwrap()) else { return };
-    let scratch = Scratch::new("fuse23-exchange");
-    let dir = scratch.path();
+    Peer::exchange("fuse23-exchange", back_and_forth);
+}
+
+fn back_and_forth(peer: &Peer, dir: &Path) {
+    let golden = golden("fuse23").unwrap();
     golden.unpack(dir);
     let manifests = golden.manifests();
     let (_, manifest) = manifests.iter().find(|(name, _)| name == "fuse23").unwrap();
@@ -297,10 +374,14 @@ fn a_pool_of_zfs_fuse_goes_back_and_forth() {
 
 #[test]
 fn pools_of_cenote_go_to_zfs_fuse() {
-    let Some(peer) = Peer::at_hand() else { return };
+    Peer::exchange("to-fuse", go_to_zfs_fuse);
+}
+
+fn go_to_zfs_fuse(peer: &Peer, scratch: &Path) {
     for version in [15, 23] {
-        let scratch = Scratch::new(&format!("to-fuse-{version}"));
-        let (dir, name) = (scratch.path(), format!("cenote{version}"));
+        let name = format!("cenote{version}");
+        let dir = &scratch.join(&name);
+        std::fs::create_dir(dir).unwrap();
         make(dir, &name, version);
         for tag in ["one", "two"] {
             round(dir, tag, &format!("version {version}"), BLOCKS);
