@@ -20,6 +20,7 @@ mod cached;
 mod chart;
 mod codecs;
 mod du;
+mod expansion;
 mod frag;
 mod frag_load;
 mod frag_map;
@@ -78,6 +79,7 @@ const ALL: &[Bench] = &[
     metaslabs::BENCH,
     scrub::BENCH,
     removal::BENCH,
+    expansion::BENCH,
     snapshots::BENCH,
     send::BENCH,
     codecs::BENCH,

@@ -15,7 +15,7 @@ use cenote::create::{AddRequest, Force, NewKind, NewVdev};
 use cenote::files::{Caller, New, WritePosition};
 use cenote::{Engine, EngineConfig, FileSystem};
 
-use super::args::opt;
+use super::args::{Args, opt};
 use super::frag_target::{ASHIFT, RunningPool};
 use super::frame::{Cell, ReportTable};
 use super::lab;
@@ -43,76 +43,116 @@ pub(super) const BENCH: Bench = Bench {
 /// Bytes of a write while the file is filled.
 const LARGE: u64 = 1 << 20;
 
-/// The command line.
-struct RemovalOptions {
-    size: u64,
+/// The command line of a bench that moves all blocks of a pool.
+pub(super) struct MoveOptions {
+    /// Bytes of each device.
+    pub(super) size: u64,
     fill: u64,
-    record: u64,
-    memory: u64,
+    /// The record size.
+    pub(super) record: u64,
+    /// The cache while the blocks move.
+    pub(super) memory: u64,
     rounds: u64,
+    /// Where the devices are.
+    pub(super) dir: PathBuf,
+}
+
+impl MoveOptions {
+    /// What the command line says; the devices have this size unless it names one.
+    pub(super) fn read(args: &Args, size: u64, devices: u64) -> BenchResult<MoveOptions> {
+        args.no_rest()?;
+        let options = MoveOptions {
+            size: args.size("--size", size, 64 << 20..=1 << 50)?,
+            fill: args.count("--fill", 50, 1..=80)?,
+            record: args.size("--record", 128 << 10, 4096..=1 << 20)?.next_power_of_two(),
+            memory: args.size("--memory", 256 << 20, 8 << 20..=1 << 40)?,
+            rounds: args.count("--rounds", 3, 1..=1000)?,
+            dir: args.text("--device").map_or_else(std::env::temp_dir, PathBuf::from),
+        };
+        lab::check_space(&options.dir, options.size * devices)?;
+        Ok(options)
+    }
+
+    /// Creates a file for a device.
+    pub(super) fn device(&self, scratch: &Scratch, name: &str) -> Result<PathBuf> {
+        let path = scratch.path().join(name);
+        preallocate(&path, self.size)?;
+        Ok(path)
+    }
+
+    /// Creates a pool of these vdevs and fills it as far as the options say.
+    pub(super) fn make_pool(&self, run: &mut Run, vdevs: Vec<NewVdev>) -> BenchResult<()> {
+        let engine = Engine::new(EngineConfig::default())?;
+        let (running, dataset) = RunningPool::create_on(&engine, vdevs, true, self.record, false)?;
+        let size = u128::from(dataset.available()?) * u128::from(self.fill) / 100;
+        let fs = dataset.open_fs()?;
+        fill(run, &running, &fs, u64::try_from(size).unwrap_or(u64::MAX), self.record)?;
+        drop((fs, dataset));
+        Ok(running.end(true)?)
+    }
+
+    /// Measures the rounds, and makes their table.
+    pub(super) fn rounds(
+        &self,
+        run: &mut Run,
+        what: &'static str,
+        one: impl Fn(&mut Run, &MoveOptions, u64) -> BenchResult<Moved>,
+    ) -> BenchResult<()> {
+        let columns = [
+            ("bytes", "BYTES"),
+            ("copy_mb_s", "COPY MB/s"),
+            ("move_mb_s", "MOVE MB/s"),
+            ("ratio", "RATIO"),
+            ("cpu_s", "CPU s"),
+        ];
+        let mut table = ReportTable::new("moves", &columns);
+        let mut ratios = Vec::new();
+        for round in 0..self.rounds {
+            run.step("rounds", round, self.rounds)?;
+            let Moved { bytes, plain, seconds, cpu } = one(run, self, round)?;
+            let rate = |seconds: f64| Cell::Real(bytes as f64 / 1e6 / seconds.max(1e-9));
+            let ratio = plain / seconds.max(1e-9);
+            ratios.push(ratio);
+            table.rows.push(vec![
+                Cell::Bytes(bytes),
+                rate(plain),
+                rate(seconds),
+                Cell::Real(ratio),
+                Cell::Real(cpu),
+            ]);
+        }
+        run.report.set("device", Cell::Bytes(self.size));
+        run.report.set("record", Cell::Bytes(self.record));
+        run.report.set(what, Cell::real(median(ratios)));
+        run.report.tables.push(table);
+        Ok(())
+    }
+}
+
+/// What a round measured.
+pub(super) struct Moved {
+    pub(super) bytes: u64,
+    /// Seconds of the plain copy.
+    pub(super) plain: f64,
+    /// Seconds of the move.
+    pub(super) seconds: f64,
+    /// Its seconds of processors.
+    pub(super) cpu: f64,
 }
 
 fn run(run: &mut Run) -> BenchResult<()> {
-    let args = &run.args;
-    args.no_rest()?;
-    let options = RemovalOptions {
-        size: args.size("--size", 4 << 30, 64 << 20..=1 << 50)?,
-        fill: args.count("--fill", 50, 1..=80)?,
-        record: args.size("--record", 128 << 10, 4096..=1 << 20)?.next_power_of_two(),
-        memory: args.size("--memory", 256 << 20, 8 << 20..=1 << 40)?,
-        rounds: args.count("--rounds", 3, 1..=1000)?,
-    };
-    let dir = args.text("--device").map_or_else(std::env::temp_dir, PathBuf::from);
-    lab::check_space(&dir, options.size * 3)?;
-    let mut table = ReportTable::new(
-        "removals",
-        &[
-            ("bytes", "BYTES"),
-            ("copy_mb_s", "COPY MB/s"),
-            ("removal_mb_s", "REMOVAL MB/s"),
-            ("ratio", "RATIO"),
-            ("cpu_s", "CPU s"),
-        ],
-    );
-    let mut ratios = Vec::new();
-    for round in 0..options.rounds {
-        let (row, ratio) = one(run, &options, &dir, round)?;
-        table.rows.push(row);
-        ratios.push(ratio);
-    }
-    run.report.set("device", Cell::Bytes(options.size));
-    run.report.set("record", Cell::Bytes(options.record));
-    run.report.set("removal, share of a plain copy", Cell::real(median(ratios)));
-    run.report.tables.push(table);
-    Ok(())
+    let options = MoveOptions::read(&run.args, 4 << 30, 3)?;
+    options.rounds(run, "removal, share of a plain copy", one)
 }
 
-/// A row of the table, and the ratio of the rates.
-fn one(
-    run: &mut Run,
-    options: &RemovalOptions,
-    dir: &std::path::Path,
-    round: u64,
-) -> BenchResult<(Vec<Cell>, f64)> {
-    let scratch = Scratch::new(dir)?;
-    let device = |name: &str| -> Result<PathBuf> {
-        let path = scratch.path().join(name);
-        preallocate(&path, options.size)?;
-        Ok(path)
-    };
+fn one(run: &mut Run, options: &MoveOptions, _: u64) -> BenchResult<Moved> {
+    let scratch = Scratch::new(&options.dir)?;
+    let device = |name: &str| options.device(&scratch, name);
     let (old, new, third) = (device("old.img")?, device("new.img")?, device("copy.img")?);
-    let engine = Engine::new(EngineConfig::default())?;
-    let vdevs = vec![NewVdev::new(NewKind::File(old.clone()))];
-    let (running, dataset) = RunningPool::create_on(&engine, vdevs, true, options.record, false)?;
-    let size = u128::from(dataset.available()?) * u128::from(options.fill) / 100;
-    let fs = dataset.open_fs()?;
-    fill(run, &running, &fs, u64::try_from(size).unwrap_or(u64::MAX), options)?;
-    drop((fs, dataset));
-    running.end(true)?;
+    options.make_pool(run, vec![NewVdev::new(NewKind::File(old.clone()))])?;
     let devices = [old.clone()];
     let ranges = allocated(ScrubVdev::Disk, &devices)?;
     let bytes = sum(&ranges);
-    run.step("plain copies", round, options.rounds)?;
     let plain = copy((&old, &third), &ranges)?;
     let (running, engine) = import(&devices, options.memory, false)?;
     let pool = running.pool();
@@ -134,16 +174,7 @@ fn one(
         return Err(Error::bug("a vdev that vanished").into());
     }
     running.end(true)?;
-    let rate = |seconds: f64| bytes as f64 / 1e6 / seconds.max(1e-9);
-    let ratio = plain / seconds.max(1e-9);
-    let row = vec![
-        Cell::Bytes(bytes),
-        Cell::Real(rate(plain)),
-        Cell::Real(rate(seconds)),
-        Cell::Real(ratio),
-        Cell::Real(used),
-    ];
-    Ok((row, ratio))
+    Ok(Moved { bytes, plain, seconds, cpu: used })
 }
 
 /// Writes a file of `size` bytes that do not compress.
@@ -152,9 +183,9 @@ fn fill(
     running: &RunningPool,
     fs: &FileSystem,
     size: u64,
-    options: &RemovalOptions,
+    record: u64,
 ) -> BenchResult<()> {
-    let (root, buffers) = (Caller::root(), patterns(&SampleContent::noise(5), options.record));
+    let (root, buffers) = (Caller::root(), patterns(&SampleContent::noise(5), record));
     let id = fs.make(&root, fs.root(), b"file", &New::file(0o644))?.id;
     let mut noise = XorShift::new(3);
     for at in (0..size).step_by(LARGE as usize) {
@@ -186,8 +217,8 @@ mod tests {
             ["--size", "256M", "--fill", "20", "--rounds", "1", "--device", &dir, "--json", &out];
         super::BENCH.start(&words.map(str::to_owned)).map_err(Stop::text).unwrap();
         let json = json(std::path::Path::new(&out));
-        let row = &rows(&json, "removals")[0];
+        let row = &rows(&json, "moves")[0];
         assert!(row["bytes"].as_u64().unwrap() > 8 << 20, "{json}");
-        assert!(row["removal_mb_s"].as_f64().unwrap() > 0.0, "{json}");
+        assert!(row["move_mb_s"].as_f64().unwrap() > 0.0, "{json}");
     }
 }
