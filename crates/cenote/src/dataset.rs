@@ -570,8 +570,7 @@ impl Dataset {
     fn clones(&self) -> Result<Option<PropValue>> {
         let mos = self.dir().mos();
         let mut names = Vec::new();
-        for entry in mos.zap_entries(self.ds().phys().next_clones_obj)? {
-            let Some(next) = entry.value.as_u64() else { continue };
+        for next in dsl::write::links::clones_of(mos, self.ds().object(), self.ds().phys())? {
             let dir = DslDataset::read_phys(mos, next)?.dir_obj;
             names.extend(DslDir::name_of(mos, dir, self.core.spa.name())?);
         }

@@ -148,8 +148,9 @@ impl PoolCore {
             Some(dir) => dir.head()?,
             None => None,
         };
-        let object = head.map_or(0, |h| h.phys().prev_snap_obj);
-        Ok(*self.origin.get_or_init(|| object))
+        // An upgrade from version 10 makes it.
+        let Some(head) = head else { return Ok(0) };
+        Ok(*self.origin.get_or_init(|| head.phys().prev_snap_obj))
     }
 
     /// The pool's space, as the writer knows it; that of a read-only pool is read once, because it

@@ -59,6 +59,12 @@ fn content(seed: usize, len: usize) -> Vec<u8> {
     (0..len).map(|i| if i % 8192 < 4096 { next() } else { seed as u8 }).collect()
 }
 
+/// Bytes that do not compress.
+fn noise(seed: usize, len: usize) -> Vec<u8> {
+    let mut rng = testkit::Rng::new(seed as u64);
+    (0..len / 8).flat_map(|_| rng.number().to_le_bytes()).collect()
+}
+
 /// Makes changes for all structures with a version-dependent form: objects written and
 /// freed, snapshots taken and destroyed in every order, datasets created and destroyed.
 fn change(pool: &Pool, tag: &str) {
@@ -146,12 +152,142 @@ fn make(dir: &Path, name: &str, version: u64) {
 
 #[test]
 fn old_versions_are_made_and_changed() {
-    testkit::side_by_side(&[11, 12, 13, 15, 20, 23, 25, 26, 28], |&version| {
+    testkit::side_by_side(&[10, 11, 12, 13, 15, 20, 23, 25, 26, 28], |&version| {
         let scratch = Scratch::new(&format!("version-{version}"));
         make(scratch.path(), "old", version);
         zdb(scratch.path(), "old", ALL);
         round(scratch.path(), "one", &format!("version {version}"), ALL);
         round(scratch.path(), "two", &format!("version {version} again"), ALL);
+    });
+}
+
+/// A clone of a clone, with content of their own; the names of both objects' datasets.
+fn clone_twice(pool: &Pool, seed: usize) {
+    let name = pool.name().to_owned();
+    let new = cenote::NewObject::default;
+    let write = |dataset: &str, seed: usize| {
+        let fs = pool.dataset(dataset).unwrap().open_rw().unwrap();
+        let id = fs.create(&new()).unwrap();
+        fs.write(id, 0, &noise(seed, 400_000)).unwrap();
+        fs.sync().unwrap();
+    };
+    write(&name, seed);
+    let (first, second) = (format!("{name}/first"), format!("{name}/second"));
+    for (of, clone) in [(&name, &first), (&first, &second)] {
+        let snap = format!("{of}@{}", clone.rsplit('/').next().unwrap());
+        pool.snapshot(std::slice::from_ref(&snap), &[], None).unwrap();
+        pool.clone_snapshot(&snap, clone, &[], None).unwrap();
+        write(clone, seed + clone.len());
+    }
+}
+
+/// A property with names: `clones` of a snapshot, or `origin`.
+fn names(pool: &Pool, dataset: &str, prop: &str) -> String {
+    match pool.dataset(dataset).unwrap().prop(prop).unwrap().map(|v| v.value) {
+        None | Some(cenote::PropData::None) => String::new(),
+        Some(cenote::PropData::Str(names)) => names,
+        Some(other) => panic!("{dataset}: {prop}: {other:?}"),
+    }
+}
+
+fn clones(pool: &Pool, snap: &str) -> String {
+    names(pool, snap, "clones")
+}
+
+/// Version 10 keeps no sets of clones. A scrub came to the blocks of no clone by the snapshots
+/// then: what was damaged in a clone, or in the clone of a clone, was not found.
+#[test]
+fn a_scrub_finds_the_clones_of_version_10() {
+    let scratch = Scratch::new("version-10-scrub");
+    make(scratch.path(), "old", 10);
+    let scrub = |clone: &str| {
+        let engine = engine();
+        let pool = import_from(&engine, scratch.path(), &writing()).unwrap();
+        pool.scan(cenote::ScanRequest::Scrub, None).unwrap();
+        let writer = pool.writer().unwrap();
+        testkit::eventually("the end of the scrub", || writer.running_scan().is_none());
+        let found = pool.status().unwrap().scan.unwrap().errors;
+        pool.export().unwrap();
+        println!("{clone}: {found} errors");
+        found
+    };
+    let engine = engine();
+    let pool = import_from(&engine, scratch.path(), &writing()).unwrap();
+    clone_twice(&pool, 21);
+    assert_eq!(clones(&pool, "old@first"), "old/first");
+    assert_eq!(clones(&pool, "old/first@second"), "old/second");
+    pool.export().unwrap();
+    drop(pool);
+    assert_eq!(scrub("whole"), 0);
+    let path = scratch.path().join("disk");
+    let whole = std::fs::read(&path).unwrap();
+    for clone in ["old/first", "old/second"] {
+        // The content is not compressed, so its beginning is on the disk as it is.
+        let needle = &noise(21 + clone.len(), 512);
+        let at = whole.chunks(512).position(|w| w == needle).unwrap();
+        let mut damaged = whole.clone();
+        damaged[at * 512] ^= 1;
+        std::fs::write(&path, damaged).unwrap();
+        assert_eq!(scrub(clone), 1, "{clone}");
+    }
+}
+
+/// Clones of version 10 are kept apart from their origins as in any pool: an origin with clones
+/// stays, a promoted clone gets it, and an upgrade in between finds all of them.
+#[test]
+fn clones_of_version_10_are_changed() {
+    let ways = [(None, 10), (Some(11), 11), (Some(26), 26), (Some(5000), 5000)];
+    testkit::side_by_side(&ways, |&(to, version)| {
+        let what = format!("version {version}");
+        let scratch = Scratch::new(&format!("version-10-clones-{version}"));
+        make(scratch.path(), "old", 10);
+        let engine = engine();
+        let pool = import_from(&engine, scratch.path(), &writing()).unwrap();
+        clone_twice(&pool, 31);
+        if let Some(to) = to {
+            assert_eq!(pool.upgrade(Some(to), None).unwrap().from, 10, "{what}");
+        }
+        assert_eq!(pool.version(), version);
+        let destroy = |name: &str| match name.contains('@') {
+            true => pool.destroy_snapshots(&[name.to_owned()], false, None).map(drop),
+            false => pool.destroy_dataset(name, true, None).map(drop),
+        };
+        for name in ["old@first", "old/first@second", "old/first"] {
+            let e = destroy(name).unwrap_err();
+            assert_eq!(e.kind(), cenote::ErrorKind::Exists, "{what}: {name}: {e}");
+        }
+        assert_eq!(clones(&pool, "old@first"), "old/first", "{what}");
+        pool.promote("old/second", None).unwrap();
+        assert_eq!(clones(&pool, "old/second@second"), "old/first", "{what}");
+        pool.promote("old/second", None).unwrap();
+        assert_eq!(clones(&pool, "old/second@first"), "old", "{what}");
+        // Ordinary datasets of both kinds, and a rollback to a first snapshot.
+        pool.create_filesystem("old/new", &[], None).unwrap();
+        pool.snapshot(&["old/new@only".to_owned()], &[], None).unwrap();
+        let fs = pool.dataset("old/new").unwrap().open_rw().unwrap();
+        let id = fs.create(&cenote::NewObject::default()).unwrap();
+        fs.write(id, 0, &content(8, 300_000)).unwrap();
+        fs.sync().unwrap();
+        drop(fs);
+        pool.rollback("old/new@only", None).unwrap();
+        destroy("old/new@only").unwrap();
+        pool.export().unwrap();
+        drop(pool);
+        audit(scratch.path(), &what);
+        zdb(scratch.path(), "old", ALL);
+        let pool = import_from(&engine, scratch.path(), &writing()).unwrap();
+        for name in ["old/new", "old/first"] {
+            pool.destroy_dataset(name, false, None).unwrap();
+        }
+        assert_eq!(names(&pool, "old", "origin"), "old/second@first", "{what}");
+        assert_eq!(names(&pool, "old/second", "origin"), "", "{what}");
+        pool.promote("old", None).unwrap();
+        pool.destroy_dataset("old/second", true, None).unwrap();
+        pool.destroy_snapshots(&["old@first".to_owned()], false, None).unwrap();
+        pool.export().unwrap();
+        drop(pool);
+        audit(scratch.path(), &what);
+        zdb(scratch.path(), "old", ALL);
     });
 }
 
@@ -345,6 +481,35 @@ fn a_pool_of_zfs_fuse_is_changed() {
     }
 }
 
+/// What a user had: a pool of zfs-fuse, which is to go on with OpenZFS. It gets version 28, and
+/// later the features.
+#[test]
+fn a_pool_of_zfs_fuse_is_upgraded() {
+    let golden = golden("fuse23").unwrap();
+    let scratch = Scratch::new("fuse23-upgraded");
+    golden.unpack(scratch.path());
+    round(scratch.path(), "before", "fuse23", BLOCKS);
+    for (to, version) in [(Some(28), 28), (None, 5000)] {
+        let what = format!("fuse23 as {version}");
+        let pool = import_from(&engine(), scratch.path(), &writing()).unwrap();
+        let done = pool.upgrade(to, Some("zpool upgrade")).unwrap();
+        assert_eq!((done.to, done.features.is_empty()), (version, to.is_some()), "{what}");
+        pool.export().unwrap();
+        drop(pool);
+        audit(scratch.path(), &what);
+        verify(scratch.path(), &golden, &what);
+        round(scratch.path(), &format!("as-{version}"), &what, BLOCKS);
+        verify(scratch.path(), &golden, &what);
+    }
+    let pool = import_from(&engine(), scratch.path(), &writing()).unwrap();
+    let old = ["fuse23@one", "fuse23@two"].map(str::to_owned);
+    pool.destroy_snapshots(&old, false, None).unwrap();
+    pool.export().unwrap();
+    drop(pool);
+    audit(scratch.path(), "old snapshots destroyed");
+    zdb(scratch.path(), "fuse23", BLOCKS);
+}
+
 #[test]
 fn a_pool_of_zfs_fuse_goes_back_and_forth() {
     Peer::exchange("fuse23-exchange", back_and_forth);
@@ -378,7 +543,7 @@ fn pools_of_cenote_go_to_zfs_fuse() {
 }
 
 fn go_to_zfs_fuse(peer: &Peer, scratch: &Path) {
-    for version in [15, 23] {
+    for version in [10, 15, 23] {
         let name = format!("cenote{version}");
         let dir = &scratch.join(&name);
         std::fs::create_dir(dir).unwrap();
@@ -395,4 +560,67 @@ fn go_to_zfs_fuse(peer: &Peer, scratch: &Path) {
             zdb(dir, &name, BLOCKS);
         }
     }
+}
+
+/// zfs-fuse makes `$ORIGIN` and the sets of clones for a pool of version 10 that Cenote made,
+/// and Cenote for one that zfs-fuse made.
+#[test]
+fn version_10_is_upgraded_by_the_other_side() {
+    Peer::exchange("upgraded", upgraded_by_the_other_side);
+}
+
+fn upgraded_by_the_other_side(peer: &Peer, scratch: &Path) {
+    let [ours, theirs] = ["ours", "theirs"].map(|name| scratch.join(name));
+    std::fs::create_dir(&ours).unwrap();
+    std::fs::create_dir(&theirs).unwrap();
+    let dir = &*ours;
+    make(dir, "ours10", 10);
+    let pool = import_from(&engine(), dir, &writing()).unwrap();
+    clone_twice(&pool, 41);
+    pool.export().unwrap();
+    drop(pool);
+    peer.import(dir, "ours10");
+    peer.scrub("ours10");
+    peer.run("zpool", &["upgrade", "-V", "15", "ours10"]);
+    peer.run("zfs", &["promote", "ours10/second"]);
+    peer.scrub("ours10");
+    peer.export("ours10");
+    audit(dir, "after the upgrade by zfs-fuse");
+    zdb(dir, "ours10", BLOCKS);
+    round(dir, "after", "upgraded by zfs-fuse", BLOCKS);
+
+    let dir = &*theirs;
+    let disk = dir.join("disk");
+    std::fs::File::create(&disk).unwrap().set_len(128 << 20).unwrap();
+    let (root, disk) = (dir.join("mnt"), disk.to_str().unwrap().to_owned());
+    let root = root.to_str().unwrap();
+    peer.run("zpool", &["create", "-R", root, "-o", "version=10", "theirs10", &disk]);
+    let file = |name: &str| Path::new(root).join(name);
+    std::fs::write(file("file"), content(1, 500_000)).unwrap();
+    for (of, snap, clone) in [("theirs10", "one", "a"), ("theirs10/a", "two", "b")] {
+        let snap = format!("{of}@{snap}");
+        peer.run("zfs", &["snapshot", &snap]);
+        peer.run("zfs", &["clone", &snap, &format!("theirs10/{clone}")]);
+        std::fs::write(file(clone).join("own"), content(2, 300_000)).unwrap();
+    }
+    peer.export("theirs10");
+    round(dir, "as-it-was", "fuse10", BLOCKS);
+    let pool = import_from(&engine(), dir, &writing()).unwrap();
+    pool.upgrade(Some(23), Some("zpool upgrade")).unwrap();
+    pool.promote("theirs10/b", None).unwrap();
+    assert_eq!(clones(&pool, "theirs10/b@two"), "theirs10/a");
+    pool.export().unwrap();
+    drop(pool);
+    audit(dir, "fuse10 upgraded");
+    zdb(dir, "theirs10", BLOCKS);
+    peer.import(dir, "theirs10");
+    peer.scrub("theirs10");
+    assert!(std::fs::read(file("file")).unwrap() == content(1, 500_000));
+    for clone in ["a", "b"] {
+        assert!(std::fs::read(file(clone).join("own")).unwrap() == content(2, 300_000));
+    }
+    peer.run("zfs", &["promote", "theirs10/a"]);
+    peer.export("theirs10");
+    audit(dir, "fuse10 after zfs-fuse");
+    zdb(dir, "theirs10", BLOCKS);
 }

@@ -420,7 +420,7 @@ impl Spa {
         let mut add = |what: &str, why: &'static str| out.push(Obstacle { what: what.into(), why });
         let version = self.config.version;
         if version != VERSION_FEATURES && !crate::VERSIONS_WRITTEN.contains(&version) {
-            add("version", "pools older than version 11 are only read");
+            add("version", "pools older than version 10 are only read");
         }
         if self.uberblock.is_multihost() {
             add("multihost", "the pool's heartbeat would have to go on");

@@ -59,6 +59,6 @@ pub use rewind::{Past, Rewind, look_back};
 pub use status::{VdevClass, VdevState, VdevStatus};
 
 /// Versions of pools without features that can be written; older ones can only be read.
-pub(crate) const VERSIONS_WRITTEN: std::ops::RangeInclusive<u64> = 11..=28;
+pub(crate) const VERSIONS_WRITTEN: std::ops::RangeInclusive<u64> = 10..=28;
 /// First version of pools that account space to owners.
 pub(crate) const VERSION_OWNERS: u64 = 15;

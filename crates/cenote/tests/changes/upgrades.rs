@@ -37,6 +37,7 @@ fn ways() -> Vec<Way> {
     let raidz = |nparity| Some(NewKind::Raidz { nparity });
     let draid = NewKind::Draid { nparity: 1, ndata: Some(2), nspares: 1 };
     let mut ways = vec![
+        way("10", Some(NewKind::Mirror), 2, 12, 10, &[Some(11), Some(26), None]),
         way("15", None, 1, 9, 15, &[Some(26), None]),
         way("25", Some(NewKind::Mirror), 2, 12, 25, &[Some(28), Some(5000), None]),
         way("23", raidz(1), 3, 12, 23, &[None]),
@@ -44,6 +45,7 @@ fn ways() -> Vec<Way> {
     ];
     if std::env::var_os("CENOTE_NIGHTLY").is_some() {
         ways.extend([
+            way("10z", raidz(1), 3, 9, 10, &[None]),
             way("18", raidz(2), 4, 9, 18, &[Some(25), Some(26), Some(28), None]),
             way("28", raidz(3), 5, 12, 28, &[None]),
             way("plain", Some(NewKind::Mirror), 2, 9, 5000, &[None]),

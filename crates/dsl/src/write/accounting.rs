@@ -124,9 +124,16 @@ pub fn transfer(cx: &SyncCx<'_>, dir: u64, bytes: i64, old: UsedKind, new: UsedK
 /// # Errors
 /// Those of reading; `Corrupt` when it is missing.
 pub(crate) fn special_dir(mos: &dyn MosRead, name: &str) -> Result<u64> {
+    find_special_dir(mos, name)?.ok_or_else(|| Error::corrupt(format!("the pool has no {name}")))
+}
+
+/// As [`special_dir`], for one that old pools do not have.
+///
+/// # Errors
+/// Those of reading.
+pub(super) fn find_special_dir(mos: &dyn MosRead, name: &str) -> Result<Option<u64>> {
     let root = mos.dir(mos.required("root_dataset")?)?;
-    mos.number(root.child_dir_zapobj, name)?
-        .ok_or_else(|| Error::corrupt(format!("the pool has no {name}")))
+    mos.number(root.child_dir_zapobj, name)
 }
 
 /// Charges `$MOS` with the growth of the MOS's blocks (chapter 05 §9.3).

@@ -250,7 +250,7 @@ impl Checker<'_> {
                 }
             }
             let Some(origin) = self.datasets.get(&dir.phys.origin_obj) else { break };
-            if origin.phys.prev_snap_obj == 0 {
+            if links::is_pool_origin(self.mos, dir.phys.origin_obj, &origin.phys)? {
                 break;
             }
             limit = origin.phys.creation_txg;

@@ -2,7 +2,8 @@
 //!
 //! # Theory
 //! Every dataset is formally a clone: an ordinary one is a clone of `$ORIGIN@$ORIGIN`,
-//! which has no blocks. So one procedure makes both. A new ordinary dataset has no object
+//! which has no blocks. So one procedure makes both. Only pools older than version 11 have
+//! datasets without an origin ([`super::links`]). A new ordinary dataset has no object
 //! set yet. The caller writes one in the same txg and accounts for it with a
 //! [`super::Delta`], which also stores its root.
 
@@ -18,9 +19,7 @@ use ondisk::normalize::TOUPPER;
 use super::links::{DIR_CLONES, NEXT_CLONES};
 use super::livelist;
 use super::store::DIRECTORY;
-use super::{
-    NewObject, SMALL_BLOCK, SyncCx, counts, crypt, deadlist, encode_dataset, features, links,
-};
+use super::{NewObject, SMALL_BLOCK, SyncCx, counts, crypt, deadlist, encode_dataset, features};
 
 /// First txg of a pool.
 pub const TXG_INITIAL: Txg = Txg(4);
@@ -147,7 +146,8 @@ fn creation_txg(cx: &SyncCx<'_>) -> Txg {
     if cx.txg == TXG_INITIAL { Txg(1) } else { cx.txg }
 }
 
-/// Makes the head of directory `dir`; without `origin`, that of `$ORIGIN` itself.
+/// Makes the head of directory `dir`; without `origin`, that of `$ORIGIN` itself, or of an
+/// ordinary dataset of a pool older than version 11.
 pub(crate) fn head(
     cx: &SyncCx<'_>,
     dir: u64,
@@ -184,7 +184,11 @@ pub(crate) fn head(
     phys.deadlist_obj = deadlist::clone_keys(cx, &model, snap.creation_txg.0)?;
     let head = dataset_object(cx, phys)?;
     features::copy(cx, origin, head)?;
-    let next_clones = cx.link_in(snap.next_clones_obj, NEXT_CLONES, head)?;
+    let next_clones = if cx.keeps_clones() {
+        cx.link_in(snap.next_clones_obj, NEXT_CLONES, head)?
+    } else {
+        snap.next_clones_obj
+    };
     cx.edit_dataset(origin, |s| {
         s.num_children = s.num_children.saturating_add(1);
         s.next_clones_obj = next_clones;
@@ -220,15 +224,15 @@ pub fn received(cx: &SyncCx<'_>, parent: u64, new: &NewDataset<'_>) -> Result<Cr
     check_received(cx, parent, new)?;
     let shared = new.origin;
     let origin = match new.origin {
-        Some(origin) => origin,
-        None => links::origin_snapshot(cx.read())?,
+        Some(origin) => Some(origin),
+        None => cx.origin_of_all()?,
     };
     let dir = directory(cx, parent, new.name)?;
     if let Some(origin) = shared {
         crypt::share(cx, dir, cx.dataset(origin)?.dir_obj)?;
     }
     counts::filesystems(cx, parent, 1)?;
-    let head = head(cx, dir, Some(origin), new.case_insensitive)?;
+    let head = head(cx, dir, origin, new.case_insensitive)?;
     if new.origin.is_some() {
         livelist::create(cx, dir)?;
     }

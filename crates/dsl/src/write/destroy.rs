@@ -43,7 +43,7 @@ const TEMPORARY: &str = "tmp_userrefs";
 /// `Busy` when it is held; `Exists` when it has clones; `Invalid` for a head.
 pub fn check_snapshot(mos: &dyn MosRead, snap: u64) -> Result<()> {
     let s = mos.dataset(snap)?;
-    if !s.is_snapshot() || s.prev_snap_obj == 0 {
+    if !s.is_snapshot() || links::is_pool_origin(mos, snap, &s)? {
         return Err(Error::invalid("this is no snapshot that can be destroyed"));
     }
     if !holds(mos, &s)?.is_empty() {
@@ -80,7 +80,7 @@ pub fn snapshot(cx: &SyncCx<'_>, snap: u64, defer: bool) -> Result<bool> {
 pub fn named_snapshot(cx: &SyncCx<'_>, snap: u64, name: Option<&str>, defer: bool) -> Result<bool> {
     let s = cx.dataset(snap)?;
     let kept = s.num_children > 1 || !holds(cx.read(), &s)?.is_empty();
-    if defer && kept && s.prev_snap_obj != 0 {
+    if defer && kept && !links::is_pool_origin(cx.read(), snap, &s)? {
         let flag = ondisk::dslphys::DS_FLAG_DEFER_DESTROY;
         cx.edit_dataset(snap, |s| s.flags |= flag)?;
         return Ok(false);
@@ -104,14 +104,19 @@ fn snapshot_unchecked(
     let keep_key = bookmarks_at(cx, head, s, list)?;
     features::deactivate_all(cx, snap)?;
 
-    let p = cx.dataset(s.prev_snap_obj)?;
-    let branch = p.next_snap_obj != snap;
-    snapshot::replace_next(cx, s.prev_snap_obj, snap, next_obj)?;
+    // The first snapshot of a dataset has none before it in pools older than version 11.
+    let before = match s.prev_snap_obj {
+        0 => None,
+        before => Some(cx.dataset(before)?),
+    };
+    if before.is_some() {
+        snapshot::replace_next(cx, s.prev_snap_obj, snap, next_obj)?;
+    }
     cx.edit_dataset(next_obj, |n| {
         n.prev_snap_obj = s.prev_snap_obj;
         n.prev_snap_txg = s.prev_snap_txg;
     })?;
-    if !branch {
+    if let Some(p) = before.filter(|p| p.next_snap_obj == snap) {
         let more = deadlist::range(cx, list, p.prev_snap_txg.0, s.prev_snap_txg.0)?;
         cx.edit_dataset(s.prev_snap_obj, |p| usage::add(&mut p.unique_bytes, more.used))?;
     }
@@ -225,7 +230,8 @@ fn free_snapshot(
 pub fn check_head(mos: &dyn MosRead, head: u64) -> Result<()> {
     let ds = mos.dataset(head)?;
     let dir = mos.dir(ds.dir_obj)?;
-    if ds.is_snapshot() || ds.prev_snap_obj == 0 || dir.parent_obj == 0 {
+    let without_origin = ds.prev_snap_obj == 0 && links::origin_snapshot(mos)?.is_some();
+    if ds.is_snapshot() || without_origin || dir.parent_obj == 0 {
         return Err(Error::invalid("this is no dataset that can be destroyed"));
     }
     if !mos.numbers(ds.snapnames_zapobj)?.is_empty() {
@@ -278,6 +284,9 @@ pub fn head(cx: &SyncCx<'_>, head: u64, trees: &dyn Trees) -> Result<()> {
     diduse(cx, ds.dir_obj, UsedKind::Head, -all)?;
     forget_head(cx, head, &ds)?;
     destroy_dir(cx, ds.dir_obj)?;
+    if ds.prev_snap_obj == 0 {
+        return Ok(());
+    }
     let origin = cx.dataset(ds.prev_snap_obj)?;
     if origin.is_defer_destroy()
         && origin.num_children == 1
@@ -329,8 +338,13 @@ fn list_tree(cx: &SyncCx<'_>, trees: &dyn Trees, ds: &DslDatasetPhys) -> Result<
 
 /// Removes a head from the clones of the snapshot that it was cloned from.
 fn leave_origin(cx: &SyncCx<'_>, head: u64, ds: &DslDatasetPhys) -> Result<()> {
+    if ds.prev_snap_obj == 0 {
+        return Ok(());
+    }
     let origin = cx.dataset(ds.prev_snap_obj)?;
-    cx.unlink(origin.next_clones_obj, head)?;
+    if cx.keeps_clones() {
+        cx.unlink(origin.next_clones_obj, head)?;
+    }
     cx.edit_dataset(ds.prev_snap_obj, |o| o.num_children = o.num_children.saturating_sub(1))?;
     match cx.dir(origin.dir_obj)?.clones {
         // Pools older than version 26 have no such set.

@@ -15,8 +15,9 @@ use ondisk::blkptr::COMPRESS_OFF;
 use ondisk::features::Feature;
 use ondisk::uberblock::VERSION_FEATURES;
 
+use super::links::ORIGIN;
 use super::store::DIRECTORY;
-use super::upgrade::{VERSION_LISTS, make_tables, put_salt};
+use super::upgrade::{ORIGIN_TXG, VERSION_LISTS, VERSION_ORIGIN, make_tables, put_salt};
 use super::{
     FREE_LIST, NewObject, SMALL_BLOCK, SyncCx, bpobj, create, features, history, props, snapshot,
 };
@@ -28,7 +29,7 @@ const CONFIG_BLOCK: u32 = 16 << 10;
 /// Parameters of the new pool.
 #[derive(Clone, Copy, Debug)]
 pub struct NewPool<'a> {
-    /// Its version: 15 to 28, or 5000.
+    /// Its version: 10 to 28, or 5000.
     pub version: u64,
     /// Features to enable, with those that they depend on.
     pub features: &'a [&'static Feature],
@@ -57,6 +58,13 @@ pub struct Initial {
     pub history: u64,
 }
 
+/// Makes the directory and the snapshot `$ORIGIN`; returns both.
+pub(super) fn origin(cx: &SyncCx<'_>, root_dir: u64) -> Result<(u64, u64)> {
+    let dir = create::directory(cx, root_dir, ORIGIN)?;
+    let head = create::head(cx, dir, None, false)?;
+    Ok((dir, snapshot::take_at(cx, head, ORIGIN, ORIGIN_TXG)?))
+}
+
 /// Fills an empty MOS.
 ///
 /// # Errors
@@ -74,14 +82,15 @@ pub fn create(cx: &SyncCx<'_>, pool: &NewPool<'_>) -> Result<Initial> {
         cx.put_number(DIRECTORY, FREE_LIST, list)?;
         free_bpobj = Some(list);
     }
-    let origin_dir = create::directory(cx, root_dir, "$ORIGIN")?;
-    let origin_head = create::head(cx, origin_dir, None, false)?;
-    let origin = snapshot::take_at(cx, origin_head, "$ORIGIN", base::Txg(1))?;
+    let origin = match pool.version {
+        ..VERSION_ORIGIN => None,
+        _ => Some(origin(cx, root_dir)?.1),
+    };
     let features = pool.version == VERSION_FEATURES;
     if features {
         make_tables(cx)?;
     }
-    let root_head = create::head(cx, root_dir, Some(origin), false)?;
+    let root_head = create::head(cx, root_dir, origin, false)?;
     let history = history::create(cx, pool.dspace)?;
     let config = NewObject::plain(ObjType::PACKED_NVLIST, CONFIG_BLOCK)
         .with_bonus(ObjType::PACKED_NVLIST_SIZE, vec![0; 8]);

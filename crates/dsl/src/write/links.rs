@@ -1,9 +1,17 @@
 //! Links between clones and the snapshots that they were cloned from (chapter 04 §10.1).
+//!
+//! # Theory
+//! From version 11 on every dataset descends from `$ORIGIN@$ORIGIN`, and each snapshot has the
+//! set of the oldest datasets of its clones (`next_clones`). In pools of version 10 a dataset's
+//! first snapshot has no previous one, a directory that is no clone has no origin, and of the
+//! clones of a snapshot only the number is kept (`num_children`). There they are found by a walk
+//! over all directories, which only snapshots with clones need ([`clones_of`]).
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use base::{Error, ObjectId, Result, Txg};
 use ondisk::ObjType;
+use ondisk::dslphys::{DslDatasetPhys, DslDirPhys};
 use ondisk::zap::ZapValue;
 
 use super::features::{self, EXTENSIBLE_DATASET};
@@ -15,17 +23,94 @@ pub(crate) const NEXT_CLONES: ObjType = ObjType(37);
 pub(crate) const DIR_CLONES: ObjType = ObjType(52);
 /// Key of the time when a dataset's set of snapshots last changed.
 const SNAPSHOTS_CHANGED: &str = "com.ixsystems:snapshots_changed";
+/// Name of the directory and of the snapshot that every dataset descends from.
+pub(super) const ORIGIN: &str = "$ORIGIN";
 
-/// `$ORIGIN@$ORIGIN`, the snapshot that every dataset descends from.
+/// `$ORIGIN@$ORIGIN`, the snapshot that every dataset descends from; `None` in pools older than
+/// version 11.
 ///
 /// # Errors
-/// Those of reading; `Corrupt` when it is missing.
-pub fn origin_snapshot(mos: &dyn MosRead) -> Result<u64> {
-    let dir = mos.dir(accounting::special_dir(mos, "$ORIGIN")?)?;
-    match mos.dataset(dir.head_dataset_obj)?.prev_snap_obj {
+/// Those of reading; `Corrupt` when the directory has no snapshot.
+pub fn origin_snapshot(mos: &dyn MosRead) -> Result<Option<u64>> {
+    let Some(dir) = accounting::find_special_dir(mos, ORIGIN)? else { return Ok(None) };
+    match mos.dataset(mos.dir(dir)?.head_dataset_obj)?.prev_snap_obj {
         0 => Err(Error::corrupt("the pool has no origin snapshot")),
-        object => Ok(object),
+        object => Ok(Some(object)),
     }
+}
+
+/// Whether the snapshot `object` is `$ORIGIN@$ORIGIN`.
+///
+/// # Errors
+/// As [`origin_snapshot`].
+pub fn is_pool_origin(mos: &dyn MosRead, object: u64, snap: &DslDatasetPhys) -> Result<bool> {
+    // The first snapshots of datasets have none before them either, in old pools.
+    Ok(snap.prev_snap_obj == 0 && origin_snapshot(mos)? == Some(object))
+}
+
+/// Whether the head of a directory was cloned from a snapshot of another dataset.
+///
+/// # Errors
+/// Those of reading.
+pub fn is_clone(mos: &dyn MosRead, dir: &DslDirPhys) -> Result<bool> {
+    if dir.origin_obj == 0 {
+        return Ok(false);
+    }
+    Ok(!is_pool_origin(mos, dir.origin_obj, &mos.dataset(dir.origin_obj)?)?)
+}
+
+/// The oldest dataset of each clone of a snapshot, a snapshot itself or a head.
+///
+/// # Errors
+/// Those of reading; `Corrupt` for a graph of datasets without end.
+pub fn clones_of(mos: &dyn MosRead, object: u64, snap: &DslDatasetPhys) -> Result<Vec<u64>> {
+    let listed = mos.numbers(snap.next_clones_obj)?;
+    if snap.next_clones_obj != 0 || snap.num_children < 2 || origin_snapshot(mos)?.is_some() {
+        return Ok(listed.into_iter().map(|(_, next)| next).collect());
+    }
+    let mut out = Vec::new();
+    for (_, dir) in directories(mos)? {
+        if dir.origin_obj == object && dir.head_dataset_obj != 0 {
+            out.extend(chain(mos, dir.head_dataset_obj, object)?.last());
+        }
+    }
+    Ok(out)
+}
+
+/// All directories with their objects, parents before children.
+///
+/// # Errors
+/// Those of reading; `Corrupt` for a directory in two places.
+pub(super) fn directories(mos: &dyn MosRead) -> Result<Vec<(u64, DslDirPhys)>> {
+    let (mut out, mut seen) = (Vec::new(), BTreeSet::new());
+    let mut left = vec![mos.required("root_dataset")?];
+    while let Some(at) = left.pop() {
+        if !seen.insert(at) {
+            let e = Error::corrupt("a directory of datasets is in two places");
+            return Err(e.in_object(ObjectId(at)));
+        }
+        let dir = mos.dir(at)?;
+        left.extend(mos.numbers(dir.child_dir_zapobj)?.into_iter().map(|(_, child)| child));
+        out.push((at, dir));
+    }
+    Ok(out)
+}
+
+/// Datasets from `from` back to the one whose previous snapshot is `end`.
+///
+/// # Errors
+/// Those of reading; `Corrupt` when `end` is not before `from`.
+pub(super) fn chain(mos: &dyn MosRead, from: u64, end: u64) -> Result<Vec<u64>> {
+    let (mut out, mut seen, mut at) = (Vec::new(), BTreeSet::new(), from);
+    while at != end {
+        if at == 0 || !seen.insert(at) {
+            let e = Error::corrupt("a dataset does not descend from its clone's origin");
+            return Err(e.in_object(ObjectId(from)));
+        }
+        out.push(at);
+        at = mos.dataset(at)?.prev_snap_obj;
+    }
+    Ok(out)
 }
 
 /// Creation txg of the snapshot that a directory's head was cloned from; 0 for ordinary
@@ -38,8 +123,7 @@ pub(crate) fn origin_txg(mos: &dyn MosRead, origin: u64) -> Result<Txg> {
         return Ok(Txg::ZERO);
     }
     let snap = mos.dataset(origin)?;
-    // Only `$ORIGIN@$ORIGIN` has no previous snapshot.
-    Ok(if snap.prev_snap_obj == 0 { Txg::ZERO } else { snap.creation_txg })
+    Ok(if is_pool_origin(mos, origin, &snap)? { Txg::ZERO } else { snap.creation_txg })
 }
 
 /// Removes a deadlist key from the heads of all clones made after it, and of their clones

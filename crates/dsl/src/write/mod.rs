@@ -62,7 +62,7 @@ use std::cell::{Cell, RefCell};
 use std::sync::atomic::Ordering::Relaxed;
 
 use base::planted::{BugSwitch, TestValue};
-use base::{ObjectId, Result, Txg};
+use base::{Error, ObjectId, Result, Txg};
 use ondisk::dslphys::{DslDatasetPhys, DslDirPhys};
 use ondisk::zap::ZapValue;
 use ondisk::{BlkPtr, ObjType};
@@ -186,6 +186,21 @@ impl<'a> SyncCx<'a> {
         let free =
             self.free.ok_or_else(|| base::bug!("no function that frees blocks was given"))?;
         free(bp)
+    }
+
+    /// Whether the pool is of version 11 or above: all datasets descend from one snapshot, and
+    /// snapshots list their clones ([`links`]).
+    fn keeps_clones(&self) -> bool {
+        self.version >= upgrade::VERSION_ORIGIN
+    }
+
+    /// The snapshot that ordinary datasets are cloned from, if the pool's version has one.
+    fn origin_of_all(&self) -> Result<Option<u64>> {
+        if !self.keeps_clones() {
+            return Ok(None);
+        }
+        let missing = || Error::corrupt("the pool has no origin snapshot");
+        links::origin_snapshot(self.read())?.ok_or_else(missing).map(Some)
     }
 
     /// Whether the pool is of version 26 or above: deadlists have keys, directories list

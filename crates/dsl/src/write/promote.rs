@@ -12,13 +12,13 @@
 //! them is called the clone (§17.3 lists no duty). Blocks that wait to be freed belong to no
 //! dataset.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 
 use base::{Error, ErrorKind, ObjectId, Result, Txg};
 use ondisk::dslphys::{DS_FLAG_CI_DATASET, DslDatasetPhys, UsedKind};
 
 use super::accounting::diduse;
-use super::links::{self, DIR_CLONES};
+use super::links::{self, DIR_CLONES, chain};
 use super::{MosRead, SyncCx, Usage, bookmark, counts, deadlist, errlog, livelist};
 
 /// Flag of datasets that must not be promoted.
@@ -81,20 +81,6 @@ fn usage_of(ds: &DslDatasetPhys) -> Usage {
     Usage::of(ds.referenced_bytes, ds.compressed_bytes, ds.uncompressed_bytes)
 }
 
-/// Datasets from `from` back to the one whose previous snapshot is `end`.
-fn chain(mos: &dyn MosRead, from: u64, end: u64) -> Result<Vec<u64>> {
-    let (mut out, mut seen, mut at) = (Vec::new(), BTreeSet::new(), from);
-    while at != end {
-        if at == 0 || !seen.insert(at) {
-            let e = Error::corrupt("a dataset does not descend from its clone's origin");
-            return Err(e.in_object(ObjectId(from)));
-        }
-        out.push(at);
-        at = mos.dataset(at)?.prev_snap_obj;
-    }
-    Ok(out)
-}
-
 /// What promoting the head `clone` moves, if it can be promoted. The caller checks space,
 /// limits and the lengths of full names.
 ///
@@ -111,7 +97,7 @@ pub fn check(cx: &SyncCx<'_>, clone: u64) -> Result<Promotion> {
         return Err(none());
     }
     let origin = mos.dataset(dir.origin_obj)?;
-    if origin.prev_snap_obj == 0 {
+    if links::is_pool_origin(mos, dir.origin_obj, &origin)? {
         return Err(none());
     }
     if mos.attribute(origin.dir_obj, "com.datto:crypto_key_obj")?.is_some() {
@@ -221,8 +207,10 @@ fn exchange_next(cx: &SyncCx<'_>, plan: &Promotion) -> Result<u64> {
     let origin = cx.dataset(plan.origin)?;
     let list = cx.dataset(first)?.deadlist_obj;
     let unique = deadlist::range(cx, list, origin.prev_snap_txg.0, u64::MAX)?;
-    cx.unlink(origin.next_clones_obj, first)?;
-    cx.link(origin.next_clones_obj, origin.next_snap_obj)?;
+    if cx.keeps_clones() {
+        cx.unlink(origin.next_clones_obj, first)?;
+        cx.link(origin.next_clones_obj, origin.next_snap_obj)?;
+    }
     cx.edit_dataset(plan.origin, |o| {
         o.next_snap_obj = first;
         o.unique_bytes = unique.used as u64;

@@ -15,7 +15,7 @@ use ondisk::dslphys::DS_FLAG_INCONSISTENT;
 use ondisk::zap::ZapValue;
 
 use super::crypt::{self, WrappedKeys};
-use super::{MosRead, SyncCx, counts, create, features, links, snapshot};
+use super::{MosRead, SyncCx, counts, create, features, snapshot};
 
 /// Name of the directory of a clone that is being received.
 pub const HIDDEN_NAME: &str = "%recv";
@@ -118,15 +118,15 @@ pub fn hidden_head(mos: &dyn MosRead, dir: u64) -> Result<Option<u64>> {
 pub fn hidden(cx: &SyncCx<'_>, target: u64, base: Option<u64>) -> Result<u64> {
     let ds = cx.dataset(target)?;
     let origin = match base {
-        Some(base) => base,
-        None => links::origin_snapshot(cx.read())?,
+        Some(base) => Some(base),
+        None => cx.origin_of_all()?,
     };
     let dir = create::directory(cx, ds.dir_obj, HIDDEN_NAME)?;
     if base.is_some() {
         crypt::share(cx, dir, ds.dir_obj)?;
     }
     counts::filesystems(cx, ds.dir_obj, 1)?;
-    let head = create::head(cx, dir, Some(origin), ds.is_case_insensitive())?;
+    let head = create::head(cx, dir, origin, ds.is_case_insensitive())?;
     counts::begin(cx, dir)?;
     Ok(head)
 }

@@ -35,7 +35,8 @@ const CLONE_NAME: &str = "%rollback";
 pub fn check(cx: &SyncCx<'_>, head: u64, snap: u64) -> Result<()> {
     let mos = cx.read();
     let (ds, s) = (mos.dataset(head)?, mos.dataset(snap)?);
-    if ds.is_snapshot() || !s.is_snapshot() || s.prev_snap_obj == 0 || s.dir_obj != ds.dir_obj {
+    let is_own = s.dir_obj == ds.dir_obj && !links::is_pool_origin(mos, snap, &s)?;
+    if ds.is_snapshot() || !s.is_snapshot() || !is_own {
         return Err(Error::invalid("a dataset returns to a snapshot of its own"));
     }
     if s.is_inconsistent() {
@@ -117,8 +118,11 @@ pub fn swap(cx: &SyncCx<'_>, head: u64, clone: u64) -> Result<()> {
     }
     cx.put_dataset(head, &new_d)?;
     cx.put_dataset(clone, &new_k)?;
-    let before = cx.dataset(d.prev_snap_obj)?;
-    if before.next_snap_obj == head {
+    let before = match d.prev_snap_obj {
+        0 => None,
+        before => Some(cx.dataset(before)?),
+    };
+    if let Some(before) = before.filter(|before| before.next_snap_obj == head) {
         let only = deadlist::range(cx, k.deadlist_obj, before.prev_snap_txg.0, u64::MAX)?;
         cx.edit_dataset(d.prev_snap_obj, |p| p.unique_bytes = only.used as u64)?;
     }

@@ -117,6 +117,9 @@ pub(crate) fn replace_next(cx: &SyncCx<'_>, prev: u64, old: u64, new: u64) -> Re
     if phys.next_snap_obj == old {
         return cx.edit_dataset(prev, |p| p.next_snap_obj = new);
     }
+    if !cx.keeps_clones() {
+        return Ok(());
+    }
     cx.unlink(phys.next_clones_obj, old)?;
     cx.link(phys.next_clones_obj, new)
 }

@@ -1,13 +1,14 @@
 //! Random histories of a pool against a simple model: trees of blocks that are copied at
 //! every snapshot.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use base::{Asize, Dva, ErrorKind, Lsize, Psize, Txg, VdevId};
 use ondisk::blkptr::{Block, Head};
 use ondisk::dslphys::BookmarkPlace;
 use ondisk::features::Feature;
+use ondisk::uberblock::VERSION_FEATURES;
 use ondisk::{BlkPtr, ObjType};
 use proptest::prelude::*;
 
@@ -55,8 +56,9 @@ struct DslModel {
     trees: HashMap<u64, Vec<BlkPtr>>,
     next_block: u64,
     names: u64,
-    freed: HashSet<u64>,
+    freed: RefCell<HashSet<u64>>,
     marks_blocks: bool,
+    version: u64,
     plants: LineagePlants,
 }
 
@@ -86,14 +88,15 @@ impl Trees for ModelTrees<'_> {
 }
 
 impl DslModel {
-    fn new(features: &[&'static Feature]) -> DslModel {
+    fn new(version: u64, features: &[&'static Feature]) -> DslModel {
         let mos = MemMos::default();
         let ratios = Ratios::new(vec![512, 341]);
         let seed = Cell::new(1);
         let random = || next(&seed);
         let cx = SyncCx::new(&mos, create::TXG_INITIAL, (1_700_000_000, 5), &ratios, &random);
+        let cx = cx.with_version(version);
         let spec = NewPool {
-            version: ondisk::uberblock::VERSION_FEATURES,
+            version,
             features,
             dspace: 1 << 30,
             salt: [7; 32],
@@ -110,7 +113,8 @@ impl DslModel {
             trees: HashMap::new(),
             next_block: 1,
             names: 0,
-            freed: HashSet::new(),
+            freed: RefCell::default(),
+            version,
             marks_blocks: !features.is_empty(),
             plants: LineagePlants::default(),
         };
@@ -128,7 +132,12 @@ impl DslModel {
         let random = || next(&self.seed);
         let now = (1_700_000_000 + self.txg, 5);
         let cx = SyncCx::new(&self.mos, Txg(self.txg), now, &self.ratios, &random);
-        f(&cx.with_plants(&self.plants))
+        // Pools older than version 26 free at once.
+        let free = |bp: &BlkPtr| {
+            self.free(bp);
+            Ok(())
+        };
+        f(&cx.with_version(self.version).with_free(&free).with_plants(&self.plants))
     }
 
     fn adopt(&mut self, head: u64, dir: u64, parent: u64, origin: Option<u64>, live: ModelBlocks) {
@@ -164,8 +173,8 @@ impl DslModel {
         BlkPtr::Block(b)
     }
 
-    fn free(&mut self, bp: &BlkPtr) {
-        assert!(self.freed.insert(offset(bp)), "{bp:?} is freed twice");
+    fn free(&self, bp: &BlkPtr) {
+        assert!(self.freed.borrow_mut().insert(offset(bp)), "{bp:?} is freed twice");
     }
 
     /// Writes slots of a head, or removes them if their kind is even and 0, and writes its
@@ -307,12 +316,32 @@ impl DslModel {
             15 => self.promote(head),
             16 => self.rollback(head),
             17 => self.rename(head, b, c),
+            18 if self.version < VERSION_FEATURES => self.upgrade(c),
             _ => {
                 self.step(u64::from(b % 20));
                 self.verify();
                 self.txg += 1;
             }
         }
+    }
+
+    /// Brings a pool of an old version to a newer one, sometimes over several.
+    fn upgrade(&mut self, c: u8) {
+        let to = match c {
+            0..60 => 11,
+            60..100 => 13,
+            100..140 => 26,
+            140..160 => VERSION_FEATURES,
+            _ => return,
+        };
+        if to <= self.version {
+            return;
+        }
+        let steps = upgrade::plan(&self.mos, self.version, to).unwrap();
+        self.sync(|cx| upgrade::apply(cx, &steps, &[7; 32])).unwrap();
+        self.version = to;
+        self.verify();
+        self.txg += 1;
     }
 
     fn promote(&mut self, head: u64) {
@@ -496,7 +525,7 @@ impl DslModel {
             used.extend(sets.iter().flat_map(|s| s.values()).map(offset));
             self.verify_written(fs);
         }
-        assert!(used.is_disjoint(&self.freed), "a block in use was freed");
+        assert!(used.is_disjoint(&self.freed.borrow()), "a block in use was freed");
         self.verify_objects();
     }
 
@@ -552,6 +581,9 @@ impl DslModel {
                 let own = [p.snapnames_zapobj, p.deadlist_obj, p.next_clones_obj];
                 refs.extend(own);
                 refs.extend([p.props_obj, p.userrefs_obj]);
+                if deadlist::is_plain(mos, p.deadlist_obj).unwrap() {
+                    continue;
+                }
                 let lists = deadlist::keys(mos, p.deadlist_obj).unwrap().into_values();
                 for list in lists.filter(|l| Some(*l) != empty) {
                     refs.push(list);
@@ -559,7 +591,9 @@ impl DslModel {
                 }
             }
         }
-        self.sublists(mos.required("free_bpobj").unwrap(), &mut refs);
+        if let Some(list) = mos.directory("free_bpobj").unwrap() {
+            self.sublists(list, &mut refs);
+        }
         for list in livelists {
             refs.push(list);
             let subs = deadlist::keys(mos, list).unwrap().into_values();
@@ -635,7 +669,7 @@ impl DslModel {
         }
         self.verify();
         let live = self.fs[&self.root.root_head].live.len() as u64;
-        assert_eq!(self.freed.len() as u64 + live, self.next_block - 1, "blocks leaked");
+        assert_eq!(self.freed.borrow().len() as u64 + live, self.next_block - 1, "blocks leaked");
     }
 }
 
@@ -648,8 +682,8 @@ fn next(seed: &Cell<u64>) -> u64 {
     x
 }
 
-fn run(features: &[&'static Feature], ops: &[[u8; 4]]) {
-    let mut pool = DslModel::new(features);
+fn run(version: u64, features: &[&'static Feature], ops: &[[u8; 4]]) {
+    let mut pool = DslModel::new(version, features);
     for op in ops {
         pool.act(*op);
     }
@@ -663,11 +697,21 @@ proptest! {
     #[test]
     fn random_histories_with_all_features(ops in prop::collection::vec(any::<[u8; 4]>(), 1..120)) {
         let all: Vec<_> = features::maintained().collect();
-        run(&all, &ops);
+        run(VERSION_FEATURES, &all, &ops);
     }
 
     #[test]
     fn random_histories_without_features(ops in prop::collection::vec(any::<[u8; 4]>(), 1..80)) {
-        run(&[], &ops);
+        run(VERSION_FEATURES, &[], &ops);
+    }
+
+    /// Pools of the first versions, in which datasets have no common origin and snapshots no
+    /// sets of clones, are brought to newer ones in the middle of their histories.
+    #[test]
+    fn random_histories_of_old_versions(
+        version in prop::sample::select(&[10u64, 11, 13][..]),
+        ops in prop::collection::vec(any::<[u8; 4]>(), 1..120),
+    ) {
+        run(version, &[], &ops);
     }
 }

@@ -420,7 +420,7 @@ fn a_new_pool_is_as_the_chapter_says() {
     let names: Vec<_> = features::maintained().map(|f| f.name()).collect();
     let (rig, initial) = MosFixture::new(&names);
     rig.check();
-    let origin = links::origin_snapshot(rig.read()).unwrap();
+    let origin = links::origin_snapshot(rig.read()).unwrap().unwrap();
     let o = rig.read().dataset(origin).unwrap();
     assert_eq!((o.creation_txg.0, o.prev_snap_obj, o.num_children), (1, 0, 2));
     let root = rig.read().dataset(initial.root_head).unwrap();

@@ -43,7 +43,7 @@ pub(crate) type RootContent = Box<dyn FnOnce(&Arc<Objset>, &Tx) -> Result<()> + 
 pub struct CreateSpec {
     /// Its name.
     pub name: String,
-    /// Its version: 11 to 28 without features, or 5000.
+    /// Its version: 10 to 28 without features, or 5000.
     pub version: u64,
     /// Top-level vdevs in order, with their roles.
     pub tops: Vec<(VdevConfig, Role)>,

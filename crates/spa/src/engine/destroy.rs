@@ -30,7 +30,7 @@ use std::time::Duration;
 use base::limits::DATASET_DEPTH_MAX;
 use base::rt::{Instant, now};
 use base::{Error, ErrorKind, Result, Txg};
-use dsl::write::{destroy, snapshot};
+use dsl::write::{destroy, links, snapshot};
 use ondisk::objset::ObjsetType;
 
 use super::Writer;
@@ -151,14 +151,14 @@ impl Doomed {
             if !mos.numbers(phys.userrefs_obj)?.is_empty() {
                 return Err(busy(name));
             }
-            let clones = mos.numbers(phys.next_clones_obj)?;
+            let clones = links::clones_of(mos, snap, &phys)?;
             // The oldest dataset of each clone: a snapshot, if it has any.
             let inside = |next| self.heads.contains_key(next) || self.snapshots.contains_key(next);
-            if clones.iter().any(|(_, next)| !inside(next)) {
+            if clones.iter().any(|next| !inside(next)) {
                 return Err(dependent_clones(name));
             }
             let origin = dataset_of(name);
-            for (_, next) in &clones {
+            for next in &clones {
                 let clone = self.heads.get(next).or_else(|| self.snapshots.get(next));
                 let (Some(clone), Some(of)) = (clone, needs.get_mut(origin)) else { continue };
                 of.insert(dataset_of(clone));

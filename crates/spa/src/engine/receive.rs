@@ -42,7 +42,7 @@ use dsl::DslDir;
 use dsl::stored::Stored;
 use dsl::write::props::{self, Change, Target};
 use dsl::write::receive::{self as dsl_receive, ReceivePosition, ReceivedSnapshot, ResumeState};
-use dsl::write::{SyncCx, create, crypt, destroy, features, rollback, snapshot};
+use dsl::write::{SyncCx, create, crypt, destroy, features, links, rollback, snapshot};
 use ondisk::objset::ObjsetType;
 
 use super::datasets::{FILESYSTEMS, SNAPSHOTS, check_name, check_value, log};
@@ -173,7 +173,11 @@ impl TaskCx<'_> {
     /// Whether the head changed since its snapshot: its root block is newer, and has another
     /// meta-dnode. A changed intent log or accounting alone does not count (§13.1).
     fn is_modified_since(&self, head: u64, snap: u64) -> Result<bool> {
-        let (ds, s) = (self.read().dataset(head)?, self.read().dataset(snap)?);
+        let ds = self.read().dataset(head)?;
+        if snap == 0 {
+            return Ok(!ds.bp.is_hole());
+        }
+        let s = self.read().dataset(snap)?;
         if ds.bp.birth() <= s.creation_txg {
             return Ok(false);
         }
@@ -366,7 +370,7 @@ impl TaskCx<'_> {
             );
             return Err(exists(text));
         }
-        if mos.dataset(ds.prev_snap_obj)?.prev_snap_obj != 0 {
+        if links::is_clone(mos, &mos.dir(ds.dir_obj)?)? {
             let text = format!("destination '{name}' is a clone\nmust destroy it to overwrite it");
             return Err(exists(text));
         }
@@ -563,9 +567,12 @@ impl TaskCx<'_> {
         let (mos, ds) = (self.read(), self.read().dataset(head)?);
         let mut newer = Vec::new();
         if ds.prev_snap_obj != k.prev_snap_obj {
-            let guid = mos.dataset(k.prev_snap_obj)?.guid;
-            let found =
-                self.snapshot_by_guid(head, guid)?.filter(|(base, _)| *base == k.prev_snap_obj);
+            // Pools older than version 11 have nothing before the first snapshot of a dataset.
+            let found = match k.prev_snap_obj {
+                0 => None,
+                base => self.snapshot_by_guid(head, mos.dataset(base)?.guid)?,
+            };
+            let found = found.filter(|(base, _)| *base == k.prev_snap_obj);
             newer = found.ok_or_else(|| no_match(name))?.1;
         }
         if end.force {

@@ -32,8 +32,8 @@ use base::{Buf, Error, ErrorKind, Result, Txg};
 use dmu::traverse::Bookmark;
 use dmu::{OnError, OrderedWalk, WalkVisitor, walk_in_order};
 use dsl::DslDir;
-use dsl::write::MosRead;
 use dsl::write::scan::{NO_DATASET, ScanPosition};
+use dsl::write::{MosRead, links};
 use ondisk::dslphys::{BookmarkPlace, DslDatasetPhys};
 use ondisk::scan::{Scan, ScanFunc};
 use ondisk::zil::{LogPtr, Record, ZilHeader};
@@ -409,7 +409,11 @@ impl Writer {
         // What follows now is what the events since the slice began lead to as well.
         let phys = mos.dataset(dataset).map_err(gone)?;
         position.bookmark = ScanPosition::first_of(NO_DATASET);
-        let clones = mos.numbers(phys.next_clones_obj)?.into_iter().map(|(_, clone)| clone);
+        let clones = {
+            // Pools older than version 11 have no list of them: the directories lead to them.
+            let _names = self.names();
+            links::clones_of(mos, dataset, &phys)?
+        };
         let next = Some(phys.next_snap_obj).filter(|&next| next != 0);
         for next in next.into_iter().chain(clones) {
             // Nothing follows a head, and each snapshot is younger than the one before it. So
