@@ -27,7 +27,7 @@ pub mod zfetch;
 
 pub use live::{
     CloneOutcome, Early, Events, ObjectShape, ObjectSpec, ObjsetProps, Pending, Reclaimed,
-    RedundantMetadata, SealedRoot, StoredForm, SyncCtx,
+    RedundantMetadata, RelocatedTree, SealedRoot, StoredForm, SyncCtx,
 };
 pub use object::{Extent, Object};
 pub use objset::Objset;

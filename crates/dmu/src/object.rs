@@ -102,7 +102,7 @@ impl Object {
         // Taken before the tree is fetched (`zio::Origin`).
         let (origin, io) = (self.os.origin(), io.in_tiers(self.os.tiers()));
         let io = if self.id.0 == 0 { self.os.dnode_io(io) } else { io };
-        if self.os.live_part().is_none() {
+        if !self.os.has_moved() {
             return Ok((Arc::clone(&self.dnode), io.by(origin)));
         }
         Ok(match self.os.disk_dnode(self.id, io)? {

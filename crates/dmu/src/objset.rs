@@ -10,7 +10,7 @@ use ondisk::blkptr::Protection;
 use ondisk::dnode::{DNODE_SIZE, DNODES_PER_BLOCK, Dnode, OBJECT_SHIFT_MAX, dnodes_in_block};
 use ondisk::objset::ObjsetType;
 use ondisk::{BlkPtr, ObjsetPhys};
-use zio::{CacheTiers, Io, ObjectBlock, Origin, Zio};
+use zio::{CacheTiers, Io, ObjectBlock, Origin, RootHolder, Zio};
 
 use crate::live::{LiveObjset, ObjsetProps, merged};
 use crate::object::Object;
@@ -42,6 +42,8 @@ pub struct Objset {
     stored: bool,
     /// Of a snapshot whose blocks may be cloned: whether that has ended.
     clones_ended: OnceLock<Arc<AtomicBool>>,
+    /// It is open for reading alone, and blocks of its tree were moved since.
+    relocated: AtomicBool,
 }
 
 impl std::fmt::Debug for Objset {
@@ -64,7 +66,15 @@ impl Objset {
         let origin = Origin::Root(id, block.effective_physical_birth());
         let bytes = zio.read(&bp, io.by(origin))?;
         let phys = ObjsetPhys::parse(&bytes, endian)?;
-        Ok(Arc::new(Self::build(zio, id, bp, phys, None)))
+        Ok(Self::build(zio, id, bp, phys, None).listed())
+    }
+
+    /// Lists it among those that learn of moves of their root.
+    fn listed(self) -> Arc<Objset> {
+        let os = Arc::new(self);
+        let holder = Arc::downgrade(&os) as std::sync::Weak<dyn RootHolder>;
+        os.zio.roots().add(holder);
+        os
     }
 
     /// As [`Objset::open`]. If it is that of an encrypted dataset, dnodes are read without a key:
@@ -75,7 +85,7 @@ impl Objset {
     pub fn open_stored(zio: Arc<Zio>, id: u64, bp: BlkPtr, io: Io) -> Result<Arc<Objset>> {
         let os = Self::open(zio, id, bp, io)?;
         Ok(match Arc::try_unwrap(os) {
-            Ok(os) => Arc::new(Objset { stored: true, ..os }),
+            Ok(os) => Objset { stored: true, ..os }.listed(),
             Err(shared) => shared,
         })
     }
@@ -136,7 +146,8 @@ impl Objset {
         let tiers = live.as_ref().map_or(CacheTiers::ALL, |live| live.props().tiers);
         let stored = live.as_ref().is_some_and(LiveObjset::is_sealed);
         let (tiers, clones_ended) = (RwLock::new(tiers), OnceLock::new());
-        Objset { zio, id, instance, disk, dnodes, live, tiers, stored, clones_ended }
+        let relocated = AtomicBool::new(false);
+        Objset { zio, id, instance, disk, dnodes, live, tiers, stored, clones_ended, relocated }
     }
 
     /// Lets blocks of this object set, a snapshot's, be cloned until `ended` is set. That happens
@@ -160,6 +171,11 @@ impl Objset {
     /// Which tiers of the cache may keep its blocks.
     pub fn tiers(&self) -> CacheTiers {
         *self.tiers.read()
+    }
+
+    /// Whether dnodes that were read earlier may lead to blocks that have moved since.
+    pub(crate) fn has_moved(&self) -> bool {
+        self.live.is_some() || self.relocated.load(SeqCst)
     }
 
     pub(crate) fn live_part(&self) -> Option<&LiveObjset> {
@@ -448,6 +464,28 @@ impl Objset {
     /// Whether an error means "the data is there but the key is not".
     pub fn is_locked(error: &Error) -> bool {
         error.kind() == ErrorKind::Locked
+    }
+}
+
+impl RootHolder for Objset {
+    fn root(&self) -> (u64, BlkPtr) {
+        (self.id, self.root_bp())
+    }
+
+    /// Readers that hold dnodes find the new ones from then on. One that holds a pointer finds
+    /// its block at the old place as long as that is not used again, and begins again after
+    /// an error.
+    fn move_root(&self, to: &BlkPtr) -> Result<()> {
+        if self.live.is_some() {
+            return Err(base::bug!("the root of an object set that is open for writing"));
+        }
+        let bytes = self.zio.read(to, Io::SYNC)?;
+        let phys = ObjsetPhys::parse(&bytes, to.endian())?;
+        let meta = Arc::new(phys.meta_dnode.clone());
+        self.relocated.store(true, SeqCst);
+        self.exchange(OnDisk { bp: *to, phys: Arc::new(phys), meta }, std::iter::empty());
+        self.drop_dnodes();
+        Ok(())
     }
 }
 

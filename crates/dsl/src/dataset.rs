@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use base::{Error, Result};
-use dmu::Objset;
+use dmu::{Io, Objset};
+use ondisk::BlkPtr;
 use ondisk::dslphys::{BookmarkPhys, DeadlistPhys, DslDatasetPhys};
 use ondisk::objtype::ObjType;
+use zio::Zio;
 
 use crate::dir::{DslDir, zap_attribute};
 use crate::mos::Mos;
@@ -18,6 +20,9 @@ pub struct DslDataset {
     name: Arc<str>,
     phys: DslDatasetPhys,
 }
+
+/// Opens the object set with this root.
+type ObjsetOpener<'a> = &'a dyn Fn(Arc<Zio>, BlkPtr, Io) -> Result<Arc<Objset>>;
 
 /// A bookmark of a dataset (chapter 04 §11.3).
 #[derive(Clone, Debug)]
@@ -146,14 +151,39 @@ impl DslDataset {
     /// # Errors
     /// Those of reading the object set block; `Corrupt` when it is none.
     pub fn open_objset(&self) -> Result<Option<Arc<Objset>>> {
+        self.open_by(&|zio, root, io| Objset::open(zio, self.object, root, io))
+    }
+
+    /// As [`DslDataset::open_objset`]; of an encrypted dataset nothing is decrypted
+    /// ([`Objset::open_stored`]).
+    ///
+    /// # Errors
+    /// As [`DslDataset::open_objset`].
+    pub fn open_stored_objset(&self) -> Result<Option<Arc<Objset>>> {
+        self.open_by(&|zio, root, io| Objset::open_stored(zio, self.object, root, io))
+    }
+
+    fn open_by(&self, open: ObjsetOpener<'_>) -> Result<Option<Arc<Objset>>> {
         if self.phys.bp.is_hole() {
             return Ok(None);
         }
         let mos = self.dir.mos();
-        let zio = Arc::clone(mos.objset().zio());
-        Objset::open(zio, self.object, self.phys.bp, mos.io())
-            .map(Some)
-            .map_err(|e| e.in_dataset(&self.name))
+        let zio = mos.objset().zio();
+        loop {
+            let moves = zio.roots().moves();
+            let opened = open(Arc::clone(zio), self.present_root(), mos.io());
+            // Blocks may have moved meanwhile (`zio::RootHolders`).
+            if zio.roots().moves() == moves {
+                return opened.map(Some).map_err(|e| e.in_dataset(&self.name));
+            }
+        }
+    }
+
+    /// The root of its object set. That of a snapshot may have moved since this was read.
+    fn present_root(&self) -> BlkPtr {
+        let now = Self::read_phys(self.dir.mos(), self.object);
+        let same = now.ok().filter(|now| now.guid == self.phys.guid && now.is_snapshot());
+        same.filter(|_| self.phys.is_snapshot()).map_or(self.phys.bp, |now| now.bp)
     }
 
     /// Totals of the deadlist: used, compressed, uncompressed bytes.

@@ -11,6 +11,8 @@
 //! * A [`Block`] has 1 to 3 valid DVAs, filled from index 0; sizes are multiples
 //!   of 512 and at most 16 MiB.
 
+mod relocate;
+
 use std::fmt;
 
 use base::limits::BLOCK_SIZE_MAX;
@@ -18,6 +20,8 @@ use base::{Asize, Dva, Error, Lsize, Psize, Result, Txg, VdevId};
 
 use crate::endian::Endian;
 use crate::objtype::ObjType;
+
+pub use relocate::{BlockPlace, relocate_pointer};
 
 /// Bytes of a block pointer.
 pub const BLKPTR_SIZE: usize = 128;

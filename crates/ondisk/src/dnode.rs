@@ -19,7 +19,7 @@ pub const DNODE_BLOCK_SIZE: usize = 16_384;
 /// Slots in one block of dnodes.
 pub const DNODES_PER_BLOCK: u64 = 32;
 /// Bytes before the block pointers.
-const CORE_SIZE: usize = 64;
+pub const CORE_SIZE: usize = 64;
 /// Shift of the number of object ids in an object set.
 pub const OBJECT_SHIFT_MAX: u32 = 48;
 

@@ -31,6 +31,9 @@ const USER_USED_AT: usize = 1024;
 const GROUP_USED_AT: usize = 1536;
 const PROJECT_USED_AT: usize = 2048;
 
+/// Byte offsets of the dnodes of the accounting: users, groups, projects.
+pub const SPECIAL_DNODES_AT: [usize; 3] = [USER_USED_AT, GROUP_USED_AT, PROJECT_USED_AT];
+
 /// The kind of an object set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ObjsetType {

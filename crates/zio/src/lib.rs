@@ -42,6 +42,7 @@ mod outage;
 pub mod prefetch;
 mod read;
 mod read_ahead;
+mod roots;
 mod scrub;
 mod second;
 mod ticket_lock;
@@ -66,12 +67,13 @@ pub use outage::{Outage, OutagePolicy, enter_sync_context};
 pub use prefetch::Prefetch;
 pub use read::BlockFault;
 pub use read_ahead::{BATCH_BYTES, BATCHED_MAX};
+pub use roots::{RootHolder, RootHolders};
 pub use scrub::{CopyCheck, GangPiece};
 pub use second::{CacheTiers, CacheUse};
 pub use ticket_lock::{Ticket, TicketLock, chunks_in_order};
 pub use write::{
-    BlockChange, Class, Gangs, Lost, Outcome, PackedForm, Placed, Prepared, SpaceSource, Want,
-    Write, WriteCounts, WriteProps, Writes,
+    BlockChange, Class, CopyPolicy, Gangs, Lost, Outcome, PackedForm, Placed, Prepared,
+    SpaceSource, Want, Write, WriteCounts, WriteProps, Writes,
 };
 
 /// A cached block's identity: pool load, first address, physical birth
@@ -212,6 +214,7 @@ pub struct Zio {
     errors: ErrorLog,
     healing: heal::Healing,
     placed: write::PlacedCounts,
+    roots: RootHolders,
     /// The pool's cache devices.
     second: RwLock<Option<Arc<l2arc::CachePool>>>,
     gangs: second::GangSizes,
@@ -257,6 +260,7 @@ impl Zio {
             errors: ErrorLog::default(),
             healing: heal::Healing::default(),
             placed: write::PlacedCounts::default(),
+            roots: RootHolders::default(),
             second: RwLock::new(None),
             gangs: second::GangSizes::default(),
             sink: RwLock::new(None),
@@ -311,6 +315,11 @@ impl Zio {
     /// The table of cache slots of objects' blocks.
     pub fn hints(&self) -> &Hints {
         &self.hints
+    }
+
+    /// The object sets that are open for reading alone.
+    pub fn roots(&self) -> &RootHolders {
+        &self.roots
     }
 
     /// Blocks that could not be read since the pool was opened.

@@ -27,9 +27,8 @@ impl Dataset {
         if !self.is_locked() {
             return self.objset();
         }
-        let (mos, phys) = (self.dir().mos(), self.ds().phys());
-        let zio = std::sync::Arc::clone(mos.objset().zio());
-        dmu::Objset::open_stored(zio, self.object(), phys.bp, mos.io())
+        let none = || Error::corrupt("the dataset has no content").in_dataset(self.name());
+        self.ds().open_stored_objset()?.ok_or_else(none)
     }
 
     /// Whether a block of the dataset can be read.

@@ -47,6 +47,7 @@ pub(crate) mod policy;
 mod publish;
 mod ranges;
 mod receive;
+mod relocate;
 mod seal;
 pub(crate) mod sync;
 mod waves;
@@ -73,6 +74,7 @@ use handle::{Delta, Dirty, DnodeHead, HandleState, ObjectHandle, Spill, TxgSlot,
 pub use policy::{ObjsetProps, RedundantMetadata};
 pub use publish::Pending;
 pub use receive::{ObjectShape, Reclaimed};
+pub use relocate::RelocatedTree;
 pub use seal::{SealedRoot, StoredForm};
 pub use sync::{Events, SyncCtx};
 

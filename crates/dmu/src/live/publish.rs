@@ -33,14 +33,20 @@ impl Pending {
         dnode_blocks: Vec<u64>,
     ) -> Pending {
         let dnode = |w: Work| (w.id.0, w.allocated.then(|| Arc::new(w.dn)));
-        Pending {
-            os: Arc::clone(os),
-            txg,
-            phys,
-            bp,
-            objects: works.into_iter().map(dnode).collect(),
-            dnode_blocks,
-        }
+        let objects = works.into_iter().map(dnode).collect();
+        Pending::of_tree(os, txg, phys, bp, objects, dnode_blocks)
+    }
+
+    /// The same, of a tree that no change of `txg` made.
+    pub(crate) fn of_tree(
+        os: &Arc<Objset>,
+        txg: Txg,
+        phys: ObjsetPhys,
+        bp: BlkPtr,
+        objects: Vec<(u64, Option<Arc<Dnode>>)>,
+        dnode_blocks: Vec<u64>,
+    ) -> Pending {
+        Pending { os: Arc::clone(os), txg, phys, bp, objects, dnode_blocks }
     }
 
     /// The object set's new pointer.
@@ -64,12 +70,13 @@ impl Pending {
         let (mut clean, mut throttled) = (0, 0);
         for (id, dnode) in self.objects {
             let mut stripe = live.stripe(id).lock();
-            let Some(handle) = stripe.get(&id).cloned() else { continue };
-            let mut inner = handle.state.lock();
-            inner.merged = None;
             if id >> OBJECT_SHIFT_MAX == 0 {
                 self.os.remember(id, dnode.clone());
             }
+            // An object whose blocks only moved may have none.
+            let Some(handle) = stripe.get(&id).cloned() else { continue };
+            let mut inner = handle.state.lock();
+            inner.merged = None;
             let last = inner.disk.as_ref().map_or(0, |d| d.max_blkid);
             let slot = inner.slots[slot_of(self.txg)].take_if(|s| s.txg == self.txg);
             if let Some(slot) = slot {

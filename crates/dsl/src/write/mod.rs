@@ -44,6 +44,7 @@ mod mem;
 pub mod promote;
 pub mod props;
 pub mod receive;
+pub mod relocate;
 pub mod remap;
 pub mod rename;
 pub mod rollback;

@@ -140,6 +140,8 @@ struct Notes {
     cancelled: BTreeMap<Txg, Vec<BlkPtr>>,
     /// A scan runs: nothing is cloned.
     stopped: bool,
+    /// Relocations that run: nothing is cloned either.
+    moving: usize,
 }
 
 /// A table, and what of it is newer than on disk.
@@ -224,9 +226,30 @@ impl BlockRefs {
         self.noted.lock().stopped = false;
     }
 
+    /// Blocks are about to move: no clone is noted until [`BlockRefs::end_move`], because its
+    /// pointer would lead to the old place. Returns as [`BlockRefs::stop_clones`].
+    pub(super) fn begin_move(&self) -> Option<Txg> {
+        let mut notes = self.noted.lock();
+        notes.moving += 1;
+        notes.clones.keys().next_back().copied()
+    }
+
+    /// The blocks have moved.
+    pub(super) fn end_move(&self) {
+        let mut notes = self.noted.lock();
+        notes.moving = notes.moving.saturating_sub(1);
+    }
+
+    /// Whether a block may have more than one pointer.
+    pub(super) fn may_be_cloned(&self, block: &Block) -> bool {
+        let at = (block.dva().vdev, block.dva().offset);
+        self.any.load(Relaxed) && self.entries_for(at).is_some() || self.is_noted(at)
+    }
+
     /// Whether a clone can be noted now.
     pub(super) fn can_add(&self) -> bool {
-        self.enabled.load(Relaxed) && !self.noted.lock().stopped
+        let notes = self.noted.lock();
+        self.enabled.load(Relaxed) && !notes.stopped && notes.moving == 0
     }
 
     /// Whether blocks may be cloned.
@@ -374,6 +397,9 @@ impl zio::BlockRefs for BlockRefs {
         let mut notes = self.noted.lock();
         if notes.stopped {
             return Err(Error::unsupported("no block is cloned while a scrub or resilver runs"));
+        }
+        if notes.moving > 0 {
+            return Err(Error::unsupported("no block is cloned while blocks are moved"));
         }
         let of = notes.clones.entry(txg).or_default();
         of.entry(at).or_insert(Noted { block: *block, clones: 0 }).clones += 1;

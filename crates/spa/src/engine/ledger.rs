@@ -494,7 +494,7 @@ impl Ledger {
         self.metaslabs.allocating_totals(SpaceClass::Normal)
     }
 
-    fn slop(&self) -> u64 {
+    pub(super) fn slop(&self) -> u64 {
         match self.slop_in_tests.load(Relaxed) {
             0 => metaslab::slop(self.normal().capacity, 0),
             bytes => bytes,

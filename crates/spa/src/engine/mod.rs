@@ -66,6 +66,7 @@ mod rebuild;
 mod receive;
 mod receive_partial;
 mod receive_raw;
+mod relocation;
 mod removal;
 mod rename;
 mod resilver_request;
@@ -129,6 +130,9 @@ pub use open::{Parts, WriterOptions};
 pub use pools::{Devices, PoolChange, init_aux_labels};
 pub use receive::{EndReceive, NewReceive, ReceivePlants, ReceiveTarget};
 pub use receive_raw::RawReceive;
+pub use relocation::{
+    BlockPosition, RelocationBatch, RelocationOutcome, RelocationPlants, is_immovable,
+};
 pub use resilver_request::ResilverTuning;
 pub use scan::ErrorScrubProgress;
 pub use scan::{PAUSED as SCAN_PAUSED, ScanLimits, ScanPlants, ScanProgress, ScanRequest};
@@ -173,6 +177,8 @@ pub struct Plants {
     pub rebuild: RebuildPlants,
     /// Bugs of receives.
     pub receive: ReceivePlants,
+    /// Bugs of relocations.
+    pub relocation: RelocationPlants,
 }
 
 /// The state of a live pool that readers see.

@@ -34,6 +34,7 @@
 //!   was kept ([`Gangs`]); rewriting a block of the same size then never allocates.
 //! * The bytes in flight through one [`Writes`] are bounded.
 
+mod copy;
 mod free;
 mod gang;
 pub(crate) mod in_flight;
@@ -55,6 +56,7 @@ use ondisk::blkptr::{BlkPtr, Block, Seal};
 
 use crate::{CacheTiers, DedupMode, OutagePolicy, Zio};
 
+pub use copy::CopyPolicy;
 pub use gang::Gangs;
 pub(crate) use submit::Sink;
 pub use submit::{Lost, WriteCounts, Writes};
@@ -266,6 +268,8 @@ pub enum Outcome {
     Gang,
     /// Not written: an equal block has these addresses, and the dedup table counts the pointer.
     Shared,
+    /// A copy of the old block, which keeps its logical birth.
+    Copied,
 }
 
 /// A compressed block with its checksum.

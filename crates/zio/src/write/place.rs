@@ -124,8 +124,8 @@ impl Zio {
             BlockLayout::Plain(plain) => dvas = plain,
             BlockLayout::Gang(node) => node.allocated(&mut dvas),
         }
-        if let Ok(space) = self.space() {
-            space.unallocate(placed.bp.allocation_birth(), &dvas);
+        if let (Ok(space), BlkPtr::Block(block)) = (self.space(), &placed.bp) {
+            space.unallocate(block.effective_physical_birth(), &dvas);
         }
     }
 
@@ -146,6 +146,6 @@ impl Zio {
     }
 }
 
-fn placed(ready: ReadyBlock, outcome: Outcome, layout: BlockLayout) -> Placed {
+pub(super) fn placed(ready: ReadyBlock, outcome: Outcome, layout: BlockLayout) -> Placed {
     Placed { bp: BlkPtr::Block(ready.block), outcome, parts: Some((ready.content, layout)) }
 }

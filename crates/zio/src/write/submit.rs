@@ -148,7 +148,8 @@ fn check(
         && (content.whole.is_empty() || content.whole.len() as u64 == block.head.lsize.0);
     // A block that is rewritten in place keeps its address in the txg of its birth. One that
     // moves without logical change keeps its logical birth, which is older.
-    let in_order = if block.rewritten { physical > birth } else { physical <= birth };
+    let moved = block.rewritten || outcome == Outcome::Copied && physical > Txg::ZERO;
+    let in_order = if moved { physical > birth } else { physical <= birth };
     let births = birth > Txg::ZERO && (physical == Txg::ZERO || in_order);
     let addresses = match layout {
         BlockLayout::Plain(dvas) => {

@@ -1,0 +1,178 @@
+//! Copies of blocks at other places (chapter 02 §2.5): their bytes, or, for a block of
+//! pointers, what becomes of them when blocks below it have moved.
+//!
+//! # Theory
+//! A copy keeps the logical birth of its block, and has the txg that writes it as physical
+//! birth. It takes exactly the space that the block takes, in the units of space accounting, so
+//! that nothing that was ever counted changes: the same stored size, the same number of
+//! addresses, and addresses of the same size together ([`CopyPolicy::dsize`]).
+//!
+//! The bytes of a block without pointers are written as they are stored, so compression,
+//! encryption, checksum and MAC stay. A block of pointers has new content, which is compressed
+//! again and padded with zeros to the old stored size. If the block's own function leaves more than
+//! that, gzip is tried: a pointer names its function, so any may be used. Physical births
+//! make pointers a little harder to compress, and Huffman codes are worth more than that. A
+//! block that does not fit all the same cannot be copied ([`Zio::prepare_changed`]).
+//!
+//! The MACs of blocks of pointers cover neither addresses nor births (chapter 08 §A.9), so
+//! no key is needed.
+//!
+//! Neither is a copy ever a gang: its addresses would take more space.
+
+use base::{Buf, BufMut, Dva, Error, ErrorKind, Result, Txg};
+use codec::checksum::Checksum;
+use codec::compress::{Compression, compress};
+use ondisk::Endian;
+use ondisk::blkptr::{Block, COMPRESS_OFF, Protection};
+
+use super::place::placed;
+use super::{
+    BlockContent, BlockLayout, Class, Outcome, Placed, Prepared, PreparedForm, ReadyBlock,
+};
+use super::{SpaceSource, Want};
+use crate::{CacheTiers, DedupMode, OutagePolicy, Zio};
+
+/// Compression functions that a block of pointers may get instead of its own.
+const DENSER: [Compression; 1] = [Compression::Gzip(9)];
+
+/// How copies are placed.
+#[derive(Clone, Copy)]
+pub struct CopyPolicy<'a> {
+    /// The txg that writes them.
+    pub txg: Txg,
+    /// Class of the addresses.
+    pub class: Class,
+    /// [`Want::hint`].
+    pub hint: u64,
+    /// Bytes that addresses count in space accounting (chapter 02 §13).
+    pub dsize: &'a dyn Fn(&[Dva]) -> u64,
+}
+
+impl Zio {
+    /// Prepares a copy of a block whose stored bytes are `stored`.
+    ///
+    /// # Errors
+    /// `Invalid` if they do not have its size.
+    pub fn prepare_copy(
+        &self,
+        old: &Block,
+        stored: Buf,
+        policy: &CopyPolicy<'_>,
+    ) -> Result<Prepared> {
+        if stored.len() as u64 != old.psize.0 {
+            return Err(Error::invalid("a copy has another size than its block"));
+        }
+        Ok(copy_of(old, *old, stored, Buf::default(), policy))
+    }
+
+    /// Prepares the copy of a block of pointers, some of which have changed: `content` is all of
+    /// it, in its byte order and not compressed. `None` if it does not fit into the stored size
+    /// of the block.
+    ///
+    /// # Errors
+    /// `Invalid` if `content` does not have its size; those of the checksum.
+    pub fn prepare_changed(
+        &self,
+        old: &Block,
+        content: &Buf,
+        policy: &CopyPolicy<'_>,
+    ) -> Result<Option<Prepared>> {
+        if content.len() as u64 != old.head.lsize.0 {
+            return Err(Error::invalid("the content has another size than its block"));
+        }
+        let Some((stored, compression)) = repack(old, content) else { return Ok(None) };
+        let mut new = *old;
+        new.compression = compression;
+        let checksum = Checksum::from_id(old.checksum)
+            .ok_or_else(|| Error::corrupt("a block of pointers has no checksum"))?;
+        new.words = self.checksum_of(checksum, &stored, old.endian == Endian::Big)?;
+        if old.protection != Protection::None {
+            let seal = old.seal();
+            if !checksum.is_dedup_strong() && old.head.object_type != ondisk::ObjType::OBJSET {
+                new.words[0] ^= new.words[2];
+                new.words[1] ^= new.words[3];
+            }
+            new = new.sealed(&seal);
+        }
+        Ok(Some(copy_of(old, new, stored, content.clone(), policy)))
+    }
+
+    /// Allocates the addresses of a copy of `old`. `None` if there are none that count as much
+    /// as those of `old`, and then nothing is allocated.
+    ///
+    /// # Errors
+    /// Those of the allocator but for a lack of space; `Bug` for what is no copy.
+    pub fn place_copy(
+        &self,
+        old: &Block,
+        prepared: Prepared,
+        policy: &CopyPolicy<'_>,
+    ) -> Result<Option<Placed>> {
+        let PreparedForm::Block(mut ready) = prepared.form else {
+            return Err(base::bug!("a copy without addresses"));
+        };
+        let space = self.space()?;
+        let want = Want {
+            psize: ready.block.psize.0,
+            record: 0,
+            copies: ready.copies,
+            class: ready.class,
+            txg: policy.txg,
+            hint: ready.hint,
+            metadata: ready.metadata,
+            gang_child: false,
+            outage: ready.outage,
+        };
+        let dvas = match self.allocate(&*space, &want) {
+            Err(e) if e.kind() == ErrorKind::NoSpace => return Ok(None),
+            other => other?,
+        };
+        let before: Vec<Dva> = old.dvas().collect();
+        if (policy.dsize)(&dvas) != (policy.dsize)(&before) {
+            SpaceSource::unallocate(&*space, policy.txg, &dvas);
+            return Ok(None);
+        }
+        ready.block = ready.block.with_dvas(&dvas);
+        Ok(Some(placed(*ready, Outcome::Copied, BlockLayout::Plain(dvas))))
+    }
+}
+
+/// Everything of a copy except its addresses.
+fn copy_of(old: &Block, new: Block, stored: Buf, whole: Buf, policy: &CopyPolicy<'_>) -> Prepared {
+    let mut block = new;
+    block.physical_birth = if policy.txg == old.head.birth { Txg::ZERO } else { policy.txg };
+    // A key would be needed to read it through the cache.
+    let cache = !whole.is_empty() && block.protection != Protection::Encrypted;
+    let whole = if cache { whole } else { Buf::default() };
+    let copies = old.dvas().len() as u8;
+    let form = PreparedForm::Block(Box::new(ReadyBlock {
+        block,
+        rewrite: None,
+        gangs: None,
+        copies,
+        header_copies: copies,
+        class: policy.class,
+        dedup: DedupMode::Off,
+        hint: policy.hint,
+        in_run: false,
+        metadata: block.head.level > 0 || block.head.object_type.is_metadata(),
+        outage: OutagePolicy::WaitAlways,
+        content: BlockContent { whole, stored, cache, tiers: CacheTiers::ALL },
+    }));
+    Prepared { form }
+}
+
+/// The stored form of new content of a block, as long as the old one, and its compression.
+fn repack(old: &Block, content: &Buf) -> Option<(Buf, u8)> {
+    let size = old.psize.0 as usize;
+    if old.compression == COMPRESS_OFF {
+        return Some((content.clone(), COMPRESS_OFF));
+    }
+    let own = Compression::from_id(old.compression).filter(|c| *c != Compression::Off);
+    own.into_iter().chain(DENSER).find_map(|function| {
+        let mut out = BufMut::zeroed(size);
+        let len = compress(function, content, &mut out)?;
+        out[len..].fill(0);
+        Some((out.freeze(), function.id()))
+    })
+}
