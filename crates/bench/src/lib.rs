@@ -18,7 +18,9 @@ mod atime;
 mod cache;
 mod cached;
 mod chart;
+mod clone;
 mod codecs;
+mod dedup;
 mod du;
 mod expansion;
 mod frag;
@@ -80,6 +82,8 @@ const ALL: &[Bench] = &[
     scrub::BENCH,
     removal::BENCH,
     expansion::BENCH,
+    dedup::BENCH,
+    clone::BENCH,
     snapshots::BENCH,
     send::BENCH,
     codecs::BENCH,

@@ -30,6 +30,8 @@ const BENCHES: &[&str] = &[
     "metaslabs",
     "scrub",
     "removal",
+    "dedup",
+    "clone",
     "snapshots",
     "send",
     "codecs",
