@@ -48,6 +48,8 @@ checkpointed | checkpointed | 3 | 300 | ashift=12 | raidz1 @1 @2 @3
 initializing | initializing | 2 | 400 | ashift=12 | mirror @1 @2
 lineage      | lineage      | 2 | 400 | ashift=12 | mirror @1 @2
 lineageraidz | lineage      | 5 | 200 | ashift=9  | raidz1 @1 @2 @3 @4 @5
+lineagemoved | defragged    | 2 | 400 | ashift=12 | mirror @1 @2
+lineagemovedraidz | defragged | 5 | 200 | ashift=9  | raidz1 @1 @2 @3 @4 @5
 received     | received     | 2 | 400 | ashift=12 | mirror @1 @2
 receivedraidz| received     | 5 | 200 | ashift=9  | raidz1 @1 @2 @3 @4 @5
 evacuated    | removed      | 3 | 400 | ashift=12 | @1 mirror @2 @3
@@ -242,7 +244,7 @@ make_case() {
 	removing|expanding) bulk "$mnt/$name" || return 1 ;;
 	expanded)
 		bulk "$mnt/$name" && zpool attach -w "$name" raidz1-0 "$dir/disk4" && rm -r "$mnt/$name/sizes" || return 1 ;;
-	lineage)
+	lineage | defragged)
 		# A clone that is rolled back and renamed, another one that is promoted, a snapshot that is
 		# renamed and held, one whose destruction waits for its hold, and bookmarks.
 		zfs snapshot "$name/small@second" && zfs clone "$name/small@second" "$name/clone" || return 1
@@ -254,6 +256,18 @@ make_case() {
 		zfs rename "$name/other@second" "$name/other@renamed" && zfs hold keep "$name/other@renamed" || return 1
 		zfs bookmark "$name/other@renamed" "$name/other#mark" && zfs bookmark "$name/moved@kept" "$name/moved#kept" || return 1
 		zfs snapshot "$name/other@waits" && zfs hold tag "$name/other@waits" && zfs destroy -d "$name/other@waits" || return 1
+		# A scattered file with older versions in a snapshot and in a clone, and all blocks in order again.
+		if [ "$state" = defragged ]; then
+			zfs create -o recordsize=8k "$name/scattered" || return 1
+			head -c 8000000 /dev/urandom >"$mnt/$name/scattered/file" && zpool sync "$name" || return 1
+			for n in $(seq 60); do
+				dd if=/dev/urandom of="$mnt/$name/scattered/file" bs=8k seek=$((RANDOM % 900)) count=9 conv=notrunc status=none || return 1
+				[ $((n % 20)) -ne 5 ] || zfs snapshot "$name/scattered@$n" || return 1
+				[ "$n" -ne 30 ] || zfs clone "$name/scattered@25" "$name/twig" || return 1
+				zpool sync "$name" || return 1
+			done
+			zpool defrag -w -l 1 "$name" && zpool status "$name" | grep -q 'files laid out' || return 1
+		fi
 		zfs list -Hp -t snapshot -o name,referenced,written,origin,userrefs,defer_destroy -r "$name" >"$dir/lineage"
 		zfs list -Hp -t bookmark -o name,referenced,guid -r "$name" >>"$dir/lineage" ;;
 	volume)

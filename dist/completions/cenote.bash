@@ -5,7 +5,7 @@
 _cenote_commands() {
 	case $1 in
 	cenote) echo 'zpool zfs daemon zdb zstream arc arcstat arc_summary zilstat trace kstat tune ls tree cat cp clone uberblocks map io bench sim completion mount.cenote help version' ;;
-	zpool) echo 'create destroy add advise checkpoint clear attach detach replace split reopen offline online scrub resilver remove labelclear initialize list map status iostat import export upgrade reguid events history get set sync ddtprune prefetch trim wait version' ;;
+	zpool) echo 'create destroy add advise checkpoint clear attach detach replace split reopen offline online scrub defrag resilver remove labelclear initialize list map status iostat import export upgrade reguid events history get set sync ddtprune prefetch trim wait version' ;;
 	zfs) echo 'create destroy snapshot snap clone promote rollback rename bookmark redact hold holds release set inherit list get mount unmount umount rewrite send allow unallow userspace groupspace projectspace project upgrade diff receive recv version' ;;
 	esac
 }
@@ -24,6 +24,7 @@ _cenote_flags() {
 	'zpool offline') echo '-f -t' ;;
 	'zpool online') echo '-e' ;;
 	'zpool scrub') echo '-e -s -p -C -w' ;;
+	'zpool defrag') echo '-n -s -p -w -l' ;;
 	'zpool remove') echo '-n -p -s -w' ;;
 	'zpool labelclear') echo '-f' ;;
 	'zpool initialize') echo '-c --cancel -s --suspend -u --uninit -w --wait' ;;
@@ -130,6 +131,12 @@ _cenote_value() {
 		*) return 1 ;;
 		esac
 		;;
+	'zpool defrag')
+		case $2 in
+		-l) echo 'any' ;;
+		*) return 1 ;;
+		esac
+		;;
 	'zpool list')
 		case $2 in
 		-o) echo 'pool_props' ;;
@@ -208,7 +215,7 @@ _cenote_value() {
 	'zpool wait')
 		case $2 in
 		-T) echo 'one u d' ;;
-		-t) echo 'some discard free initialize replace remove resilver scrub trim raidz_expand' ;;
+		-t) echo 'some discard free initialize replace remove resilver scrub trim raidz_expand defrag' ;;
 		*) return 1 ;;
 		esac
 		;;
@@ -553,6 +560,12 @@ _cenote_operand() {
 	'zpool scrub')
 		case $2 in
 		*) echo 'pool' ;;
+		esac
+		;;
+	'zpool defrag')
+		case $2 in
+		0) echo 'pool' ;;
+		*) echo 'dataset' ;;
 		esac
 		;;
 	'zpool resilver')

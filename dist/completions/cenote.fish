@@ -19,6 +19,8 @@ function __cenote_takes
             printf '%s\n' -o
         case 'zpool split'
             printf '%s\n' -o -R
+        case 'zpool defrag'
+            printf '%s\n' -l
         case 'zpool list'
             printf '%s\n' -o -T
         case 'zpool map'
@@ -247,6 +249,7 @@ __cenote_complete -n '__cenote_wants zpool' -a reopen -d 'open the devices of po
 __cenote_complete -n '__cenote_wants zpool' -a offline -d 'take devices out of use until they are brought online'
 __cenote_complete -n '__cenote_wants zpool' -a online -d 'take devices back that were gone or offline'
 __cenote_complete -n '__cenote_wants zpool' -a scrub -d 'read and verify everything in a pool, and repair what is wrong'
+__cenote_complete -n '__cenote_wants zpool' -a defrag -d 'lay files out in order, and join free space; snapshots stay shared'
 __cenote_complete -n '__cenote_wants zpool' -a resilver -d 'copy to devices what they missed, from the beginning'
 __cenote_complete -n '__cenote_wants zpool' -a remove -d 'remove devices from a pool'
 __cenote_complete -n '__cenote_wants zpool' -a labelclear -d 'wipe the labels of a device'
@@ -372,6 +375,13 @@ __cenote_complete -n '__cenote_at zpool scrub' -s p -d 'pause the scrub or error
 __cenote_complete -n '__cenote_at zpool scrub' -s C -d 'only what was written since the last scrub'
 __cenote_complete -n '__cenote_at zpool scrub' -s w -d 'wait until the scrub has ended'
 __cenote_complete -n '__cenote_at zpool scrub +0' -f -a '(__cenote_pools)'
+__cenote_complete -n '__cenote_at zpool defrag' -s n -d 'only show what would be moved'
+__cenote_complete -n '__cenote_at zpool defrag' -s s -d 'stop the defragmentation; what was moved stays moved'
+__cenote_complete -n '__cenote_at zpool defrag' -s p -d 'pause the defragmentation; run the command again to continue'
+__cenote_complete -n '__cenote_at zpool defrag' -s w -d 'wait until the defragmentation has ended'
+__cenote_complete -n '__cenote_at zpool defrag' -s l -d 'lay out files with a lower layout score (0 to 1, 0.95)' -r -f
+__cenote_complete -n '__cenote_at zpool defrag 0' -f -a '(__cenote_pools)'
+__cenote_complete -n '__cenote_at zpool defrag +1' -f -a '(__cenote_datasets)'
 __cenote_complete -n '__cenote_at zpool resilver +0' -f -a '(__cenote_pools)'
 __cenote_complete -n '__cenote_at zpool remove' -s n -d 'only say how much memory the mappings would take'
 __cenote_complete -n '__cenote_at zpool remove' -s p -d 'with -n: exact numbers'
@@ -498,7 +508,7 @@ __cenote_complete -n '__cenote_at zpool trim +1' -f -a '(__cenote_vdevs)'
 __cenote_complete -n '__cenote_at zpool wait' -s H -d 'no headings, fields separated by one TAB'
 __cenote_complete -n '__cenote_at zpool wait' -s p -d 'exact numbers'
 __cenote_complete -n '__cenote_at zpool wait' -s T -d 'the time before each report: seconds, or a date' -r -f -a 'u d'
-__cenote_complete -n '__cenote_at zpool wait' -s t -d 'only for these' -r -f -a '(__cenote_list discard free initialize replace remove resilver scrub trim raidz_expand)'
+__cenote_complete -n '__cenote_at zpool wait' -s t -d 'only for these' -r -f -a '(__cenote_list discard free initialize replace remove resilver scrub trim raidz_expand defrag)'
 __cenote_complete -n '__cenote_at zpool wait +0' -f -a '(__cenote_pools)'
 __cenote_complete -n '__cenote_at zpool version' -s j -l json -d 'as JSON'
 __cenote_complete -n '__cenote_at zfs create' -s P -d 'say what is made in a form for scripts'

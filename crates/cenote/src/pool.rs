@@ -60,6 +60,8 @@ pub(crate) struct PoolCore {
     pub(crate) vdev_props: RwLock<Option<Arc<crate::VdevProps>>>,
     /// Cache devices that are not in use.
     pub(crate) cache_faults: crate::cache_devices::CacheFaults,
+    /// The defragmentation.
+    pub(crate) defrag: mover::defrag::Defragmenter,
     /// Spares that did not fit, each with the leaf for which they were tried.
     pub(crate) spares_tried: Mutex<BTreeSet<(Guid, Guid)>>,
     pub(crate) closed: std::sync::atomic::AtomicBool,
@@ -328,6 +330,7 @@ impl Pool {
                 events: OnceLock::new(),
                 vdev_props: RwLock::new(None),
                 cache_faults: Mutex::default(),
+                defrag: mover::defrag::Defragmenter::default(),
                 spares_tried: Mutex::default(),
                 closed: false.into(),
             }),
@@ -398,7 +401,12 @@ impl Pool {
 
     fn finish(&self, state: ondisk::config::PoolState) -> Result<()> {
         if let Some(writer) = &self.core.writer {
-            writer.export(state).map_err(|e| e.in_pool(self.name()))?;
+            // A thread that a suspended pool holds up ends when the pool is given up.
+            self.core.defrag.close(!self.is_suspended());
+            writer.export(state).map_err(|e| {
+                self.core.defrag.reopen(writer);
+                e.in_pool(self.name())
+            })?;
         }
         self.core.close_caches();
         let what = match state {

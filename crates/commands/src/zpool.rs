@@ -14,6 +14,7 @@ const ACTIVITIES: &[&str] = &[
     "scrub",
     "trim",
     "raidz_expand",
+    "defrag",
 ];
 /// Words of a vdev specification, besides devices.
 const VDEVS: Word = Word::File;
@@ -192,6 +193,20 @@ pub(super) const COMMANDS: &[Command] = &[
             flag('w', "wait until the scrub has ended"),
         ],
         words: &[Word::Pool],
+        ..POOL
+    },
+    Command {
+        name: "defrag",
+        about: "lay files out in order, and join free space; snapshots stay shared",
+        synopsis: "defrag [-n] [-w] [-l score] <pool> [dataset] ...\n\tdefrag -s|-p <pool>",
+        flags: &[
+            flag('n', "only show what would be moved"),
+            flag('s', "stop the defragmentation; what was moved stays moved"),
+            flag('p', "pause the defragmentation; run the command again to continue"),
+            flag('w', "wait until the defragmentation has ended"),
+            arg('l', "score", Word::Any, "lay out files with a lower layout score (0 to 1, 0.95)"),
+        ],
+        words: &[Word::Pool, Word::Dataset],
         ..POOL
     },
     Command {

@@ -356,6 +356,9 @@ fn refused_change(pool: &str, change: &Change) -> String {
         Change::Initialize(..) => ("cannot initialize", true),
         Change::PruneDedup(_) => ("cannot prune dedup table on", true),
         Change::PrefetchDedup => ("cannot prefetch ddt in", true),
+        Change::Defrag(_) | Change::EstimateDefrag(_) => ("cannot defragment", true),
+        Change::PauseDefrag => ("cannot pause defragmenting", true),
+        Change::CancelDefrag => ("cannot cancel defragmenting", true),
     };
     match quoted {
         true => format!("{action} '{pool}': permission denied"),

@@ -16,13 +16,13 @@ use cenote::create::{
 use cenote::features::by_name;
 use cenote::nvlist::{NvList, Value};
 use cenote::{
-    AttachMode, AttachRequest, JobAction, JobKind, NewDevice, Offline, OfflineMode, Pool,
-    PruneRequest, ScanRequest, SplitRequest,
+    AttachMode, AttachRequest, DefragTargets, JobAction, JobKind, NewDevice, Offline, OfflineMode,
+    Pool, PruneRequest, ScanRequest, SplitRequest,
 };
 use proto::{
-    AddArgs, AttachArgs, AttachDevice, Change, CreateArgs, DEVICES_MAX, HISTORY_MAX, HistoryEvent,
-    HistoryRecord, ImportArgs, PruneArgs, Reply, ScanCommand, SearchArgs, SplitArgs, SplitReport,
-    VdevRole,
+    AddArgs, AttachArgs, AttachDevice, Change, CreateArgs, DEVICES_MAX, DefragArgs, HISTORY_MAX,
+    HistoryEvent, HistoryRecord, ImportArgs, PruneArgs, Reply, ScanCommand, SearchArgs, SplitArgs,
+    SplitReport, VdevRole,
 };
 
 use super::handle::RowListener;
@@ -175,6 +175,15 @@ fn scan_request(command: ScanCommand) -> (&'static str, ScanRequest) {
     }
 }
 
+fn defrag_request(args: &DefragArgs) -> DefragTargets {
+    DefragTargets { score: args.target, datasets: args.datasets.clone() }
+}
+
+/// The message about a defragmentation of this pool.
+fn defrag_failed(action: &str, pool: &str) -> impl Fn(Error) -> Error {
+    move |e| Error::new(e.kind(), format!("cannot {action} '{pool}': {}", e.message()))
+}
+
 /// Changes an imported pool.
 ///
 /// # Errors
@@ -290,6 +299,24 @@ pub(super) fn change(
         Change::Initialize(action, devices) => {
             let action = job_action(*action);
             pool()?.on_free_space(JobKind::Initialize, action, few(devices)?, command)?;
+        }
+        Change::Defrag(args) => {
+            let request = defrag_request(args);
+            pool()?.defrag(&request, command).map_err(defrag_failed("defragment", name))?;
+        }
+        Change::EstimateDefrag(args) => {
+            let request = defrag_request(args);
+            let plan = pool()?.estimate_defrag(&request);
+            let plan = plan.map_err(defrag_failed("defragment", name))?;
+            return Ok(Reply::DefragPlan(super::convert::defrag_plan(&plan)));
+        }
+        Change::PauseDefrag => {
+            let fail = defrag_failed("pause defragmenting", name);
+            pool()?.pause_defrag(command).map_err(fail)?;
+        }
+        Change::CancelDefrag => {
+            let fail = defrag_failed("cancel defragmenting", name);
+            pool()?.cancel_defrag(command).map_err(fail)?;
         }
         Change::PruneDedup(args) => {
             let fail = |e: Error| {

@@ -1,8 +1,10 @@
 //! Conversion of the engine's types to the protocol's.
 
+use cenote::layout::LayoutScore;
 use cenote::{
-    CheckpointState, ClassDetail, DataError, DatasetKind, DedupReport, FoundPool, ImportReason,
-    JobStatus, PoolState, PoolStatus, RebuildProgress, ScanState, StatBucket, VdevStatus,
+    CheckpointState, ClassDetail, DataError, DatasetKind, DedupReport, DefragEstimate,
+    DefragStatus, FoundPool, ImportReason, JobStatus, PoolState, PoolStatus, RebuildProgress,
+    ScanState, StatBucket, VdevStatus, WHOLE_SCORE,
 };
 use proto::{
     Checkpoint, ClassIo, DatasetType, ErrorScrub, ImportCandidate, LeafJob, Pool, RebuildScan,
@@ -180,6 +182,7 @@ pub(crate) fn pool(s: &PoolStatus) -> Pool {
         }),
         removal: None,
         expand: None,
+        defrag: None,
         checkpoint: s.checkpoint.map(|c| Checkpoint {
             discarding: c.state == CheckpointState::Discarding,
             taken: c.taken,
@@ -205,6 +208,40 @@ pub(crate) fn dedup(report: &DedupReport) -> proto::DedupReport {
     }
 }
 
+pub(crate) fn defrag(status: DefragStatus) -> proto::Defrag {
+    let record = status.record;
+    let score = |n: u64| (n * WHOLE_SCORE).checked_div(record.steps).unwrap_or(WHOLE_SCORE);
+    proto::Defrag {
+        state: record.state as u8,
+        start: record.start,
+        end: record.end,
+        moved: record.moved,
+        to_move: record.to_move,
+        metadata: record.metadata,
+        files: record.files,
+        metaslabs: record.metaslabs,
+        kept: record.kept,
+        scores: (record.steps > 0)
+            .then(|| (score(record.in_sequence), score(record.in_sequence_now))),
+        waiting: status.waiting,
+    }
+}
+
+pub(crate) fn defrag_plan(estimate: &DefragEstimate) -> proto::DefragPlan {
+    let score = |score: &LayoutScore| {
+        (score.in_sequence * WHOLE_SCORE).checked_div(score.steps).unwrap_or(WHOLE_SCORE)
+    };
+    proto::DefragPlan {
+        score: score(&estimate.score),
+        files: estimate.files,
+        file_score: score(&estimate.bad),
+        file_bytes: estimate.file_bytes,
+        metaslabs: estimate.metaslabs,
+        metaslab_bytes: estimate.metaslab_bytes,
+        scattered: estimate.lost_bytes,
+    }
+}
+
 /// A pool whose name is reserved and that is not open yet.
 pub(crate) fn pool_without_tree(name: &str, guid: u64, doing: Option<String>) -> Pool {
     let root =
@@ -225,6 +262,7 @@ pub(crate) fn pool_without_tree(name: &str, guid: u64, doing: Option<String>) ->
         error_scrub: None,
         removal: None,
         expand: None,
+        defrag: None,
         checkpoint: None,
         disabled_features: false,
     }

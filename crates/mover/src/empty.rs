@@ -7,28 +7,13 @@ use metaslab::MsKey;
 use ondisk::blkptr::Block;
 use spa::engine::{BlockPosition, RelocationBatch, RelocationOutcome, Writer};
 
+use crate::batch::{MoveLimits, batch_len};
 use crate::find::find;
 
 /// Walks over the datasets: one, and more for what was written meanwhile.
 const WALKS_MAX: u64 = 4;
 /// Txgs that are waited for until the space of earlier batches is free again.
 const WAITS_MAX: u64 = 8;
-
-/// How much moves at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MoveLimits {
-    /// Allocated bytes of a batch, without the blocks of pointers that it rewrites.
-    pub batch_bytes: u64,
-    /// Blocks of a batch.
-    pub batch_blocks: usize,
-}
-
-impl Default for MoveLimits {
-    /// What one txg does in a fraction of a second.
-    fn default() -> MoveLimits {
-        MoveLimits { batch_bytes: 64 << 20, batch_blocks: 16 << 10 }
-    }
-}
 
 /// What was done.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -60,10 +45,6 @@ impl EmptyReport {
         self.metadata_bytes += done.metadata_bytes;
         self.listed += done.listed;
     }
-}
-
-fn asize(block: &Block) -> u64 {
-    block.dvas().map(|dva| dva.asize.0).sum()
 }
 
 /// Moves all blocks of datasets that have an address in a metaslab to other metaslabs. Blocks of
@@ -103,17 +84,6 @@ pub fn empty_metaslab(writer: &Writer, key: MsKey, limits: &MoveLimits) -> Resul
     }
     report.kept = kept.len() as u64;
     Ok(report)
-}
-
-/// How many blocks the next batch has: at least one.
-fn batch_len(rest: &[(BlockPosition, Block)], writer: &Writer, limits: &MoveLimits) -> usize {
-    let most = limits.batch_bytes.min(writer.relocation_room() / 4);
-    let mut bytes = 0u64;
-    let fits = |(_, block): &&(BlockPosition, Block)| {
-        bytes = bytes.saturating_add(asize(block));
-        bytes <= most
-    };
-    rest.iter().take(limits.batch_blocks).take_while(fits).count().max(1)
 }
 
 fn move_batch(

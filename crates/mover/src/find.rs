@@ -29,26 +29,41 @@ pub struct FoundBlocks {
     pub immovable: u64,
 }
 
+/// What to do with a block that a walk visits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FindFlow {
+    /// It is wanted; so may be what is below it.
+    Take,
+    /// Something below it may be wanted.
+    Descend,
+    /// Neither it nor what is below it is wanted.
+    Skip,
+}
+
+/// Decides about a block at a position.
+pub type Wanted<'a> = &'a (dyn Fn(&BlockPosition, &Block) -> FindFlow + Sync);
+
 struct Finder<'a> {
     lineage: u64,
-    wanted: &'a (dyn Fn(&Block) -> bool + Sync),
+    wanted: Wanted<'a>,
     found: &'a Mutex<FoundBlocks>,
 }
 
 impl Visitor for Finder<'_> {
     fn visit(&self, bp: &BlkPtr, at: Bookmark) -> Result<Flow> {
         let BlkPtr::Block(block) = bp else { return Ok(Flow::Descend) };
-        if (self.wanted)(block) {
+        let Bookmark { object, level, blkid, .. } = at;
+        let position = BlockPosition { lineage: self.lineage, object, level, blkid };
+        let flow = (self.wanted)(&position, block);
+        if flow == FindFlow::Take {
             let mut found = self.found.lock();
             if is_immovable(block) {
                 found.immovable += 1;
             } else {
-                let Bookmark { object, level, blkid, .. } = at;
-                let position = BlockPosition { lineage: self.lineage, object, level, blkid };
                 found.blocks.push((position, *block));
             }
         }
-        Ok(Flow::Descend)
+        Ok(if flow == FindFlow::Skip { Flow::Skip } else { Flow::Descend })
     }
 
     fn unreadable(&self, _error: Error, _at: Bookmark) -> Result<()> {
@@ -61,8 +76,23 @@ impl Visitor for Finder<'_> {
 /// # Errors
 /// Those of reading the MOS.
 pub fn find(writer: &Writer, wanted: &(dyn Fn(&Block) -> bool + Sync)) -> Result<FoundBlocks> {
+    let wanted = |_: &BlockPosition, block: &Block| match wanted(block) {
+        true => FindFlow::Take,
+        false => FindFlow::Descend,
+    };
+    find_in(writer, None, &wanted)
+}
+
+/// Finds the wanted blocks of all datasets, or of those of one lineage, but those of the MOS.
+///
+/// # Errors
+/// Those of reading the MOS.
+pub fn find_in(writer: &Writer, lineage: Option<u64>, wanted: Wanted<'_>) -> Result<FoundBlocks> {
     let found = Mutex::new(FoundBlocks::default());
     for ds in relocate::datasets(writer.mos())? {
+        if lineage.is_some_and(|lineage| ds.lineage != lineage) {
+            continue;
+        }
         let finder = Finder { lineage: ds.lineage, wanted, found: &found };
         let options = Options { min_txg: ds.prev_txg, threads: THREADS, io: Io::WAIT };
         traverse(writer.zio(), ds.object, &ds.root, &finder, options)?;

@@ -7,7 +7,9 @@
 //! 1. [`find`] walks all datasets, each block of pointers once, and notes the blocks that are wanted
 //!    with their positions.
 //! 2. [`empty`] cuts what was found into batches, in the order in which the blocks are to lie, and
-//!    moves one after the other: all blocks of a metaslab, for a start.
+//!    moves one after the other: all blocks of a metaslab.
+//! 3. [`defrag`] is the work of `zpool defrag`: it chooses files by their layout ([`layout`]) and
+//!    metaslabs by their fragmentation.
 //!
 //! What was found is a hint. A block may have died, or been moved with another batch, before its
 //! turn comes: a batch verifies each pointer by place and birth.
@@ -20,8 +22,12 @@
 //! # Invariants
 //! * Nothing here writes to a pool; only batches do.
 
+mod batch;
+pub mod defrag;
 pub mod empty;
 pub mod find;
+pub mod layout;
 
-pub use empty::{EmptyReport, MoveLimits, empty_metaslab};
-pub use find::{FoundBlocks, find};
+pub use batch::MoveLimits;
+pub use empty::{EmptyReport, empty_metaslab};
+pub use find::{FindFlow, FoundBlocks, find, find_in};

@@ -157,6 +157,42 @@ pub enum Change {
     PruneDedup(PruneArgs),
     /// Read the dedup tables into the cache.
     PrefetchDedup,
+    /// Begin or continue a defragmentation.
+    Defrag(DefragArgs),
+    /// What a defragmentation would do; nothing is changed.
+    EstimateDefrag(DefragArgs),
+    /// Pause the defragmentation.
+    PauseDefrag,
+    /// Stop the defragmentation.
+    CancelDefrag,
+}
+
+/// What is to be defragmented.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DefragArgs {
+    /// Files with a lower layout score are laid out, in thousandths; `None`: the default.
+    pub target: Option<u64>,
+    /// The datasets; none: all, and the free space.
+    pub datasets: Vec<String>,
+}
+
+/// What a defragmentation would do.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DefragPlan {
+    /// Layout score of all files, in thousandths.
+    pub score: u64,
+    /// Files with a lower score than the target.
+    pub files: u64,
+    /// Their layout score, in thousandths.
+    pub file_score: u64,
+    /// Their bytes.
+    pub file_bytes: u64,
+    /// Metaslabs that would be emptied.
+    pub metaslabs: u64,
+    /// Bytes in these.
+    pub metaslab_bytes: u64,
+    /// Bytes of free space in small pieces in these.
+    pub scattered: u64,
 }
 
 /// Dedup entries of blocks with one reference that are to be pruned.

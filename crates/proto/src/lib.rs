@@ -40,9 +40,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 pub use change::{
-    AddArgs, AttachArgs, AttachDevice, Change, CreateArgs, DEVICES_MAX, Force, HISTORY_MAX,
-    HistoryEvent, HistoryRecord, JobAction, NewKind, NewVdev, PruneArgs, ScanCommand, SplitArgs,
-    SplitReport,
+    AddArgs, AttachArgs, AttachDevice, Change, CreateArgs, DEVICES_MAX, DefragArgs, DefragPlan,
+    Force, HISTORY_MAX, HistoryEvent, HistoryRecord, JobAction, NewKind, NewVdev, PruneArgs,
+    ScanCommand, SplitArgs, SplitReport,
 };
 pub use dataset::{
     Assign, BookmarkArgs, CloneArgs, DatasetChange, DestroyArgs, HeldSnapshot, HoldArgs,
@@ -54,7 +54,7 @@ pub use diff::{DiffArgs, DiffKind, DiffRecord};
 pub use events::{EVENTS_PAGE, EventInfo, EventsPage};
 pub use owners::{OWNERS_PAGE, OwnerKind, OwnerUsage};
 pub use pool::{
-    Checkpoint, ClassIo, DedupReport, ErrorScrub, Expand, ImportCandidate, LeafJob, Pool,
+    Checkpoint, ClassIo, DedupReport, Defrag, ErrorScrub, Expand, ImportCandidate, LeafJob, Pool,
     RebuildScan, Removal, Scan, Vdev, VdevHealth, VdevIoCounts, VdevRole,
 };
 pub use receiving::{ClientInput, INPUT_MAX, ReceiveArgs, ReceiveNaming, receive_input};
@@ -509,6 +509,8 @@ pub enum Reply {
     Imported(String, Vec<String>),
     /// Answer to [`Change::EstimateRemoval`]: bytes of memory for the mapping.
     RemovalMemory(u64),
+    /// What a defragmentation would do.
+    DefragPlan(DefragPlan),
     /// Answer to [`Change::Upgrade`].
     Upgraded {
         /// The version before.

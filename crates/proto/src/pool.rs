@@ -369,6 +369,33 @@ pub struct Expand {
     pub to_copy: u64,
 }
 
+/// A defragmentation.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Defrag {
+    /// 1 running, 2 finished, 3 canceled, 4 paused.
+    pub state: u8,
+    /// Seconds since 1970.
+    pub start: u64,
+    /// When it ended or was paused, seconds since 1970.
+    pub end: u64,
+    /// Bytes moved.
+    pub moved: u64,
+    /// Bytes to move, once they were estimated.
+    pub to_move: Option<u64>,
+    /// Bytes of blocks of pointers that were rewritten.
+    pub metadata: u64,
+    /// Files that were laid out.
+    pub files: u64,
+    /// Metaslabs that were emptied.
+    pub metaslabs: u64,
+    /// Blocks that stay.
+    pub kept: u64,
+    /// Layout score of the files that were looked at, before and after, in thousandths.
+    pub scores: Option<(u64, u64)>,
+    /// Why it waits.
+    pub waiting: Option<String>,
+}
+
 /// The dedup tables of a pool.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DedupReport {
@@ -423,6 +450,9 @@ pub struct Pool {
     pub removal: Option<Removal>,
     /// Last expansion.
     pub expand: Option<Expand>,
+    /// Last defragmentation.
+    #[serde(default)]
+    pub defrag: Option<Defrag>,
     /// The checkpoint.
     pub checkpoint: Option<Checkpoint>,
     /// Features that the pool has not enabled.

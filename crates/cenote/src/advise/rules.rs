@@ -185,10 +185,10 @@ const FRAGMENTED: u64 = 50;
 fn fragmentation(pool: &PoolFacts) -> Vec<Advice> {
     let Some(n) = pool.fragmentation.filter(|n| *n >= FRAGMENTED) else { return Vec::new() };
     vec![Advice {
-        gain: "Where snapshots and files go, contiguous space comes back, and writes need fewer \
-               operations."
+        gain: "Blocks move so that contiguous space comes back, and writes need fewer \
+               operations; snapshots stay shared. -n shows how much would move."
             .into(),
-        command: format!("zpool map {}", pool.name),
+        command: format!("zpool defrag {}", pool.name),
         ..of_pool(
             pool,
             Rule::Fragmentation,
@@ -210,7 +210,7 @@ fn ganging(pool: &PoolFacts) -> Vec<Advice> {
         gain: "With more contiguous free space each block is one operation again, instead of \
                four or more."
             .into(),
-        command: format!("zpool map {}", pool.name),
+        command: format!("zpool defrag {}", pool.name),
         problem: format!(
             "{{}} of {} blocks found no contiguous space and were written in pieces (gang \
              blocks).",

@@ -6,6 +6,7 @@ mod attach;
 mod change;
 mod create;
 mod dedup;
+mod defrag;
 mod events;
 mod free_space;
 mod get;
@@ -59,6 +60,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
     match command.as_ref() {
         "list" => list::main(rest),
         "scrub" => scan::scrub(rest),
+        "defrag" => defrag::main(rest),
         "resilver" => scan::resilver(rest),
         "map" => map::main(rest),
         "status" => status::main(rest),

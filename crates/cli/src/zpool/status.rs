@@ -23,8 +23,12 @@ pub(super) use advice::Facts;
 use advice::{any, problem_of, status_of};
 use json::JsonReport;
 pub(super) use json::{CLASSES as JSON_CLASSES, Numbers, identity};
+pub(super) use work::score;
 use work::{INITIALIZE_WORDS, TRIM_WORDS};
-use work::{bar_line, checkpoint_line, error_scrub_lines, expand_lines, job_remark, removal_lines};
+use work::{
+    bar_line, checkpoint_line, defrag_lines, error_scrub_lines, expand_lines, job_remark,
+    removal_lines,
+};
 
 /// Class headings in order; those of the first three end with a TAB.
 pub(super) const CLASSES: [(VdevRole, &str); 5] = [
@@ -234,6 +238,11 @@ fn text_with(p: &Pool, options: &StatusOptions, columns: Option<&ScriptColumns>)
         if options.terminal && expand.state == 1 {
             out.push_str(&bar_line(expand.copied, expand.to_copy));
         }
+    }
+    if let Some(defrag) = &p.defrag {
+        out.push_str(&defrag_lines(defrag, base::rt::wall_clock().as_secs()));
+        let total = defrag.to_move.filter(|_| options.terminal && defrag.state == 1);
+        out.extend(total.map(|total| bar_line(defrag.moved, total)));
     }
     out.push_str("config:\n\n");
     out.push_str(&config(&p.root, p.health, options, columns));

@@ -185,6 +185,7 @@ pub(super) mod tests {
             error_scrub: None,
             removal: None,
             expand: None,
+            defrag: None,
             checkpoint: None,
             disabled_features: false,
         }

@@ -1,7 +1,7 @@
 //! `zpool wait` (chapter 09 §4.7).
 //!
-//! The pool's activities are queried once a second. Activities that Cenote does not have
-//! (remove, raidz_expand) are never in progress.
+//! The pool's activities are queried once a second. `defrag` is an activity that OpenZFS does not
+//! have; it is in the last column.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use ui::{Exit, time};
 use super::{Pools, misuse, no_such_pool, options};
 
 /// In the order of the columns.
-const ACTIVITIES: [&str; 9] = [
+const ACTIVITIES: [&str; 10] = [
     "discard",
     "free",
     "initialize",
@@ -24,6 +24,7 @@ const ACTIVITIES: [&str; 9] = [
     "scrub",
     "trim",
     "raidz_expand",
+    "defrag",
 ];
 /// Time between two queries, without an interval.
 pub(super) const PAUSE: Duration = Duration::from_secs(1);
@@ -133,6 +134,10 @@ fn left(activity: &str, pool: &Pool, freeing: u64) -> u64 {
             let running = pool.expand.as_ref().filter(|e| e.state == 1);
             // As long as it runs, something is left.
             running.map_or(0, |e| rest(e.to_copy, e.copied).max(1))
+        }
+        "defrag" => {
+            let running = pool.defrag.as_ref().filter(|d| d.state == 1);
+            running.map_or(0, |d| rest(d.to_move.unwrap_or(0), d.moved))
         }
         _ => 0,
     }
@@ -255,19 +260,19 @@ mod tests {
         assert_eq!(some.interval, Some(Duration::from_millis(500)));
         assert_eq!(parse("5").unwrap().pool, "5", "a pool's name may be a number to us");
         let all = parse("live").unwrap();
-        assert_eq!(all.activities.len(), 9);
+        assert_eq!(all.activities.len(), 10);
         let names: Vec<String> = all.activities.iter().map(|a| a.to_uppercase()).collect();
-        // Recorded from OpenZFS 2.3.2.
+        // Recorded from OpenZFS 2.3.2, which has no DEFRAG.
         assert_eq!(
             row(&all, &names),
             "  DISCARD    FREE  INITIALIZE  REPLACE  REMOVE  RESILVER   SCRUB    TRIM  \
-             RAIDZ_EXPAND\n"
+             RAIDZ_EXPAND  DEFRAG\n"
         );
-        let zeros = vec![amount(0, &all); 9];
+        let zeros = vec![amount(0, &all); 10];
         assert_eq!(
             row(&all, &zeros),
             "        0       0           0        0       0         0       0       0             \
-             0\n"
+             0       0\n"
         );
         assert_eq!(row(&some, &["1".into(), "2".into()]), "1\t2\n");
     }

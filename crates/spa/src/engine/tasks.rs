@@ -7,8 +7,10 @@ use base::rt::{Mutex, Sender, oneshot};
 use base::{Error, Result, Txg};
 use dmu::{Objset, Pending};
 use dsl::Mos;
+use dsl::write::store::DIRECTORY;
 use dsl::write::{MosRead, SyncCx, features, history};
 use nvlist::NvList;
+use ondisk::zap::ZapValue;
 use zio::Writes;
 
 use super::sync::{Flags, SyncPass};
@@ -226,6 +228,25 @@ impl Writer {
         act: impl FnOnce(&mut TaskCx<'_>, C) -> Result<T> + Send + 'static,
     ) -> Result<(T, Txg)> {
         self.queue_task(&self.tasks, check, act)
+    }
+
+    /// Stores an array of numbers in the object directory, with the command that led to it.
+    ///
+    /// # Errors
+    /// Those of the store; that of a suspension.
+    pub fn store_directory_words(
+        &self,
+        name: &'static str,
+        words: &[u64],
+        command: Option<Command>,
+    ) -> Result<()> {
+        let value = ZapValue::from_u64s(words)
+            .ok_or_else(|| Error::invalid("too many numbers for a ZAP entry"))?;
+        let act = move |cx: &mut TaskCx<'_>, ()| {
+            cx.cx.mos.zap_update(DIRECTORY, name.as_bytes(), &value)?;
+            command.map_or(Ok(()), |command| cx.log_command(&command))
+        };
+        self.sync_task(|_| Ok(()), act).map(drop)
     }
 
     /// As [`Writer::sync_task`], but the task runs before the txg frees or writes anything:

@@ -2,7 +2,8 @@
 
 use cenote::props::{nicebytes, nicenum};
 use proto::{
-    Checkpoint, Expand, LeafJob, Pool, RebuildScan, Removal, Scan, Vdev, VdevHealth, VdevRole,
+    Checkpoint, Defrag, Expand, LeafJob, Pool, RebuildScan, Removal, Scan, Vdev, VdevHealth,
+    VdevRole,
 };
 use ui::json::Json;
 use ui::time::strftime;
@@ -158,6 +159,7 @@ impl JsonReport<'_> {
         if p.scan.is_some() || p.error_scrub.is_some() || !p.rebuilds.is_empty() {
             put(&mut out, "scan_stats", self.scan(p));
         }
+        out.extend(p.defrag.as_ref().map(|d| ("defrag_stats".to_owned(), self.defrag(d))));
         out.extend(p.removal.as_ref().map(|r| ("removal_stats".to_owned(), self.removal(r))));
         let checkpoint = p.checkpoint.as_ref();
         out.extend(checkpoint.map(|c| ("checkpoint_stats".to_owned(), self.checkpoint(c))));
@@ -252,6 +254,26 @@ impl JsonReport<'_> {
         put(&mut out, "to_copy", n.bytes(r.to_copy));
         put(&mut out, "copied", n.bytes(r.copied));
         put(&mut out, "mapping_memory", n.bytes(r.mapping_memory));
+        Json::Object(out)
+    }
+
+    fn defrag(&self, d: &Defrag) -> Json {
+        let n = self.numbers();
+        let state = if d.state == 4 { "PAUSED" } else { scan_state(d.state) };
+        let mut out: Members = Vec::new();
+        put(&mut out, "state", Json::str(state));
+        put(&mut out, "start_time", n.time(d.start));
+        put(&mut out, "end_time", n.time(d.end));
+        put(&mut out, "to_move", n.bytes(d.to_move.unwrap_or(0)));
+        put(&mut out, "moved", n.bytes(d.moved));
+        put(&mut out, "metadata", n.bytes(d.metadata));
+        put(&mut out, "files", n.count(d.files));
+        put(&mut out, "metaslabs", n.count(d.metaslabs));
+        put(&mut out, "blocks_kept", n.count(d.kept));
+        if let Some((before, after)) = d.scores {
+            put(&mut out, "score_before", Json::str(super::score(before)));
+            put(&mut out, "score_after", Json::str(super::score(after)));
+        }
         Json::Object(out)
     }
 

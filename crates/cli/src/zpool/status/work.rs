@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use cenote::props::{nicebytes, nicenum};
-use proto::{Checkpoint, ErrorScrub, Expand, LeafJob, Removal};
+use proto::{Checkpoint, Defrag, ErrorScrub, Expand, LeafJob, Removal};
 use ui::progress::bar;
 use ui::time::{ctime, duration};
 
@@ -152,4 +152,58 @@ pub(super) fn expand_lines(e: &Expand) -> String {
         ),
         _ => String::new(),
     }
+}
+
+/// A layout score of this many thousandths.
+pub(in super::super) fn score(thousandths: u64) -> String {
+    format!("{}.{:03}", thousandths / 1000, thousandths % 1000)
+}
+
+/// The lines about a defragmentation, in the manner of those about a removal.
+pub(super) fn defrag_lines(d: &Defrag, now: u64) -> String {
+    let mut out = match d.state {
+        1 => format!("defrag: defragmentation in progress since {}\n", ctime(d.start)),
+        2 => format!(
+            "defrag: defragmented {} in {} on {}\n",
+            nicebytes(d.moved),
+            duration(d.end.saturating_sub(d.start)),
+            ctime(d.end)
+        ),
+        3 => format!("defrag: defragmentation canceled on {}\n", ctime(d.end)),
+        4 => format!("defrag: defragmentation paused since {}\n", ctime(d.end)),
+        _ => return String::new(),
+    };
+    match d.state {
+        1 | 4 => {
+            let Some(to_move) = d.to_move else {
+                out.push_str("\tlooking at files and free space\n");
+                return out;
+            };
+            let hundredths = (u128::from(d.moved) * 10_000).checked_div(u128::from(to_move));
+            let hundredths = hundredths.unwrap_or(10_000).min(10_000);
+            let _ = write!(out, "\t{} moved of about {}", nicebytes(d.moved), nicebytes(to_move));
+            let rate = d.moved / now.saturating_sub(d.start).max(1);
+            if d.state == 1 && rate > 0 {
+                let _ = write!(out, " at {}/s", nicebytes(rate));
+            }
+            let _ = write!(out, ", {}.{:02}% done", hundredths / 100, hundredths % 100);
+            if d.state == 1 && rate > 0 {
+                let left = to_move.saturating_sub(d.moved) / rate;
+                let _ = write!(out, ", {} to go", duration(left));
+            }
+            out.push('\n');
+            if let Some(why) = &d.waiting {
+                let _ = writeln!(out, "\twaiting: {why}");
+            }
+        }
+        _ => {}
+    }
+    if d.files > 0 || d.metaslabs > 0 {
+        let _ = write!(out, "\t{} files laid out, {} metaslabs emptied", d.files, d.metaslabs);
+        if let Some((before, after)) = d.scores.filter(|_| d.state == 2) {
+            let _ = write!(out, ", layout score {} before, {} after", score(before), score(after));
+        }
+        out.push('\n');
+    }
+    out
 }

@@ -1,0 +1,156 @@
+//! Defragmentation of pools on every kind of vdev: files are laid out, snapshots stay shared, and
+//! nothing but the places of blocks changes; also paused, and across exports and crashes.
+#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use cenote::files::{Caller, New, WritePosition};
+use cenote::{DefragTargets, Pool, PropData};
+use common::history::{MoverShape, NAME, contents, shapes};
+use common::*;
+use mover::defrag::{DefragState, DefragStatus};
+use testkit::{Rng, Scratch, eventually, side_by_side};
+
+/// The file system with the files.
+const DATA: &str = "tank/data";
+/// Records of a file, and their size.
+const RECORDS: u64 = 400;
+const RECORD: u64 = 8192;
+
+/// Two files whose records were overwritten in a random order, with a snapshot between the
+/// rounds.
+fn scattered(shape: &MoverShape, dir: &Path, seed: u64) -> Arc<Pool> {
+    let pool = shape.make(dir);
+    let props = [("recordsize".to_owned(), PropData::Num(RECORD))];
+    pool.create_filesystem(DATA, &props, None).unwrap();
+    let (fs, root) = (pool.dataset(DATA).unwrap().open_fs().unwrap(), Caller::root());
+    let mut rng = Rng::new(seed);
+    let files = ["f1", "f2"]
+        .map(|name| fs.make(&root, fs.root(), name.as_bytes(), &New::file(0o644)).unwrap().id);
+    for round in 0..5 {
+        for _ in 0..if round == 0 { RECORDS } else { 120 } {
+            let file = files[rng.index(2)];
+            let at = rng.below(RECORDS) * RECORD;
+            let data: Vec<u8> = (0..RECORD).map(|_| rng.number() as u8).collect();
+            fs.write(&root, file, WritePosition::Offset(at), &data).unwrap();
+            if rng.index(40) == 0 {
+                pool.sync().unwrap();
+            }
+        }
+        pool.sync().unwrap();
+        pool.snapshot(&[format!("{DATA}@s{round}")], &[], None).unwrap();
+    }
+    pool
+}
+
+fn over(pool: &Pool) -> DefragStatus {
+    eventually("the defragmentation ends", || {
+        pool.defragmentation().is_some_and(|d| d.record.state != DefragState::Active)
+    });
+    pool.defragmentation().unwrap()
+}
+
+fn laid_out(shape: &MoverShape) {
+    let scratch = Scratch::new(&format!("defrag-{}", shape.name()));
+    let dir = scratch.path();
+    let pool = scattered(shape, dir, 1);
+    let estimate = pool.estimate_defrag(&DefragTargets::default()).unwrap();
+    assert_eq!(estimate.files, 2, "{shape:?}: {estimate:?}");
+    let before = (sums(&pool), streams(&pool), contents(&pool, 3));
+    pool.defrag(&DefragTargets::default(), Some("zpool defrag tank")).unwrap();
+    let record = over(&pool).record;
+    assert_eq!(record.state, DefragState::Complete, "{shape:?}");
+    assert_eq!(record.files, 2, "{shape:?}: {record:?}");
+    assert!(record.in_sequence_now * 100 >= record.steps * 95, "{shape:?}: {record:?}");
+    let after = pool.estimate_defrag(&DefragTargets::default()).unwrap();
+    assert_eq!(after.files, 0, "{shape:?}: {after:?}");
+    rules(&pool);
+    assert!((sums(&pool), streams(&pool), contents(&pool, 3)) == before, "{shape:?}");
+    pool.export().unwrap();
+    drop(pool);
+    whole(dir, &format!("{shape:?}"));
+    zdb(dir, NAME);
+    let pool = import(dir);
+    assert_eq!(pool.defragmentation().unwrap().record, record);
+    assert!(contents(&pool, 3) == before.2, "{shape:?}");
+    destroy_all(&pool, &mut Rng::new(3));
+    pool.export().unwrap();
+    drop(pool);
+    whole(dir, &format!("emptied {shape:?}"));
+}
+
+#[test]
+fn files_are_laid_out() {
+    let nightly = std::env::var_os("CENOTE_NIGHTLY").is_some();
+    let kinds = [("single", 1), ("mirror", 2), ("raidz1", 3), ("raidz2", 5), ("draid1", 6)];
+    let all = shapes();
+    let chosen = |shape: &&MoverShape| nightly || kinds.contains(&(shape.kind, shape.disks));
+    side_by_side(&all.iter().filter(chosen).collect::<Vec<_>>(), |shape| laid_out(shape));
+}
+
+/// A paused one stays paused over an export, and continues; an active one continues by itself, after
+/// an export and after a crash. Refusals change nothing.
+#[test]
+fn it_is_paused_continued_and_stopped() {
+    let scratch = Scratch::new("defrag-paused");
+    let dir = scratch.path();
+    let shape = MoverShape { kind: "mirror", disks: 2, ashift: 12 };
+    let pool = scattered(&shape, dir, 2);
+    let files = contents(&pool, 3);
+    let all = DefragTargets::default();
+    assert!(pool.pause_defrag(None).is_err() && pool.cancel_defrag(None).is_err());
+    let wrong = DefragTargets { score: Some(1001), ..all.clone() };
+    assert!(pool.defrag(&wrong, None).is_err());
+    let snapshot = DefragTargets { datasets: vec![format!("{DATA}@s1")], ..all.clone() };
+    assert!(pool.defrag(&snapshot, None).is_err());
+    assert_eq!(pool.defragmentation(), None);
+    // While a snapshot is sent it waits; so it can be paused before anything has moved.
+    pool.defrag(&all, None).unwrap();
+    let _maybe_over = pool.pause_defrag(None);
+    let paused = pool.defragmentation().unwrap().record;
+    pool.export().unwrap();
+    drop(pool);
+    let pool = import(dir);
+    assert_eq!(pool.defragmentation().unwrap().record, paused);
+    if paused.state == DefragState::Paused {
+        pool.defrag(&all, None).unwrap();
+        assert_eq!(pool.defragmentation().unwrap().record.start, paused.start);
+    }
+    // An export in the middle of it.
+    pool.export().unwrap();
+    drop(pool);
+    let pool = import(dir);
+    assert_eq!(over(&pool).record.state, DefragState::Complete);
+    assert_eq!(pool.estimate_defrag(&all).unwrap().files, 0);
+    assert!(pool.cancel_defrag(None).is_err(), "it is over");
+    assert!(contents(&pool, 3) == files);
+    rules(&pool);
+    pool.export().unwrap();
+    drop(pool);
+    whole(dir, "continued");
+    zdb(dir, NAME);
+}
+
+/// Only the files of the datasets that were named are laid out.
+#[test]
+fn datasets_can_be_named() {
+    let scratch = Scratch::new("defrag-named");
+    let dir = scratch.path();
+    let shape = MoverShape { kind: "single", disks: 1, ashift: 9 };
+    let pool = scattered(&shape, dir, 3);
+    pool.create_filesystem(&format!("{NAME}/other"), &[], None).unwrap();
+    let named = |name: String| DefragTargets { datasets: vec![name], score: Some(900) };
+    let other = named(format!("{NAME}/other"));
+    pool.defrag(&other, None).unwrap();
+    let record = over(&pool).record;
+    assert_eq!((record.files, record.metaslabs, record.moved), (0, 0, 0), "{record:?}");
+    assert_eq!(pool.estimate_defrag(&other).unwrap().files, 0);
+    assert_eq!(pool.estimate_defrag(&DefragTargets::default()).unwrap().files, 2);
+    pool.defrag(&named(DATA.to_owned()), None).unwrap();
+    let record = over(&pool).record;
+    assert_eq!((record.files, record.metaslabs), (2, 0), "{record:?}");
+    pool.export().unwrap();
+}
