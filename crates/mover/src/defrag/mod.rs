@@ -307,7 +307,7 @@ struct Part {
 
 /// What the thread knows beside the record.
 #[derive(Default)]
-struct Progress {
+struct DefragProgress {
     part: Option<Part>,
     /// Metaslabs that were tried in this phase.
     tried: BTreeSet<MsKey>,
@@ -317,7 +317,7 @@ struct Progress {
 
 /// The body of the thread.
 fn run(weak: &Weak<Writer>, shared: &Shared) {
-    let mut progress = Progress::default();
+    let mut progress = DefragProgress::default();
     while !shared.is_stopped() {
         let Some(writer) = weak.upgrade() else { return };
         match step(&writer, shared, &mut progress) {
@@ -333,7 +333,7 @@ fn run(weak: &Weak<Writer>, shared: &Shared) {
 }
 
 /// Does a small piece of the work.
-fn step(writer: &Writer, shared: &Shared, progress: &mut Progress) -> Result<()> {
+fn step(writer: &Writer, shared: &Shared, progress: &mut DefragProgress) -> Result<()> {
     let Some(record) = shared.record() else { return Ok(()) };
     writer.check_running()?;
     writer.check_relocation()?;
@@ -366,7 +366,7 @@ fn store_record(writer: &Writer, shared: &Shared) -> Result<()> {
     shared.record().map_or(Ok(()), |record| store(writer, &record, None))
 }
 
-fn next_phase(writer: &Writer, shared: &Shared, progress: &mut Progress) -> Result<()> {
+fn next_phase(writer: &Writer, shared: &Shared, progress: &mut DefragProgress) -> Result<()> {
     progress.tried.clear();
     shared.update(|record| {
         record.phase = match record.is_whole_pool() {
@@ -379,7 +379,7 @@ fn next_phase(writer: &Writer, shared: &Shared, progress: &mut Progress) -> Resu
 }
 
 /// Chooses metaslabs and finds what is in them.
-fn begin_space(writer: &Writer, shared: &Shared, progress: &mut Progress) -> Result<()> {
+fn begin_space(writer: &Writer, shared: &Shared, progress: &mut DefragProgress) -> Result<()> {
     let group = plan::metaslab_group(writer, &progress.tried)?;
     if group.is_empty() {
         return next_phase(writer, shared, progress);
@@ -412,7 +412,7 @@ fn begin_space(writer: &Writer, shared: &Shared, progress: &mut Progress) -> Res
 fn begin_files(
     writer: &Writer,
     shared: &Shared,
-    progress: &mut Progress,
+    progress: &mut DefragProgress,
     record: &DefragRecord,
 ) -> Result<()> {
     let chunk = plan::files(writer, record)?;
@@ -460,7 +460,7 @@ fn move_some(writer: &Writer, shared: &Shared, part: &mut Part) -> Result<()> {
 }
 
 /// All blocks of a part were moved, or stay.
-fn end_part(writer: &Writer, shared: &Shared, progress: &mut Progress) -> Result<()> {
+fn end_part(writer: &Writer, shared: &Shared, progress: &mut DefragProgress) -> Result<()> {
     let Some(part) = progress.part.take() else { return Ok(()) };
     let Some((head, files)) = part.files else { return store_record(writer, shared) };
     let now = plan::score_of(writer, head, &files)?;
