@@ -8,7 +8,7 @@ use ondisk::blkptr::Block;
 use crate::Zio;
 
 /// Counts pointers to blocks beyond the first; implemented by the pool's block reference
-/// tables.
+/// tables, and for deduplicated blocks by its dedup tables.
 pub trait BlockRefs: Send + Sync {
     /// Whether the pool may have cloned blocks.
     fn is_enabled(&self) -> bool;
@@ -20,12 +20,6 @@ pub trait BlockRefs: Send + Sync {
     /// # Errors
     /// `Unsupported` if the pool cannot have cloned blocks, or must not have more now.
     fn add(&self, txg: Txg, block: &Block) -> Result<()>;
-
-    /// Whether blocks with the dedup bit are cloned. Only tests do that, with blocks that no
-    /// dedup table counts, because OpenZFS does.
-    fn clones_deduplicated(&self) -> bool {
-        false
-    }
 
     /// The pointer will not be written after all.
     fn cancel(&self, txg: Txg, block: &Block);

@@ -5,6 +5,7 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "tests have threads")]
 
 mod attrs;
+mod cloned_dedup;
 mod clones;
 mod data;
 mod dedup;
@@ -12,6 +13,7 @@ mod dedup_prune;
 mod diff;
 mod full;
 mod full_clones;
+mod full_dedup;
 mod heal;
 mod idle;
 mod indirect;

@@ -9,6 +9,7 @@ use ondisk::zap::ZapValue;
 use spa::audit::{AuditOptions, Problem, Report};
 use spa::engine::TaskCx;
 
+use super::dedup::ON;
 use super::log::{cut, synced};
 use super::records::{ready, replayed, step_by_step};
 use super::widths::make;
@@ -16,6 +17,8 @@ use super::*;
 use dsl::write::destroy;
 
 const BLOCK: u64 = 16 << 10;
+/// Value of property `dedup`.
+const OFF: u64 = 2;
 
 fn clone(rig: &PosixFixture, from: (ObjectId, u64), to: (ObjectId, u64), len: u64) -> u64 {
     rig.fs.clone_range(&Caller::root(), (&rig.fs, from.0, from.1), to, len).unwrap()
@@ -245,13 +248,15 @@ fn a_clone_is_charged_and_takes_no_space() {
 /// One run of random changes: clones between files of two file systems, writes, truncations,
 /// snapshots, clones of file systems, destructions, exports. Contents are those of a model,
 /// and the audits between count every pointer.
-fn random_run(seed: u64, ops: usize) {
+/// With `dedup` on, some writes have equal content, and entries are pruned.
+fn random_run(seed: u64, ops: usize, dedup: u64) {
     let case = [0, 22, 15, 21][seed as usize % 4];
-    let (mut rig, name, _) = make(&format!("shared-{seed}"), case, 12).unwrap();
+    let (mut rig, name, _) = make(&format!("shared-{seed}-{dedup}"), case, 12).unwrap();
     let mut rng = Rng::new(seed);
     let by = Caller::root();
-    rig.set(&[("recordsize", BLOCK), ("compression", 2)]);
-    rig.pool.create_filesystem("tank/b", &numbers(&[("recordsize", BLOCK)]), None).unwrap();
+    rig.set(&[("recordsize", BLOCK), ("compression", 2), ("dedup", dedup)]);
+    let props = numbers(&[("recordsize", BLOCK), ("dedup", dedup)]);
+    rig.pool.create_filesystem("tank/b", &props, None).unwrap();
     let mut files: BTreeMap<(u8, u8), Vec<u8>> = BTreeMap::new();
     let mut other = rig.pool.dataset("tank/b").unwrap().open_fs().unwrap();
     let id_of = |fs: &FileSystem, file: u8| {
@@ -268,8 +273,14 @@ fn random_run(seed: u64, ops: usize) {
         let fs_of = |k: (u8, u8)| if k.0 == 0 { &rig.fs } else { &other };
         match rng.below(16) {
             0..=2 => {
-                let at = rng.below(12 * BLOCK);
-                let data = noise(rng.number(), 1 + rng.index(3 * BLOCK as usize));
+                let equal = dedup == ON && rng.below(3) > 0;
+                let (at, data) = match equal {
+                    true => (rng.below(12) * BLOCK, noise(rng.below(5), BLOCK as usize)),
+                    false => {
+                        let at = rng.below(12 * BLOCK);
+                        (at, noise(rng.number(), 1 + rng.index(3 * BLOCK as usize)))
+                    }
+                };
                 let id = id_of(fs_of(a), a.1);
                 fs_of(a).write(&by, id, WritePosition::Offset(at), &data).unwrap();
                 let model = files.entry(a).or_default();
@@ -346,6 +357,10 @@ fn random_run(seed: u64, ops: usize) {
                 other = rig.pool.dataset("tank/b").unwrap().open_fs().unwrap();
                 other.empty_delete_queue().unwrap();
             }
+            15 if dedup == ON && rng.below(3) == 0 => {
+                let percent = cenote::PruneRequest::Percent(50);
+                let _none = rig.pool.prune_dedup(percent, None).unwrap();
+            }
             _ => {
                 if let Some(model) = files.get(&a) {
                     assert!(read(fs_of(a), id_of(fs_of(a), a.1)) == *model, "{name}, {op}");
@@ -375,8 +390,8 @@ fn random_run(seed: u64, ops: usize) {
 fn contents_and_counts_agree_with_a_model() {
     let nightly = std::env::var_os("CENOTE_NIGHTLY").is_some();
     let (seeds, ops) = if nightly { (40, 1500) } else { (4, 120) };
-    let seeds: Vec<u64> = (0..seeds).collect();
-    testkit::side_by_side(&seeds, |&seed| random_run(seed, ops));
+    let cases: Vec<_> = (0..seeds).flat_map(|seed| [(seed, OFF), (seed, ON)]).collect();
+    testkit::side_by_side(&cases, |&(seed, dedup)| random_run(seed, ops, dedup));
 }
 
 /// The audit sees each planted bug of the counts, and names the block.
@@ -508,11 +523,16 @@ fn a_clone_in_the_log_strips_set_id_bits() {
 /// A pool and the state that a power cut leaves of it: a txg destroyed a file system, and a
 /// block of that was cloned in the txg behind it, before the destruction was processed. The
 /// clone is lost.
-fn freed_before_its_clone(name: &str, forgotten: bool) -> (PosixFixture, Scratch, ObjectId) {
+pub(super) fn freed_before_its_clone(
+    name: &str,
+    forgotten: bool,
+    dedup: u64,
+) -> (PosixFixture, Scratch, ObjectId) {
+    let props = [("recordsize", BLOCK), ("dedup", dedup)];
     loop {
-        let rig = PosixFixture::with(name, 64 * MB, 5000, &[("recordsize", BLOCK)]);
+        let rig = PosixFixture::with(name, 64 * MB, 5000, &props);
         let by = Caller::root();
-        rig.pool.create_filesystem("tank/gone", &numbers(&[("recordsize", BLOCK)]), None).unwrap();
+        rig.pool.create_filesystem("tank/gone", &numbers(&props), None).unwrap();
         let gone = rig.pool.dataset("tank/gone").unwrap().open_fs().unwrap();
         let from = gone.make(&by, gone.root(), b"from", &New::file(0o644)).unwrap().id;
         gone.write(&by, from, WritePosition::Offset(0), &noise(1, 3 * BLOCK as usize)).unwrap();
@@ -551,7 +571,7 @@ fn freed_before_its_clone(name: &str, forgotten: bool) -> (PosixFixture, Scratch
 /// fails.
 #[test]
 fn a_block_that_is_freed_before_its_clone_is_written() {
-    let (rig, crashed, to) = freed_before_its_clone("shared-late", false);
+    let (rig, crashed, to) = freed_before_its_clone("shared-late", false, OFF);
     let engine = testkit::engine();
     let leaked = |scratch: &Scratch| {
         let pool = import_from(&engine, scratch.path(), &testkit::readonly()).unwrap();
@@ -569,7 +589,7 @@ fn a_block_that_is_freed_before_its_clone_is_written() {
     assert!(rig.read(to) == wanted);
     rig.finish();
     // The audit would see it.
-    let (_rig, crashed, _) = freed_before_its_clone("shared-forgotten", true);
+    let (_rig, crashed, _) = freed_before_its_clone("shared-forgotten", true, OFF);
     assert_eq!(leaked(&crashed), 2 * BLOCK);
 }
 

@@ -64,7 +64,7 @@ pub enum CloneOutcome {
     Hole,
     /// The source's block is not on disk yet. Once the present txgs are, it can be cloned.
     Dirty,
-    /// The block cannot be shared: it is embedded, encrypted or deduplicated, or its size
+    /// The block cannot be shared: it is embedded or encrypted, or its size
     /// or object set does not permit it.
     Impossible,
 }
@@ -187,10 +187,7 @@ impl Objset {
     fn may_share(self: &Arc<Self>, tx: &Tx, id: ObjectId, block: &Block) -> Result<bool> {
         let (size, object_type) =
             self.head(tx, id, |head| (u64::from(head.block_size), head.object_type))?;
-        // Only tests clone deduplicated blocks.
-        let dedup = block.dedup && !self.zio().block_refs().is_ok_and(|r| r.clones_deduplicated());
-        Ok(!dedup
-            && block.protection == Protection::None
+        Ok(block.protection == Protection::None
             && block.head.level == 0
             && block.head.object_type == object_type
             && !object_type.is_metadata()

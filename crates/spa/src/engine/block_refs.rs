@@ -34,6 +34,9 @@
 //! There it takes one count away like any other dead pointer, or is deferred again if the note
 //! is of a txg later still, or frees the space if the note was cancelled meanwhile.
 //!
+//! A clone of a deduplicated block is counted by its dedup entry instead, if one still counts the
+//! block ([`super::dedup`]).
+//!
 //! # Intent logs
 //! A record of a cloned range in a log that was claimed is a pointer to each of its blocks. The
 //! claim notes them like clones of its txg, and the end of the log frees them ([`super::claim`]).
@@ -121,9 +124,6 @@ pub struct BlockRefPlants {
     /// A free that a later txg's clone keeps from its block is not deferred; it uses up the
     /// note of the clone.
     pub dropped_pointer: BugSwitch,
-    /// Blocks with the dedup bit are cloned, as OpenZFS clones those whose entry was pruned. Not a
-    /// bug.
-    pub clones_deduplicated: BugSwitch,
 }
 
 /// Clones of one block in one txg.
@@ -261,6 +261,16 @@ impl BlockRefs {
     fn is_noted(&self, at: (VdevId, u64)) -> bool {
         let late = self.plants.counted_late.load(Relaxed);
         !late && self.noted.lock().clones.values().any(|of| of.contains_key(&at))
+    }
+
+    /// Whether an unwritten txg clones the block of a dead pointer.
+    pub(super) fn is_awaited(&self, bp: &BlkPtr) -> bool {
+        self.is_noted(place(bp))
+    }
+
+    /// The planted bug [`BlockRefPlants::dropped_pointer`], of a deduplicated block.
+    pub(super) fn loses(&self, bp: &BlkPtr) -> bool {
+        self.drop_pointer(place(bp))
     }
 
     /// The planted bug [`BlockRefPlants::dropped_pointer`].
@@ -406,10 +416,6 @@ impl zio::BlockRefs for BlockRefs {
         Ok(())
     }
 
-    fn clones_deduplicated(&self) -> bool {
-        self.plants.clones_deduplicated.load(Relaxed)
-    }
-
     fn cancel(&self, txg: Txg, block: &Block) {
         let at = (block.dva().vdev, block.dva().offset);
         let mut notes = self.noted.lock();
@@ -447,12 +453,8 @@ impl Writer {
     /// # Errors
     /// Those of the MOS and of freeing; `Corrupt`. The txg cannot be committed then.
     pub(super) fn settle_block_refs(&self, sync: &SyncPass<'_>) -> Result<()> {
-        let due = {
-            let mut notes = self.block_refs.noted.lock();
-            let later = notes.cancelled.split_off(&sync.txg.next());
-            std::mem::replace(&mut notes.cancelled, later)
-        };
-        due.values().flatten().try_for_each(|bp| self.free(sync.txg, bp))?;
+        self.free_cancelled_clones(sync.txg)?;
+        self.defer_frees(sync, self.dedup.take_deferred())?;
         let mut waiting = std::mem::take(&mut *self.block_refs.waiting.lock());
         if waiting.is_empty() {
             return Ok(());
@@ -475,12 +477,33 @@ impl Writer {
         self.store_block_refs(sync)
     }
 
+    /// Frees the pointers of clones that were counted, and that the txg does not write.
+    ///
+    /// # Errors
+    /// Those of freeing; `Corrupt`. The txg cannot be committed then.
+    pub(super) fn free_cancelled_clones(&self, txg: Txg) -> Result<()> {
+        let due = {
+            let mut notes = self.block_refs.noted.lock();
+            let later = notes.cancelled.split_off(&txg.next());
+            std::mem::replace(&mut notes.cancelled, later)
+        };
+        due.values().flatten().try_for_each(|bp| self.free(txg, bp))
+    }
+
     /// Counts the clones that the txg writes; called before anything else of the txg.
     ///
     /// # Errors
     /// Those of the MOS; `Corrupt`. The txg cannot be committed then.
     pub(super) fn count_clones(&self, state: &SyncState, sync: &SyncPass<'_>) -> Result<()> {
-        let noted = self.block_refs.noted.lock().clones.remove(&sync.txg).unwrap_or_default();
+        let all = self.block_refs.noted.lock().clones.remove(&sync.txg).unwrap_or_default();
+        let mut noted = BTreeMap::new();
+        for (at, of) in all {
+            let lost =
+                u64::from(of.block.dedup && self.block_refs.plants.lost_increment.take(Relaxed));
+            if !self.count_deduplicated(&of.block, of.clones - lost)? {
+                noted.insert(at, of);
+            }
+        }
         if noted.is_empty() {
             return Ok(());
         }

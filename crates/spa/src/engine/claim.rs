@@ -13,7 +13,7 @@
 //! # Cloned blocks
 //! A record of a cloned range names blocks that belong to files. While the log is unclaimed,
 //! these are only names: the audit, zdb and frees know nothing of them. The claim takes a
-//! reference to each pointer of such a record in the block reference table (chapter 08 §C.2), as
+//! reference to each pointer of such a record in the tables that count clones (chapter 08 §C.2), as
 //! clones of the txg that claims; with it the blocks stay, whatever becomes of the files. Whatever
 //! ends the log drops the references: the end of a replay, the destruction or the rollback of the
 //! dataset (`datasets`). Until then the log may stay as long as it likes, through exports too; its
@@ -32,7 +32,7 @@
 //! and looks for it in the space maps. If one is not allocated, or cannot be counted for another
 //! reason, the log is written anew, and its records become writes that carry the blocks' content.
 //! The other reasons: the pool has no feature block_cloning; a scrub or resilver is under way, and
-//! might have passed the target already; the block is deduplicated or encrypted; there are more
+//! might have passed the target already; the block is encrypted; there are more
 //! than [`SHARED_MAX`] of them.
 //!
 //! # Refusals
@@ -128,11 +128,10 @@ impl LogFindings {
     }
 }
 
-/// Whether the block reference table can count pointers to a block.
+/// Whether the tables can count pointers to a block.
 fn is_countable(block: &Block) -> bool {
     block.head.level == 0
         && !block.head.object_type.is_metadata()
-        && !block.dedup
         && block.protection == Protection::None
 }
 

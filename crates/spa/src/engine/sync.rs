@@ -563,6 +563,7 @@ impl Writer {
             state.background = progress.more || obsolete;
             state.again |= obsolete;
         }
+        self.free_cancelled_clones(sync.txg)?;
         self.store_dedup(sync, state.flush_all)?;
         state.again |= self.dedup.has_work();
         state.again |= self.condense_some(state, sync)?;

@@ -40,6 +40,14 @@
 //! Deduplicated blocks are never metadata of the pool, so only pass 1 frees them. Its end stores
 //! all changes of tables, before the space maps of the pass are written (`sync`).
 //!
+//! # Clones
+//! A clone of a block with the D bit is one more pointer of its entry, if the entry still counts
+//! the block, and otherwise one of the block reference table (chapter 08 §C.2). It is noted like
+//! every clone, and counted when its txg begins (`block_refs`). A pointer that dies while a later
+//! txg has a note of its block is not counted, but *deferred* to the next txg, which processes it
+//! after its own notes: the count cannot reach zero, and the space cannot be freed, before the
+//! clone is counted.
+//!
 //! # Quota
 //! A table that takes as much space as `dedup_table_quota` permits gets no new entries: blocks
 //! that no table has are ordinary ones. Those that it has are shared and freed as before. What
@@ -137,6 +145,8 @@ pub(super) struct Dedup {
     with_table: AtomicU32,
     /// Dead pointers with the D bit.
     waiting: Mutex<Vec<BlkPtr>>,
+    /// Those of blocks that a later txg clones: the next txg frees them.
+    deferred: Mutex<Vec<BlkPtr>>,
     tables: Mutex<BTreeMap<u8, LiveTable>>,
     /// New tables are fast ones.
     fast: AtomicBool,
@@ -215,6 +225,11 @@ impl Dedup {
     /// Whether the next txg has something to do here.
     pub(super) fn has_work(&self) -> bool {
         self.dead.load(Relaxed) > 0 || self.has_waiting()
+    }
+
+    /// Takes the dead pointers that are deferred to the next txg.
+    pub(super) fn take_deferred(&self) -> Vec<BlkPtr> {
+        std::mem::take(&mut *self.deferred.lock())
     }
 
     /// Bytes of deduplicated blocks, and bytes that their other references save, deflated.
@@ -353,6 +368,11 @@ impl Writer {
         let mut tables = self.dedup.tables.lock();
         for pointers in waiting.chunk_by(|a, b| identity(a) == identity(b)) {
             let Some(of) = pointers.first().and_then(identity) else { continue };
+            if pointers.first().is_some_and(|bp| self.block_refs.is_awaited(bp)) {
+                let kept = pointers.iter().filter(|bp| !self.block_refs.loses(bp));
+                self.dedup.deferred.lock().extend(kept.copied());
+                continue;
+            }
             let lost = u64::from(self.dedup.plants.lost_decrement.take(Relaxed));
             let dead = (pointers.len() as u64).saturating_sub(lost);
             let counted = match tables.get_mut(&of.checksum) {
@@ -370,6 +390,25 @@ impl Writer {
             false => self.free_space(txg, bp),
         };
         uncounted.iter().try_for_each(free)
+    }
+
+    /// Counts the clones of a block in its entry; false if none counts the block.
+    ///
+    /// # Errors
+    /// Those of reading the tables; `Corrupt`.
+    pub(super) fn count_deduplicated(&self, block: &Block, clones: u64) -> Result<bool> {
+        if !block.dedup {
+            return Ok(false);
+        }
+        let of = Identity::of(block);
+        let tree = self.zio.tree();
+        let deflated = |block: &Block| self.deflated_block(&tree, block);
+        let now = base::rt::wall_clock().as_secs();
+        let mos = self.mos.for_sync();
+        match self.dedup.tables.lock().get_mut(&of.checksum) {
+            Some(table) => table.add_refs(&mos, &of, clones, now, &deflated),
+            None => Ok(false),
+        }
     }
 
     /// Stores what changed in the tables, at the end of pass 1, and flushes a share of the

@@ -337,6 +337,37 @@ impl LiveTable {
         now: u64,
         deflated: Deflated<'_>,
     ) -> Result<bool> {
+        let few = || Error::corrupt("a dedup entry counts fewer references than there were");
+        let change = |count: u64| count.checked_sub(dead).ok_or_else(few);
+        self.change_refs(mos, of, now, deflated, change)
+    }
+
+    /// Counts `more` pointers to a block; false if no entry counts it.
+    ///
+    /// # Errors
+    /// Those of reading the MOS; `Corrupt` for an entry that counts too many.
+    pub(super) fn add_refs(
+        &mut self,
+        mos: &Mos,
+        of: &Identity,
+        more: u64,
+        now: u64,
+        deflated: Deflated<'_>,
+    ) -> Result<bool> {
+        let many = || Error::corrupt("a dedup entry counts too many references");
+        let change = |count: u64| count.checked_add(more).ok_or_else(many);
+        self.change_refs(mos, of, now, deflated, change)
+    }
+
+    /// Changes the count of the physical block that counts a pointer; false if none does.
+    fn change_refs(
+        &mut self,
+        mos: &Mos,
+        of: &Identity,
+        now: u64,
+        deflated: Deflated<'_>,
+        change: impl FnOnce(u64) -> Result<u64>,
+    ) -> Result<bool> {
         let Some(mut held) = self.find(mos, &of.key)? else { return Ok(false) };
         let first = |phys: &Phys| {
             let dva = phys.addresses(of.key.is_encrypted()).next();
@@ -349,8 +380,7 @@ impl LiveTable {
         let Some(phys) = held.entry.phys_mut().iter_mut().find(|phys| first(phys)) else {
             return Ok(false);
         };
-        let few = || Error::corrupt("a dedup entry counts fewer references than there were");
-        phys.refcnt = phys.refcnt.checked_sub(dead).ok_or_else(few)?;
+        phys.refcnt = change(phys.refcnt)?;
         note_class(&mut held.entry, before, now);
         self.put(of.key, &old, held, deflated);
         Ok(true)
