@@ -132,6 +132,37 @@ impl MovedFiles {
         self.content.insert(name, data);
     }
 
+    /// Writes a new file, or as much of it as there is room for; whether that is all.
+    fn try_write(&mut self, len: usize) -> bool {
+        let mut rng = Rng::new(self.made + 1);
+        let mut data: Vec<u8> = (0..len / 8).flat_map(|_| rng.number().to_le_bytes()).collect();
+        let name = format!("file{}", self.made);
+        self.made += 1;
+        let (by, root) = (Caller::root(), self.fs.root());
+        let full = |e: base::Error| assert_eq!(e.kind(), ErrorKind::NoSpace, "{e}");
+        let id = match self.fs.make(&by, root, name.as_bytes(), &New::file(0o644)) {
+            Ok(made) => made.id,
+            Err(e) => {
+                full(e);
+                return false;
+            }
+        };
+        let mut at = 0;
+        while at < data.len() {
+            match self.fs.write(&by, id, WritePosition::Offset(at as u64), &data[at..]) {
+                Ok(done) => at += done.bytes as usize,
+                Err(e) => {
+                    full(e);
+                    break;
+                }
+            }
+        }
+        let all = at == data.len();
+        data.truncate(at);
+        self.content.insert(name, data);
+        all
+    }
+
     fn any(&mut self) -> Option<String> {
         let at = self.rng.below(self.content.len().max(1) as u64) as usize;
         self.content.keys().nth(at).cloned()
@@ -627,4 +658,76 @@ fn what_cannot_be_is_refused() {
     pool.export().unwrap();
     drop(pool);
     whole(dir, "expanded");
+}
+
+/// A disk is added because the vdev is full, or full of small files in small gaps. Writers learn
+/// that there is no room as long as the expansion runs; it ends, and then there is room.
+#[test]
+fn full_and_fragmented_vdevs_are_expanded() {
+    let cases = [(SHAPES[0], false), (SHAPES[0], true), (SHAPES[2], true)];
+    testkit::side_by_side(&cases, |(shape, fragmented)| {
+        let what = format!("{shape:?}, fragmented: {fragmented}");
+        let scratch = shape.scratch(if *fragmented { "fragmented" } else { "full" });
+        let dir = scratch.path();
+        let engine = testkit::engine();
+        let pool = shape.make(&engine, dir, SIMULATED);
+        let w = pool.writer().unwrap();
+        // Of so small a pool it would be half.
+        w.plants.slop.store(4 << 20, Relaxed);
+        w.set_expansion_tuning(SMALL);
+        let mut files = MovedFiles::new(&pool, 23);
+        let size = if *fragmented { 12_000 } else { 400_000 };
+        while files.try_write(size) {}
+        w.sync().unwrap();
+        if *fragmented {
+            // Gaps of a few sectors, some of which are taken by files of another size.
+            let names: Vec<String> = files.content.keys().step_by(5).cloned().collect();
+            names.iter().for_each(|name| files.unlink_file(name));
+            for _ in 0..4 {
+                w.touch();
+                w.sync().unwrap();
+            }
+            while files.try_write(5_000) {}
+            w.sync().unwrap();
+        }
+        let capacity = w.space().vdev_totals(VdevId(0)).unwrap().capacity;
+        hold_after(w, 20 << 20);
+        shape.expand(&engine, &pool, dir, SIMULATED);
+        testkit::eventually("some is copied", || {
+            w.touch();
+            w.sync().unwrap();
+            w.expansion().is_some_and(|now| now.copied >= 20 << 20)
+        });
+        assert!(!files.try_write(8 << 20), "{what}: there is room in the middle");
+        scrub(&pool);
+        hold_no_more(w);
+        while w.expansion().is_some() {
+            if !files.try_write(size) {
+                files.unlink();
+                files.unlink();
+            }
+            w.sync().unwrap();
+        }
+        ended(w);
+        testkit::eventually("the vdev grows", || {
+            w.touch();
+            w.sync().unwrap();
+            w.space().vdev_totals(VdevId(0)).unwrap().capacity > capacity
+        });
+        assert!(files.try_write(8 << 20), "{what}: there is no more room");
+        scrub(&pool);
+        verify(&pool, NAME, &files.content);
+        let content = std::mem::take(&mut files.content);
+        drop(files);
+        pool.export().unwrap();
+        drop(pool);
+        whole(dir, &what);
+        zdb(dir, NAME);
+        let gone: Vec<PathBuf> = (0..shape.nparity).map(|n| dir.join(format!("disk{n}"))).collect();
+        gone.iter().for_each(|path| std::fs::remove_file(path).unwrap());
+        whole(dir, &what);
+        let pool = import(dir);
+        verify(&pool, NAME, &content);
+        pool.export().unwrap();
+    });
 }

@@ -370,7 +370,8 @@ impl Writer {
             let Some(of) = pointers.first().and_then(identity) else { continue };
             if pointers.first().is_some_and(|bp| self.block_refs.is_awaited(bp)) {
                 let kept = pointers.iter().filter(|bp| !self.block_refs.loses(bp));
-                self.dedup.deferred.lock().extend(kept.copied());
+                let kept: Vec<BlkPtr> = kept.copied().collect();
+                self.dedup.deferred.lock().extend(kept);
                 continue;
             }
             let lost = u64::from(self.dedup.plants.lost_decrement.take(Relaxed));
