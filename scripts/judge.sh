@@ -56,6 +56,7 @@ evacuated    | removed      | 3 | 400 | ashift=12 | @1 mirror @2 @3
 evacuating   | removing     | 2 | 400 | ashift=9  | @1 @2
 expanded     | expanded     | 5 | 300 | ashift=12 | raidz1 @1 @2 @3
 expanding    | expanding    | 5 | 300 | ashift=9  | raidz2 @1 @2 @3 @4
+cloned       | cloned       | 1 | 300 | ashift=12 | @1
 volume9      | volume       | 1 | 400 | ashift=9  | @1
 volumeraidz  | volume       | 4 | 200 | ashift=12 | raidz1 @1 @2 @3 @4
 C
@@ -99,7 +100,7 @@ find . -xdev -path ./.zfs -prune -o -path ./judge -prune -o -type f -print0 | so
 	xargs -0 -r getfattr -hd -m 'user[.]' -e hex
 M
 manifest() { bash "$share/manifest.sh" "$@"; }
-times() { if [ "$1" = killed ] || [ "$1" = volume ]; then echo notimes; fi; }
+times() { if [ "$1" = killed ] || [ "$1" = cloned ] || [ "$1" = volume ]; then echo notimes; fi; }
 
 # A varied tree below $1: sizes around block boundaries, holes, links, modes, attributes.
 make_tree() {
@@ -174,6 +175,15 @@ make_case() {
 			head -c $n /dev/urandom >"$mnt/$name/small/unsynced.$n" && sync "$mnt/$name/small/unsynced.$n" || return 1
 		done
 		mv "$mnt/$name/small/unsynced.1" "$mnt/$name/small/moved" && sync "$mnt/$name/small" ;;
+	cloned)
+		# Files and a part of one that are clones in the log alone; the source of one is gone.
+		local from=$mnt/$name/small/sizes
+		dd if="$from/1500000" of="$mnt/$name/small/part" bs=8k count=9 status=none && zpool sync "$name" || return 1
+		for n in 131073 1500000 text; do
+			cp "$from/$n" "$mnt/$name/small/clone.$n" && sync "$mnt/$name/small/clone.$n" || return 1
+		done
+		"$cenote" clone "$mnt/$name/small/part" "$mnt/$name/small/again" && sync "$mnt/$name/small/again" || return 1
+		rm "$mnt/$name/small/part" && sync "$from/1" || return 1 ;;
 	full)
 		n=$(zfs get -Hpo value available "$name/small")
 		head -c $((n / 10 * 9 / 8192 * 8192)) /dev/urandom >"$mnt/$name/small/bulk" || return 1
@@ -315,7 +325,7 @@ make_case() {
 		"$cenote" tune raidz_expand_max_reflow_bytes=40000000 >/dev/null && zpool attach "$name" raidz2-0 "$dir/disk5" || return 1
 		sleep 5
 	fi
-	if [ "$state" = killed ] || [ "$state" = volume ]; then
+	if [ "$state" = killed ] || [ "$state" = cloned ] || [ "$state" = volume ]; then
 		kill -9 "$(daemon_pid)" && sleep 1
 		rm -f "$CENOTE_RUNTIME_DIR/pools.json"
 		zpool list >/dev/null 2>&1
@@ -406,6 +416,10 @@ for dir in /host/*/; do
 			dd if=/dev/urandom of="$device" bs=64k count=30 seek=100 conv=fsync status=none
 			sha256sum <"$device" >"$dir/vol.after"
 		done ;;
+	cloned)
+		# The replay makes clones of them again.
+		zpool sync "$name"
+		[ "$(zpool get -Hpo value bclonesaved "$name")" -gt 1000000 ] || say tended "not shared" ;;
 	scrubbing) grep -q 'scrub paused since' "$dir/found.txt" || say tended "not paused" ;;
 	esac
 	zpool scrub -w "$name"; zpool status -v "$name" >"$dir/status.txt"

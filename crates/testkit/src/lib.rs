@@ -28,7 +28,7 @@ use cenote::{Engine, EngineConfig, Error, FoundPool, ImportOptions, Pool, Result
 
 pub use disk::Disk;
 pub(crate) use manifest::read_manifest;
-pub use manifest::{ManifestEntry, Tolerant, verify, verify_tolerant};
+pub use manifest::{ManifestEntry, Tolerant, digest, verify, verify_tolerant};
 pub use need::{Need, has_program, skip};
 pub use rng::Rng;
 pub use scratch::Scratch;

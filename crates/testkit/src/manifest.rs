@@ -279,7 +279,8 @@ fn hex(hash: Sha256) -> String {
     hash.finalize().iter().map(|b| format!("{b:02x}")).collect()
 }
 
-fn digest(fs: &FileSystem, id: ObjectId, size: u64) -> String {
+/// The SHA-256 of a file's content, as manifests have it.
+pub fn digest(fs: &FileSystem, id: ObjectId, size: u64) -> String {
     try_digest(fs, id, size).unwrap()
 }
 

@@ -463,3 +463,52 @@ fn a_block_that_is_named_twice_is_claimed_once() {
     replayed(&scratch, |fs| assert_eq!(essence(fs), wanted));
     rig.finish();
 }
+
+/// The file at a path below the root of a file system.
+fn at_path(fs: &FileSystem, path: &str) -> ObjectId {
+    let (dirs, name) = path.rsplit_once('/').unwrap_or(("", path));
+    let mut at = fs.root();
+    for dir in dirs.split('/').filter(|dir| !dir.is_empty()) {
+        at = fs.lookup(at, dir.as_bytes(), Io::WAIT).unwrap().id;
+    }
+    fs.lookup(at, name.as_bytes(), Io::WAIT).unwrap().id
+}
+
+/// OpenZFS 2.4.4 cloned files with `cp --reflink`, and with `copy_file_range` from another file
+/// system, and made each durable with `fsync`; then a source was removed, and the power failed
+/// before the txg. The files are whole here, and what they share is shared.
+#[test]
+fn a_log_of_openzfs_with_clones_is_replayed() {
+    let golden =
+        testkit::Golden { name: "clonelog".to_owned(), dir: testkit::fixtures().join("logs") };
+    let scratch = Scratch::new("posix-clonelog");
+    golden.unpack(scratch.path());
+    for log in zdb_texts(&scratch, &[&["-ivv", "clonelog"]]) {
+        assert!(log.matches(&format!("{:<20}len", "TX_CLONE_RANGE")).count() >= 1, "{log}");
+    }
+    let engine = testkit::engine();
+    let pool = import(&engine, &scratch);
+    assert_eq!(pool.read_only_because(), None);
+    let mut compared = 0;
+    for line in golden.text("sums").unwrap().lines() {
+        let (sum, path) = line.split_once("  ./").unwrap();
+        let (dataset, path) = match path.strip_prefix("other/") {
+            Some(path) => ("clonelog/other", path),
+            None => ("clonelog", path),
+        };
+        let fs = pool.dataset(dataset).unwrap().open_fs().unwrap();
+        let file = at_path(&fs, path);
+        let size = fs.attrs(file, Io::WAIT).unwrap().size;
+        assert_eq!(testkit::digest(&fs, file, size), sum, "{path}");
+        compared += 1;
+    }
+    assert!(compared >= 8, "{compared}");
+    pool.sync().unwrap();
+    let (used, saved) = pool.writer().unwrap().clone_tally();
+    assert!(used > 0 && saved > 0, "nothing is shared: {used} {saved}");
+    pool.export().unwrap();
+    drop(pool);
+    let pool = import_from(&engine, scratch.path(), &testkit::readonly()).unwrap();
+    let report = pool.spa().audit(spa::audit::AuditOptions::default(), &()).unwrap();
+    assert!(report.is_clean() && report.leaked == 0, "{report:?}");
+}
