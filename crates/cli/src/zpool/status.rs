@@ -234,7 +234,7 @@ fn text_with(p: &Pool, options: &StatusOptions, columns: Option<&ScriptColumns>)
         out.push_str(&checkpoint_line(checkpoint));
     }
     if let Some(expand) = &p.expand {
-        out.push_str(&expand_lines(expand));
+        out.push_str(&expand_lines(expand, now));
         if options.terminal && expand.state == 1 {
             out.push_str(&bar_line(expand.copied, expand.to_copy));
         }

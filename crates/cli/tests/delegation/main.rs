@@ -265,6 +265,9 @@ const NEVER: &[(&[&str], &str)] = &[
     (&["zpool", "set", "comment=x", "tank"], "cannot set property for 'tank'"),
     (&["zpool", "upgrade", "tank"], "cannot upgrade 'tank'"),
     (&["zpool", "clear", "tank"], "cannot clear errors for tank"),
+    (&["zpool", "attach", "tank", "raidz1-0", "/etc/passwd"], "cannot attach device to tank"),
+    (&["zpool", "remove", "tank", "raidz1-0"], "cannot remove device from tank"),
+    (&["zpool", "detach", "tank", "raidz1-0"], "cannot detach device from tank"),
     (&["zpool", "reopen", "tank"], "cannot reopen 'tank'"),
     (&["zpool", "checkpoint", "tank"], "cannot checkpoint 'tank'"),
     (&["zpool", "trim", "tank"], "cannot trim 'tank'"),
@@ -403,7 +406,7 @@ fn every_command_is_tried() {
     // Those that change devices go through the same request as those that are tried; imports
     // and new pools are a matter of the user's own daemon; files are the kernel's to guard.
     let others = [
-        ("zpool", "add attach detach remove replace offline online split labelclear advise"),
+        ("zpool", "add replace offline online split labelclear advise"),
         ("zpool", "create import version help"),
         ("zfs", "project rewrite version groupspace projectspace receive"),
     ];

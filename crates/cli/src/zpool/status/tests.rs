@@ -80,6 +80,34 @@ fn golden_removal_and_expansion() {
     assert_eq!(text(&p, &StatusOptions::default()), EXPANDED);
 }
 
+/// The words of chapter 09 §4.3.
+#[test]
+fn an_expansion_in_progress() {
+    let mib = |n: u64| n << 20;
+    let running = Expand {
+        state: 1,
+        name: "raidz1-0".into(),
+        start: 1000,
+        end: 0,
+        copied: mib(1024),
+        to_copy: mib(4096),
+    };
+    let since = ctime(1000);
+    let begin = format!("expand: expansion of raidz1-0 in progress since {since}\n\t");
+    assert_eq!(
+        expand_lines(&running, 1100),
+        format!("{begin}1G / 4G copied at 10.2M/s, 25.00% done, 00:05:00 to go\n")
+    );
+    let slow = Expand { copied: 1 << 10, ..running.clone() };
+    assert_eq!(
+        expand_lines(&slow, 2024),
+        format!("{begin}1K / 4G copied at 1B/s, 0.00% done, (copy is slow, no estimated time)\n")
+    );
+    // More may be moved than is in use.
+    let nearly = Expand { copied: mib(5000), ..running };
+    assert!(expand_lines(&nearly, 1000).ends_with(", 100.00% done, 00:00:00 to go\n"));
+}
+
 #[test]
 fn troubles_in_order_and_remarks() {
     let mut p = pool("tank", vec![mirror(0, VdevRole::Normal, [1, 2])]);

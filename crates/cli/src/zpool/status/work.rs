@@ -81,6 +81,9 @@ pub(super) fn bar_line(done: u64, total: u64) -> String {
     format!("\t{}\n", bar(done, total))
 }
 
+/// Seconds from which on copying is too slow for an estimate: 30 days.
+const SLOW: u64 = 30 * 86_400;
+
 /// A duration as removal lines show it.
 fn hours_minutes(seconds: u64) -> String {
     format!("{}h{}m", seconds / 3600, seconds / 60 % 60)
@@ -124,9 +127,9 @@ pub(super) fn removal_lines(r: &Removal) -> String {
                 hundredths / 100,
                 hundredths % 100
             );
-            out.push_str(&match left / 3600 {
-                hours if hours < 30 * 24 => format!(", {} to go\n", hours_minutes(left)),
-                _ => ", (copy is slow, no estimated time)\n".to_owned(),
+            out.push_str(&match left < SLOW {
+                true => format!(", {} to go\n", hours_minutes(left)),
+                false => ", (copy is slow, no estimated time)\n".to_owned(),
             });
             out
         }
@@ -134,7 +137,8 @@ pub(super) fn removal_lines(r: &Removal) -> String {
     }
 }
 
-pub(super) fn expand_lines(e: &Expand) -> String {
+/// The lines about an expansion; `now`: Unix seconds.
+pub(super) fn expand_lines(e: &Expand, now: u64) -> String {
     match e.state {
         2 => format!(
             "expand: expanded {} copied {} in {}, on {}\n",
@@ -143,13 +147,27 @@ pub(super) fn expand_lines(e: &Expand) -> String {
             duration(e.end.saturating_sub(e.start)),
             ctime(e.end)
         ),
-        1 => format!(
-            "expand: expansion of {} in progress since {}\n\t{} / {} copied\n",
-            e.name,
-            ctime(e.start),
-            nicebytes(e.copied),
-            nicebytes(e.to_copy)
-        ),
+        1 => {
+            let rate = (e.copied / now.saturating_sub(e.start).max(1)).max(1);
+            let hundredths = (u128::from(e.copied) * 10_000).checked_div(u128::from(e.to_copy));
+            let hundredths = hundredths.unwrap_or(10_000).min(10_000);
+            let left = e.to_copy.saturating_sub(e.copied) / rate;
+            let to_go = match left < SLOW {
+                true => format!("{} to go", duration(left)),
+                false => "(copy is slow, no estimated time)".to_owned(),
+            };
+            format!(
+                "expand: expansion of {} in progress since {}\n\t{} / {} copied at {}/s, {}.{:02}% \
+                 done, {to_go}\n",
+                e.name,
+                ctime(e.start),
+                nicebytes(e.copied),
+                nicebytes(e.to_copy),
+                nicebytes(rate),
+                hundredths / 100,
+                hundredths % 100
+            )
+        }
         _ => String::new(),
     }
 }
