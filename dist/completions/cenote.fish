@@ -821,10 +821,10 @@ __cenote_complete -n '__cenote_at cenote bench +1' -F
 __cenote_complete -n '__cenote_at cenote sim' -l seed -d 'the first run\'s seed (1); each next run has the next one' -r -f
 __cenote_complete -n '__cenote_at cenote sim' -l runs -d 'runs (1)' -r -f
 __cenote_complete -n '__cenote_at cenote sim' -l vdevs -d 'the layout of the vdevs' -r -f -a 'single stripe mirror raidz raidz2 classes'
-__cenote_complete -n '__cenote_at cenote sim' -l workload -d 'what the threads do' -r -f -a 'mixed files zaps datasets churn full lineage clones block-clones checkpoint trim short posix logs volumes'
+__cenote_complete -n '__cenote_at cenote sim' -l workload -d 'what the threads do' -r -f -a 'mixed files zaps datasets churn full lineage clones block-clones dedup block-sharing checkpoint trim short posix logs volumes'
 __cenote_complete -n '__cenote_at cenote sim' -l threads -d 'threads that write' -r -f
 __cenote_complete -n '__cenote_at cenote sim' -l ops -d 'operations of each thread' -r -f
-__cenote_complete -n '__cenote_at cenote sim' -l plant -d 'a bug that the run must find' -r -f -a 'uberblock-before-flush label-order reuse-same-group reuse-before-commit no-defer lose-entry wrong-group free-kept forget-range trim-deferred forgotten-deadlist forgotten-clones left-bookmarks kept-blocks freed-origin dropped-holds forgotten-deferral lost-entry ignored-frees kept-livelist lost-decrement lost-increment counted-late dropped-pointer'
+__cenote_complete -n '__cenote_at cenote sim' -l plant -d 'a bug that the run must find' -r -f -a 'uberblock-before-flush label-order reuse-same-group reuse-before-commit no-defer lose-entry wrong-group free-kept forget-range trim-deferred forgotten-deadlist forgotten-clones left-bookmarks kept-blocks freed-origin dropped-holds forgotten-deferral lost-entry ignored-frees kept-livelist lost-decrement lost-increment counted-late dropped-pointer dedup-unlogged dedup-stale-flush dedup-old-checkpoint dedup-lost-records dedup-kept-newborn dedup-lost-decrement dedup-lost-increment dedup-kept-entry removal-off-by-one removal-lost-entry expansion-skipped-row expansion-row-ahead'
 __cenote_complete -n '__cenote_at cenote sim' -l fault -d 'what one disk does' -r -f -a 'drop away write-errors flush-errors read-errors stale-reads misdirected lying-flushes'
 __cenote_complete -n '__cenote_at cenote sim' -l gangs -d 'every block larger than a sector is a gang of single sectors'
 __cenote_complete -n '__cenote_at cenote sim' -l every -d 'the power fails at every Nth event (1)' -r -f

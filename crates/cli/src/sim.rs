@@ -20,11 +20,12 @@ usage: cenote sim [--seed N] [--runs M] [option ...]
 	--workload NAME mixed, files, zaps, datasets, churn, full, checkpoint, trim; lineage:
 	                snapshots, clones, promotions, rollbacks, renames, holds; clones: the
 	                same, mostly of clones, which are written and destroyed; block-clones:
-	                blocks that are cloned between objects and datasets; short: the seeds
-	                count all sequences of one to three operations; posix: a file system's
-	                calls; logs: intent logs and their replay; volumes: these with their
-	                logs. Of these three, --ops, --plant, --fault and --keep cannot be
-	                chosen
+	                blocks that are cloned between objects and datasets; dedup: blocks that
+	                are deduplicated; block-sharing: both, while a device is removed or a
+	                RAID-Z vdev expanded; short: the seeds count all sequences of one to
+	                three operations; posix: a file system's calls; logs: intent logs and
+	                their replay; volumes: these with their logs. Of these three, --ops,
+	                --plant, --fault and --keep cannot be chosen
 	--threads N     threads that write, at most 64
 	--ops N         operations of each thread, at most 100000
 	--plant NAME    a bug that the run must find: uberblock-before-flush, label-order,
@@ -33,7 +34,12 @@ usage: cenote sim [--seed N] [--runs M] [option ...]
 	                forgotten-clones, left-bookmarks, kept-blocks, freed-origin,
 	                dropped-holds, forgotten-deferral; of livelists: lost-entry,
 	                ignored-frees, kept-livelist; of cloned blocks: lost-decrement,
-	                lost-increment, counted-late, dropped-pointer
+	                lost-increment, counted-late, dropped-pointer; of dedup tables:
+	                dedup-unlogged, dedup-stale-flush, dedup-old-checkpoint,
+	                dedup-lost-records, dedup-kept-newborn, dedup-lost-decrement,
+	                dedup-lost-increment, dedup-kept-entry; of vdevs that change:
+	                removal-off-by-one, removal-lost-entry, expansion-skipped-row,
+	                expansion-row-ahead
 	--fault NAME    what one disk does while the pool is in use: drop, away,
 	                write-errors, flush-errors, read-errors, stale-reads, misdirected,
 	                lying-flushes

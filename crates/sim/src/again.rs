@@ -47,6 +47,7 @@ fn body(
     driver.prefix = "again-".to_owned();
     driver.lineage = setup.workload.is_lineage();
     driver.clones = setup.workload == Workload::Clones;
+    driver.dedup = setup.workload.has_dedup().then_some(setup.seed);
     plant(setup, &mut driver);
     work(&driver, txg)?;
     driver.sync().map_err(|e| fail("last sync", &e))?;
@@ -58,16 +59,19 @@ fn body(
 /// operations.
 pub fn go_on(setup: &Setup, images: Vec<Image>, old: &Arc<Model>, seed: u64) -> Recorded {
     let workload = Workload::ALL[Rng::stream(seed, 15).below(Workload::ALL.len() as u64) as usize];
-    let same = setup.workload.is_lineage() || setup.workload == Workload::BlockClones;
-    let workload = if same { setup.workload } else { workload };
+    let workload = if setup.workload.goes_on() { setup.workload } else { workload };
     let setup = Setup { seed, workload, threads: 1, ops: OPS, keep: None, ..setup.clone() };
     let plan = plan(&setup);
     let ops = plan.clone();
+    let reshaped = setup.workload == Workload::BlockSharing;
     let work: AfterCrash = Arc::new(move |driver: &Driver, txg: Txg| -> Result<(), String> {
         let mut hand = driver.hand_of(txg);
         for (number, op) in ops.iter().flatten() {
             let done = driver.run(&mut hand, op);
             done.map_err(|e| format!("operation {number} after a crash, {op:?}: {e}"))?;
+        }
+        if reshaped {
+            driver.end_reshaping().map_err(|e| format!("after a crash: {e}"))?;
         }
         Ok(())
     });

@@ -69,7 +69,7 @@ impl BlockCopies {
 }
 
 impl Driver {
-    fn block_size(&self, of: &WriteTarget) -> Result<u64> {
+    pub(crate) fn block_size(&self, of: &WriteTarget) -> Result<u64> {
         Ok(self.head(of.ds)?.object(ObjectId(of.id), Io::WAIT)?.block_size())
     }
 

@@ -66,9 +66,14 @@ impl Campaign {
     /// The setup of the run with this seed.
     pub fn setup(&self, seed: u64) -> Setup {
         let varied = Setup::varied(seed);
+        let workload = self.workload.unwrap_or(varied.workload);
+        let layout = match workload {
+            Workload::BlockSharing => Layout::RESHAPED[seed as usize % Layout::RESHAPED.len()],
+            _ => varied.layout,
+        };
         Setup {
-            layout: self.layout.unwrap_or(varied.layout),
-            workload: self.workload.unwrap_or(varied.workload),
+            layout: self.layout.unwrap_or(layout),
+            workload,
             threads: self.threads.unwrap_or(varied.threads),
             ops: self.ops.unwrap_or(varied.ops),
             plant: self.plant,

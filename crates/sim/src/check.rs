@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use base::{ErrorKind, ObjectId, Txg};
@@ -15,6 +16,7 @@ use dmu::{Io, Object, Objset, Zap};
 use dsl::DslDataset;
 use dsl::write::Ratios;
 use dsl::write::check::Violation;
+use ondisk::config::VdevConfig;
 use ondisk::label::usable_size;
 use spa::audit::{self, Verify};
 use spa::engine::CheckpointState;
@@ -188,9 +190,10 @@ fn judge_it(
         let (in_labels, read) = split(images, tap.take());
         memo.keep(images, &expect.manner, txg, root, in_labels, known.unwrap_or(read));
     }
+    let members: BTreeSet<String> = spa.config().vdev_tree.leaves().map(leaf_path).collect();
     drop(spa);
     if !expect.manner.damage {
-        labels(&leaves, txg)?;
+        labels(&leaves, &members, txg)?;
     }
     if expect.rewind {
         rewind(images, &leaves, &found, model, txg, expect, cache, memo)?;
@@ -222,9 +225,14 @@ fn verdict(spa: &Spa, model: &Model, txg: Txg, expect: &Expect) -> Result<Integr
     Ok(found)
 }
 
-/// Some label of each disk must not be newer than the uberblock (chapter 01 §6).
-fn labels(leaves: &SimLeaves, txg: Txg) -> Result<(), Bad> {
-    for path in leaves.list().unwrap_or_default() {
+fn leaf_path(leaf: &VdevConfig) -> String {
+    leaf.path.as_ref().and_then(|path| path.to_str()).unwrap_or_default().to_owned()
+}
+
+/// Some label of each disk of the pool must not be newer than the uberblock (chapter 01 §6).
+fn labels(leaves: &SimLeaves, members: &BTreeSet<String>, txg: Txg) -> Result<(), Bad> {
+    let is_member = |path: &PathBuf| path.to_str().is_some_and(|path| members.contains(path));
+    for path in leaves.list().unwrap_or_default().into_iter().filter(is_member) {
         let leaf = leaves.open(&path, Purpose::Probe).map_err(|e| text("labels", e))?;
         let labels = LeafLabels::read(&*leaf.device).map_err(|e| text("labels", e))?;
         if labels.config_at(txg).is_none() {

@@ -65,7 +65,9 @@ pub struct Driver {
     pub lineage: bool,
     /// Those datasets begin with a clone, and clones are what most operations change.
     pub clones: bool,
-    /// Operations on lineages that were done, by kind.
+    /// Blocks are deduplicated, by different checksum functions as this seed says.
+    pub dedup: Option<u64>,
+    /// Operations that were done, of those that a test counts, by kind.
     pub done: plain::Mutex<BTreeSet<&'static str>>,
 }
 
@@ -124,6 +126,7 @@ impl Driver {
             prefix: String::new(),
             lineage: false,
             clones: false,
+            dedup: None,
             done: plain::Mutex::default(),
         })
     }
@@ -194,6 +197,9 @@ impl Driver {
         let flags = self.writer.flags()?;
         let props = objset_props(&flags, &|_| Ok(None))?;
         let os = self.writer.open_head(dataset.head, props)?;
+        if self.dedup.is_some() {
+            os.set_props(self.dedup_props(ds, (*os.props()?).clone()))?;
+        }
         self.heads.lock().insert(ds, Arc::clone(&os));
         Ok(os)
     }
@@ -236,7 +242,7 @@ impl Driver {
     }
 
     /// Applies `change` to an object and records the change that it returns.
-    fn change(
+    pub(crate) fn change(
         &self,
         handle: &WriteTarget,
         logical: u64,
@@ -607,7 +613,9 @@ impl Driver {
         };
         match op {
             Op::Create { ds, block, seed } => {
-                let made = self.create(pick_ds(*ds), *block, *seed, false)?;
+                // Blocks of few sizes are equal more often.
+                let block = if self.dedup.is_some() { 3 + block % 2 * 2 } else { *block };
+                let made = self.create(pick_ds(*ds), block, *seed, false)?;
                 hand.objects.push(made);
             }
             Op::CreateZap { ds } => {
@@ -687,6 +695,9 @@ impl Driver {
                 let snap = hand.snaps[*snap as usize % hand.snaps.len()];
                 self.dataset(hand, Some(snap))?;
             }
+            Op::Destroy { ds } if self.dedup.is_some() && ds & 256 != 0 => {
+                self.destroy_written(hand, *ds, ds.rotate_left(9))?;
+            }
             Op::Destroy { ds } => self.destroy(hand, *ds)?,
             Op::CloneBlocks { from, to, at, seed } => {
                 self.clone_blocks(hand, *from, *to, (*at, *seed))?;
@@ -694,6 +705,15 @@ impl Driver {
             Op::DestroyCloned { ds, seed } => self.destroy_cloned(hand, *ds, *seed)?,
             Op::Snapshot { ds } => self.snapshot(hand, *ds)?,
             Op::DestroySnapshot { snap } => self.destroy_snapshot(hand, *snap)?,
+            Op::WriteBlocks { object, at, count, seed } => {
+                if let Some(h) = pick(*object, false) {
+                    self.write_blocks(&h, (*at, *count), *seed, false)?;
+                }
+            }
+            Op::DedupProps { ds, seed } => self.change_dedup(pick_ds(*ds), *seed)?,
+            Op::DedupQuota { seed } => self.dedup_quota(*seed)?,
+            Op::Prune { seed } => self.prune(*seed)?,
+            Op::Reshape { seed } => self.reshape(*seed)?,
             Op::Comment { seed } => {
                 let text = format!("comment {seed}");
                 let to = text.clone();

@@ -219,6 +219,39 @@ pub enum Op {
         /// The source and the first block of the target.
         seed: u32,
     },
+    /// Writes whole blocks of one of few contents.
+    WriteBlocks {
+        /// Which object.
+        object: u32,
+        /// The first block.
+        at: u32,
+        /// How many.
+        count: u32,
+        /// Which contents.
+        seed: u32,
+    },
+    /// Changes how equal blocks are recognised.
+    DedupProps {
+        /// The dataset.
+        ds: u32,
+        /// The checksum function, or none.
+        seed: u32,
+    },
+    /// Sets the quota of the dedup tables.
+    DedupQuota {
+        /// The bytes.
+        seed: u32,
+    },
+    /// Prunes the dedup tables.
+    Prune {
+        /// How much of them.
+        seed: u32,
+    },
+    /// Begins the removal of a device or the expansion of a vdev.
+    Reshape {
+        /// Of which.
+        seed: u32,
+    },
     /// Changes the pool's comment, and so all labels.
     Comment {
         /// Its content.
@@ -260,7 +293,10 @@ pub enum Op {
 }
 
 /// Chances of each kind of operation, in the order of [`draw`].
-type Weights = [u64; 41];
+type Weights = [u64; 46];
+
+/// Operations of the first thread before the vdevs change, if they do.
+const BEFORE_RESHAPE: usize = 8;
 
 /// Weights without the last operations.
 fn plain<const N: usize>(weights: [u64; N]) -> Weights {
@@ -294,6 +330,24 @@ fn weights(workload: Workload) -> Weights {
                 0, // operations on lineages
                 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, // clone-blocks destroy-cloned
                 36, 8,
+            ]);
+        }
+        Workload::Dedup => {
+            return plain([
+                5, 0, 3, 2, 4, 7, 7, 0, 0, 0, 0, 1, 4, 3, 6, 5, 5, 8, 6, 2, 0, 0, 0, 0, 0, 0, 0, 0,
+                // operations on lineages, clones of blocks
+                0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+                // write-blocks dedup-props dedup-quota prune
+                44, 3, 1, 3,
+            ]);
+        }
+        Workload::BlockSharing => {
+            return plain([
+                4, 0, 6, 2, 4, 5, 5, 0, 0, 0, 0, 1, 3, 2, 4, 4, 4, 7, 6, 8, 0, 0, 0, 0, 0, 0, 0, 0,
+                // operations on lineages
+                0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, // clone-blocks destroy-cloned
+                18, 4, // write-blocks dedup-props dedup-quota prune reshape
+                26, 2, 1, 2, 2,
             ]);
         }
         Workload::Mixed | Workload::Short => {
@@ -409,6 +463,16 @@ fn draw(rng: &mut Rng, weights: &Weights, much: u32) -> Op {
             seed,
         },
         40 => Op::DestroyCloned { ds: which, seed },
+        41 => Op::WriteBlocks {
+            object: which,
+            at: rng.next_u64() as u32,
+            count: rng.next_u64() as u32,
+            seed,
+        },
+        42 => Op::DedupProps { ds: which, seed },
+        43 => Op::DedupQuota { seed },
+        44 => Op::Prune { seed },
+        45 => Op::Reshape { seed },
         _ => Op::Sleep { ms: 1 + rng.below(3000) as u32 },
     }
 }
@@ -429,7 +493,10 @@ pub fn plan(setup: &Setup) -> OpPlan {
         let mut rng = Rng::stream(setup.seed, 100 + thread as u64);
         let mut ops = Vec::new();
         for _ in 0..setup.ops {
-            let op = draw(&mut rng, &weights, much);
+            let mut op = draw(&mut rng, &weights, much);
+            if setup.workload == Workload::BlockSharing && number == BEFORE_RESHAPE {
+                op = Op::Reshape { seed: setup.seed as u32 };
+            }
             if setup.keep.as_ref().is_none_or(|keep| keep.contains(&number)) {
                 ops.push((number, op));
             }

@@ -96,6 +96,10 @@ fn vdevs(layout: Layout) -> Vec<NewVdev> {
             let kind = NewKind::Draid { nparity: 2, ndata: Some(3), nspares: 1 };
             vec![NewVdev::new(kind).with_children(leaves)]
         }
+        Layout::Mirrors => {
+            let pair = |two: &[NewVdev]| NewVdev::new(NewKind::Mirror).with_children(two.to_vec());
+            leaves.chunks(2).map(pair).collect()
+        }
         Layout::Mixed => {
             let of = |kind, leaves: &[NewVdev]| NewVdev::new(kind).with_children(leaves.to_vec());
             let parity = of(NewKind::Raidz { nparity: 1 }, &leaves[2..7]);
@@ -147,8 +151,11 @@ pub(crate) fn make_with(
     let mut spec = CreateSpec::new(POOL, built.tops, devices);
     spec.options = setup.writer();
     // Counts are bytes in some pools, and numbers in others.
-    let bytes = setup.workload == Workload::BlockClones && setup.seed.is_multiple_of(2);
+    let cloning = matches!(setup.workload, Workload::BlockClones | Workload::BlockSharing);
+    let bytes = cloning && setup.seed.is_multiple_of(2);
     spec.features.retain(|f| !bytes || f.guid != "com.truenas:block_cloning_endian");
+    let legacy = setup.workload.has_dedup() && setup.seed % 4 == 1;
+    spec.features.retain(|f| !legacy || f.guid != "com.klarasystems:fast_dedup");
     create(spec, cache)
 }
 

@@ -104,6 +104,8 @@ pub(crate) fn plant(setup: &Setup, driver: &mut Driver) {
     let space = &driver.writer.space().plant;
     let lineage = &plants.lineage;
     let refs = driver.writer.block_ref_plants();
+    let dedup = driver.writer.dedup_plants();
+    let (removal, expansion) = (driver.writer.removal_plants(), driver.writer.expansion_plants());
     // The datasets are small: sublists of few blocks, and lists that are kept while anything
     // is shared.
     lineage.sublist_max.store(1 + 8 * (1 + setup.seed % 3), Relaxed);
@@ -115,6 +117,12 @@ pub(crate) fn plant(setup: &Setup, driver: &mut Driver) {
     // Freeing takes several txgs, sometimes.
     if setup.workload.is_lineage() && setup.seed.is_multiple_of(3) {
         plants.freed_at_once.store(1 + 20, Relaxed);
+    }
+    if setup.workload.has_dedup() {
+        crate::dedup::tune(setup, driver);
+    }
+    if setup.workload == Workload::BlockSharing {
+        crate::sharing::tune(setup, driver);
     }
     match setup.plant {
         None => {}
@@ -132,6 +140,18 @@ pub(crate) fn plant(setup: &Setup, driver: &mut Driver) {
         Some(PlantedBug::LostIncrement) => refs.lost_increment.store(true, Relaxed),
         Some(PlantedBug::CountedLate) => refs.counted_late.store(true, Relaxed),
         Some(PlantedBug::DroppedPointer) => refs.dropped_pointer.store(true, Relaxed),
+        Some(PlantedBug::DedupUnlogged) => dedup.unlogged_decrement.store(true, Relaxed),
+        Some(PlantedBug::DedupStaleFlush) => dedup.stale_flush.store(true, Relaxed),
+        Some(PlantedBug::DedupOldCheckpoint) => dedup.old_checkpoint.store(true, Relaxed),
+        Some(PlantedBug::DedupLostRecords) => dedup.lost_records.store(true, Relaxed),
+        Some(PlantedBug::DedupKeptNewborn) => dedup.kept_newborn.store(true, Relaxed),
+        Some(PlantedBug::DedupLostDecrement) => dedup.lost_decrement.store(true, Relaxed),
+        Some(PlantedBug::DedupLostIncrement) => dedup.lost_increment.store(true, Relaxed),
+        Some(PlantedBug::DedupKeptEntry) => dedup.kept_entry.store(true, Relaxed),
+        Some(PlantedBug::RemovalOffByOne) => removal.off_by_one.store(true, Relaxed),
+        Some(PlantedBug::RemovalLostEntry) => removal.lost_entry.store(true, Relaxed),
+        Some(PlantedBug::ExpansionSkippedRow) => expansion.skipped_row.store(true, Relaxed),
+        Some(PlantedBug::ExpansionRowAhead) => expansion.row_ahead.store(true, Relaxed),
         Some(PlantedBug::UberblockBeforeFlush) => {
             plants.commit.uberblock_before_flush.store(true, Relaxed)
         }
@@ -244,9 +264,13 @@ fn body(
     driver.faulty = setup.fault.is_some();
     driver.lineage = setup.workload.is_lineage();
     driver.clones = setup.workload == Workload::Clones;
+    driver.dedup = setup.workload.has_dedup().then_some(setup.seed);
     let victim = arrange(setup, disks);
     let driver = Arc::new(driver);
     let prelude = work(&driver, plan, disks)?;
+    if setup.workload == Workload::BlockSharing && setup.seed % 4 != 3 {
+        driver.end_reshaping().map_err(|e| fine("the end of a change of vdevs", e))?;
+    }
     match driver.sync() {
         Err(e) if !driver.faulty => return Err(fine("last sync", e)),
         _ => {}
@@ -264,7 +288,7 @@ pub fn record(setup: &Setup) -> Recorded {
 
 /// As [`record`], with these operations.
 pub(crate) fn record_plan(setup: &Setup, plan: OpPlan) -> Recorded {
-    let disks = SimDisks::blank(setup.disks(), setup.layout.disks(), setup.disk_size());
+    let disks = SimDisks::blank(setup.disks(), setup.disk_count(), setup.disk_size());
     let model = Arc::new(Model::default());
     let (s, p, d, m) = (setup.clone(), plan.clone(), disks.clone(), Arc::clone(&model));
     let run = run_with(setup.schedule(), move || body(&s, &p, &d, &m));
@@ -339,7 +363,8 @@ impl Recorded {
             manner: Manner { without: missing.into_iter().collect(), damage },
             bad,
             detect,
-            rewind: !damage && !self.full,
+            // Vdevs that change keep no older txg.
+            rewind: !damage && !self.full && self.setup.workload != Workload::BlockSharing,
             first,
         }
     }

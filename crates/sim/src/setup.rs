@@ -27,6 +27,8 @@ pub enum Layout {
     Draid,
     /// Two copies, single parity over five disks, and a single disk, side by side.
     Mixed,
+    /// Two copies on each of two pairs of disks, side by side.
+    Mirrors,
 }
 
 /// Names of [`Layout::Wide`], by parity and width.
@@ -63,8 +65,19 @@ impl Layout {
             }
             Layout::Draid => "draid",
             Layout::Mixed => "mixed",
+            Layout::Mirrors => "mirrors",
         }
     }
+
+    /// Those in which a device can be removed, or a vdev expanded.
+    pub const RESHAPED: [Layout; 6] = [
+        Layout::Stripe,
+        Layout::Raidz,
+        Layout::Mirrors,
+        Layout::Wide(2, 4),
+        Layout::Wide(1, 4),
+        Layout::Wide(3, 5),
+    ];
 
     /// Every width of RAID-Z from three disks to nine, dRAID, and different vdevs side by
     /// side.
@@ -85,6 +98,7 @@ impl Layout {
             Layout::Wide(_, width) => usize::from(width),
             Layout::Draid => 7,
             Layout::Mixed => 8,
+            Layout::Mirrors => 4,
         }
     }
 
@@ -119,6 +133,11 @@ pub enum Workload {
     Clones,
     /// Objects and datasets whose blocks are clones of each other's. Not drawn at random.
     BlockClones,
+    /// Blocks that are deduplicated. Not drawn at random.
+    Dedup,
+    /// Blocks that are deduplicated and cloned, while a device is removed or a vdev expanded. Not
+    /// drawn at random.
+    BlockSharing,
     /// As `Churn`, with checkpoints that are taken and discarded.
     Checkpoint,
     /// As `Churn`, with trims and initializations.
@@ -151,6 +170,8 @@ impl Workload {
             Workload::Lineage => "lineage",
             Workload::Clones => "clones",
             Workload::BlockClones => "block-clones",
+            Workload::Dedup => "dedup",
+            Workload::BlockSharing => "block-sharing",
             Workload::Checkpoint => "checkpoint",
             Workload::Trim => "trim",
             Workload::Short => "short",
@@ -160,6 +181,16 @@ impl Workload {
     /// Whether threads have datasets of their own, whose lineage they change.
     pub fn is_lineage(self) -> bool {
         matches!(self, Workload::Lineage | Workload::Clones)
+    }
+
+    /// Whether blocks are deduplicated.
+    pub(crate) fn has_dedup(self) -> bool {
+        matches!(self, Workload::Dedup | Workload::BlockSharing)
+    }
+
+    /// Whether it goes on after a crash as it began, instead of with any operations.
+    pub(crate) fn goes_on(self) -> bool {
+        self.is_lineage() || self.has_dedup() || self == Workload::BlockClones
     }
 }
 
@@ -214,11 +245,35 @@ pub enum PlantedBug {
     CountedLate,
     /// A pointer that dies in the txg before the block's clone is forgotten.
     DroppedPointer,
+    /// A pointer that dies while its dedup entry is in the flushing log is not noted in the other.
+    DedupUnlogged,
+    /// The flush of a dedup entry leaves the older count in the ZAP.
+    DedupStaleFlush,
+    /// Dedup logs that swap roles keep the checkpoint of the one that was flushed.
+    DedupOldCheckpoint,
+    /// The dedup entries that one txg changed are in no log.
+    DedupLostRecords,
+    /// A dedup entry stays whose block is freed in the txg that wrote it.
+    DedupKeptNewborn,
+    /// One dead pointer to a deduplicated block is not counted.
+    DedupLostDecrement,
+    /// One more pointer to a deduplicated block is not counted.
+    DedupLostIncrement,
+    /// A dedup entry without references frees its block, and stays.
+    DedupKeptEntry,
+    /// Copies of a removed device are one sector off in the mapping.
+    RemovalOffByOne,
+    /// The last entry of a mapping in each txg of a removal is not stored.
+    RemovalLostEntry,
+    /// An expansion skips the last row of each range.
+    ExpansionSkippedRow,
+    /// The uberblock's offset is one row ahead of what an expansion copied.
+    ExpansionRowAhead,
 }
 
 impl PlantedBug {
     /// All of them.
-    pub const ALL: [PlantedBug; 24] = [
+    pub const ALL: [PlantedBug; 36] = [
         PlantedBug::UberblockBeforeFlush,
         PlantedBug::LabelOrder,
         PlantedBug::ReuseSameTxg,
@@ -243,6 +298,18 @@ impl PlantedBug {
         PlantedBug::LostIncrement,
         PlantedBug::CountedLate,
         PlantedBug::DroppedPointer,
+        PlantedBug::DedupUnlogged,
+        PlantedBug::DedupStaleFlush,
+        PlantedBug::DedupOldCheckpoint,
+        PlantedBug::DedupLostRecords,
+        PlantedBug::DedupKeptNewborn,
+        PlantedBug::DedupLostDecrement,
+        PlantedBug::DedupLostIncrement,
+        PlantedBug::DedupKeptEntry,
+        PlantedBug::RemovalOffByOne,
+        PlantedBug::RemovalLostEntry,
+        PlantedBug::ExpansionSkippedRow,
+        PlantedBug::ExpansionRowAhead,
     ];
 
     /// Its name.
@@ -272,6 +339,18 @@ impl PlantedBug {
             PlantedBug::LostIncrement => "lost-increment",
             PlantedBug::CountedLate => "counted-late",
             PlantedBug::DroppedPointer => "dropped-pointer",
+            PlantedBug::DedupUnlogged => "dedup-unlogged",
+            PlantedBug::DedupStaleFlush => "dedup-stale-flush",
+            PlantedBug::DedupOldCheckpoint => "dedup-old-checkpoint",
+            PlantedBug::DedupLostRecords => "dedup-lost-records",
+            PlantedBug::DedupKeptNewborn => "dedup-kept-newborn",
+            PlantedBug::DedupLostDecrement => "dedup-lost-decrement",
+            PlantedBug::DedupLostIncrement => "dedup-lost-increment",
+            PlantedBug::DedupKeptEntry => "dedup-kept-entry",
+            PlantedBug::RemovalOffByOne => "removal-off-by-one",
+            PlantedBug::RemovalLostEntry => "removal-lost-entry",
+            PlantedBug::ExpansionSkippedRow => "expansion-skipped-row",
+            PlantedBug::ExpansionRowAhead => "expansion-row-ahead",
         }
     }
 
@@ -294,6 +373,18 @@ impl PlantedBug {
             | PlantedBug::LostIncrement
             | PlantedBug::CountedLate
             | PlantedBug::DroppedPointer => Workload::BlockClones,
+            PlantedBug::DedupUnlogged
+            | PlantedBug::DedupStaleFlush
+            | PlantedBug::DedupOldCheckpoint
+            | PlantedBug::DedupLostRecords
+            | PlantedBug::DedupKeptNewborn
+            | PlantedBug::DedupLostDecrement
+            | PlantedBug::DedupLostIncrement
+            | PlantedBug::DedupKeptEntry => Workload::Dedup,
+            PlantedBug::RemovalOffByOne
+            | PlantedBug::RemovalLostEntry
+            | PlantedBug::ExpansionSkippedRow
+            | PlantedBug::ExpansionRowAhead => Workload::BlockSharing,
             _ => Workload::Churn,
         }
     }
@@ -413,6 +504,13 @@ impl Setup {
         Rng::stream(self.environment(), 12)
     }
 
+    /// Disks, with those that the pool gets later.
+    pub fn disk_count(&self) -> usize {
+        let grows = matches!(self.layout, Layout::Raidz | Layout::Raidz2 | Layout::Wide(..));
+        let more = grows && self.workload == Workload::BlockSharing;
+        self.layout.disks() + usize::from(more)
+    }
+
     /// Bytes of a disk.
     pub fn disk_size(&self) -> u64 {
         match self.layout {
@@ -429,7 +527,8 @@ impl Setup {
         match self.workload {
             Workload::Churn | Workload::Checkpoint | Workload::Trim => few.get(at % 2).copied(),
             Workload::Full => few.first().copied(),
-            Workload::BlockClones => few.last().copied(),
+            Workload::BlockClones | Workload::Dedup => few.last().copied(),
+            Workload::BlockSharing => None,
             _ => few.get(at).copied(),
         }
     }
@@ -529,7 +628,11 @@ named!(PlantedBug, DiskFault);
 
 impl ByName for Layout {
     fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().chain(Layout::wide()).find(|x| x.name() == name)
+        Self::ALL
+            .into_iter()
+            .chain(Layout::wide())
+            .chain([Layout::Mirrors])
+            .find(|x| x.name() == name)
     }
 }
 
@@ -539,6 +642,8 @@ impl ByName for Workload {
             Workload::Lineage,
             Workload::Clones,
             Workload::BlockClones,
+            Workload::Dedup,
+            Workload::BlockSharing,
             Workload::Checkpoint,
             Workload::Trim,
             Workload::Short,

@@ -27,7 +27,8 @@ fn campaign(plant: Option<PlantedBug>) -> Campaign {
     (campaign.workload, campaign.ops) = (Some(workload), Some(30));
     // Most operations on lineages are txgs of their own, with many events each.
     let stride = match workload {
-        Workload::BlockClones => 10,
+        Workload::BlockClones | Workload::Dedup => 10,
+        Workload::BlockSharing => 20,
         _ if workload.is_lineage() => 250,
         _ => 3,
     };
@@ -37,13 +38,21 @@ fn campaign(plant: Option<PlantedBug>) -> Campaign {
 
 #[test]
 fn each_planted_bug_is_found() {
-    let others = |of: Workload| of.is_lineage() || of == Workload::BlockClones;
-    are_found(|plant| !others(plant.workload()));
+    let others = [Workload::BlockClones, Workload::Dedup, Workload::BlockSharing];
+    are_found(|plant| {
+        let workload = plant.workload();
+        !workload.is_lineage() && !others.contains(&workload)
+    });
 }
 
 #[test]
 fn planted_bugs_of_cloned_blocks_are_found() {
     are_found(|plant| plant.workload() == Workload::BlockClones);
+}
+
+#[test]
+fn planted_bugs_of_dedup_tables_are_found() {
+    are_found(|plant| matches!(plant, PlantedBug::DedupUnlogged | PlantedBug::DedupStaleFlush));
 }
 
 #[test]

@@ -130,6 +130,12 @@ pub struct DedupPlants {
     pub stale_flush: BugSwitch,
     /// An entry without references frees its block, and stays in the ZAP.
     pub kept_entry: BugSwitch,
+    /// A pointer that dies while its entry is in the flushing log is not noted in the other one.
+    pub unlogged_decrement: BugSwitch,
+    /// Logs that swap their roles get a checkpoint in the middle, as if one had stayed.
+    pub old_checkpoint: BugSwitch,
+    /// An entry stays whose block is freed in the txg that wrote it.
+    pub kept_newborn: BugSwitch,
     /// Dead pointers that are counted at once; 0: the own number. Not a bug.
     pub batch: TestValue,
     /// Entries that a txg flushes at least; 0: the own number. Not a bug.
@@ -377,7 +383,16 @@ impl Writer {
             let lost = u64::from(self.dedup.plants.lost_decrement.take(Relaxed));
             let dead = (pointers.len() as u64).saturating_sub(lost);
             let counted = match tables.get_mut(&of.checksum) {
-                Some(table) => table.drop_refs(&mos, &of, dead, now, &deflated)?,
+                Some(_) if of.birth == txg && self.dedup.plants.kept_newborn.load(Relaxed) => true,
+                Some(table) => {
+                    let lost = table.is_flushing(&of.key)
+                        && self.dedup.plants.unlogged_decrement.load(Relaxed);
+                    let counted = table.drop_refs(&mos, &of, dead, now, &deflated)?;
+                    if lost {
+                        table.forget_change(&of.key);
+                    }
+                    counted
+                }
                 None => false,
             };
             if !counted {

@@ -318,6 +318,16 @@ impl LiveTable {
         self.note_newer(key, before, &after, deflated);
     }
 
+    /// Whether the flushing log has the newest state of an entry.
+    pub(super) fn is_flushing(&self, key: &Key) -> bool {
+        self.flushing.contains_key(key)
+    }
+
+    /// Planted bug: what changed in an entry is not appended to the active log.
+    pub(super) fn forget_change(&mut self, key: &Key) {
+        self.unlogged.remove(key);
+    }
+
     /// Takes an entry that is not in memory any more out of the counts.
     fn forget(&mut self, held: &Held) {
         self.dead = self.dead.saturating_sub(usize::from(is_dead(held)));
@@ -499,8 +509,13 @@ impl LiveTable {
             std::mem::swap(&mut self.active, &mut self.flushing);
             logs.begun_with = self.flushing.len();
             let length = logs.flushing.header.length;
-            logs.flushing.header =
-                LogHeader { length, ..empty_log(true, logs.flushing.header.first_txg) };
+            let middle = self.flushing.keys().nth(self.flushing.len() / 2);
+            let old = middle.filter(|_| plants.old_checkpoint.load(Relaxed)).copied();
+            logs.flushing.header = LogHeader {
+                length,
+                checkpoint: old,
+                ..empty_log(true, logs.flushing.header.first_txg)
+            };
             logs.active.header = empty_log(false, sync.txg);
             (logs.active.changed, logs.flushing.changed) = (true, true);
             if !all {
