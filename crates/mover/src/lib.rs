@@ -4,7 +4,7 @@
 //! [`spa::engine::Writer::relocate`] moves a batch of blocks within one txg, with everything that
 //! points at them, and has the argument why that is sound. This crate is above it and decides
 //! *what* moves:
-//! 1. [`find`] walks all datasets, each block of pointers once, and notes the blocks that are wanted
+//! 1. [`find()`] walks all datasets, each block of pointers once, and notes the blocks that are wanted
 //!    with their positions.
 //! 2. [`empty`] cuts what was found into batches, in the order in which the blocks are to lie, and
 //!    moves one after the other: all blocks of a metaslab.
