@@ -884,7 +884,7 @@ _cenote_operand() {
 		;;
 	'cenote bench')
 		case $2 in
-		0) echo 'one cached poison du stress write sync zil-sticky oltp fragmentation aged atime l2arc metaslabs scrub removal dedup clone snapshots send codecs fuse-null cache' ;;
+		0) echo 'one cached poison du stress write sync zil-sticky oltp fragmentation aged atime l2arc metaslabs scrub removal expansion dedup clone snapshots send codecs fuse-null cache' ;;
 		*) echo 'file' ;;
 		esac
 		;;

@@ -816,7 +816,7 @@ __cenote_complete -n '__cenote_at cenote map' -s d -d 'look for the pool there; 
 __cenote_complete -n '__cenote_at cenote map' -l txg -d 'as of this transaction group (\'cenote uberblocks\' lists them)' -r -f
 __cenote_complete -n '__cenote_at cenote io' -s T -d 'the time above each report' -r -f -a 'd u'
 __cenote_complete -n '__cenote_at cenote io +0' -f -a '(__cenote_pools)'
-__cenote_complete -n '__cenote_at cenote bench 0' -f -a 'cached poison du stress write sync zil-sticky oltp fragmentation aged atime l2arc metaslabs scrub removal dedup clone snapshots send codecs fuse-null cache'
+__cenote_complete -n '__cenote_at cenote bench 0' -f -a 'cached poison du stress write sync zil-sticky oltp fragmentation aged atime l2arc metaslabs scrub removal expansion dedup clone snapshots send codecs fuse-null cache'
 __cenote_complete -n '__cenote_at cenote bench +1' -F
 __cenote_complete -n '__cenote_at cenote sim' -l seed -d 'the first run\'s seed (1); each next run has the next one' -r -f
 __cenote_complete -n '__cenote_at cenote sim' -l runs -d 'runs (1)' -r -f

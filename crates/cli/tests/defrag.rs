@@ -38,7 +38,7 @@ fn files_of_a_pool_are_laid_out() {
     assert_eq!(refused, format!("cannot pause defragmenting 'tank': {none}\n"));
     let refused = s.fail(1, &["zpool", "defrag", "-s", "tank"]);
     assert_eq!(refused, format!("cannot cancel defragmenting 'tank': {none}\n"));
-    assert!(!s.ok(&["zpool", "status", "tank"]).contains("defrag"));
+    assert!(!s.ok(&["zpool", "status", "tank"]).contains("defrag:"));
     // A pool with a checkpoint stays as it is.
     s.ok(&["zpool", "checkpoint", "tank"]);
     let refused = s.fail(1, &["zpool", "defrag", "tank"]);

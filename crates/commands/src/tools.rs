@@ -30,6 +30,7 @@ const BENCHES: &[&str] = &[
     "metaslabs",
     "scrub",
     "removal",
+    "expansion",
     "dedup",
     "clone",
     "snapshots",
