@@ -10,7 +10,6 @@ mod common;
 mod care;
 mod cells;
 mod datasets;
-mod features;
 mod forged;
 
 use std::fs::File;
