@@ -1,7 +1,8 @@
 //! The defragmentation of a pool (`zpool defrag`); [`mover::defrag`] has its theory.
 
 use base::{Error, Result};
-use mover::defrag::{DefragEstimate, DefragRequest, DefragStatus, TARGET, WHOLE_SCORE};
+use mover::defrag::{DefragEstimate, TARGET};
+use mover::job::{MoveRequest, MoveStatus, MoveWork, WHOLE_SCORE};
 use spa::engine::Command;
 
 use crate::DatasetKind;
@@ -17,7 +18,7 @@ pub struct DefragTargets {
 }
 
 impl Pool {
-    fn defrag_request(&self, targets: &DefragTargets) -> Result<DefragRequest> {
+    fn defrag_request(&self, targets: &DefragTargets) -> Result<MoveRequest> {
         let target = targets.score.unwrap_or(TARGET);
         if target > WHOLE_SCORE {
             return Err(Error::invalid("a layout score is at most 1"));
@@ -30,19 +31,19 @@ impl Pool {
             }
         };
         let datasets = targets.datasets.iter().map(head).collect::<Result<_>>()?;
-        Ok(DefragRequest { target, datasets })
+        Ok(MoveRequest { work: MoveWork::Defrag, target, datasets })
     }
 
     /// Begins a defragmentation in the background, or continues a paused one;
-    /// [`Pool::defragmentation`] tells how far it is.
+    /// [`Pool::move_job`] tells how far it is.
     ///
     /// # Errors
     /// `ReadOnly`; `NotFound` and `Invalid` for datasets; those of
-    /// [`mover::defrag::Defragmenter::start`].
+    /// [`mover::job::MoveJob::start`].
     pub fn defrag(&self, targets: &DefragTargets, command: Option<&str>) -> Result<()> {
         let writer = self.writer()?;
         let request = self.defrag_request(targets)?;
-        self.core.defrag.start(writer, &request, command.map(Command::new))
+        self.core.move_job.start(writer, &request, command.map(Command::new))
     }
 
     /// What a defragmentation would do; nothing is changed.
@@ -51,7 +52,7 @@ impl Pool {
     /// As [`Pool::defrag`].
     pub fn estimate_defrag(&self, targets: &DefragTargets) -> Result<DefragEstimate> {
         let writer = self.writer()?;
-        self.core.defrag.estimate(writer, &self.defrag_request(targets)?)
+        self.core.move_job.estimate(writer, &self.defrag_request(targets)?)
     }
 
     /// Pauses the defragmentation.
@@ -59,7 +60,7 @@ impl Pool {
     /// # Errors
     /// `ReadOnly`; `NotFound` if none is active; that of a suspension.
     pub fn pause_defrag(&self, command: Option<&str>) -> Result<()> {
-        self.core.defrag.pause(self.writer()?, command.map(Command::new))
+        self.core.move_job.pause(self.writer()?, command.map(Command::new))
     }
 
     /// Stops the defragmentation; what was moved stays moved.
@@ -67,11 +68,11 @@ impl Pool {
     /// # Errors
     /// `ReadOnly`; `NotFound` if none is active or paused; that of a suspension.
     pub fn cancel_defrag(&self, command: Option<&str>) -> Result<()> {
-        self.core.defrag.cancel(self.writer()?, command.map(Command::new))
+        self.core.move_job.cancel(self.writer()?, command.map(Command::new))
     }
 
-    /// The defragmentation under way, or the last one.
-    pub fn defragmentation(&self) -> Option<DefragStatus> {
-        self.core.defrag.status()
+    /// The job that moves blocks, or the last one: a defragmentation, or one of its kin.
+    pub fn move_job(&self) -> Option<MoveStatus> {
+        self.core.move_job.status()
     }
 }

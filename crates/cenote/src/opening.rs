@@ -327,7 +327,7 @@ impl Engine {
         if let Some(writer) = &opened.core.writer {
             // Those that cannot be read stay, and cannot be used.
             let _left = writer.destroy_incomplete();
-            opened.core.defrag.load(writer);
+            opened.core.move_job.load(writer);
         }
         self.open_caches(&opened, &pool.inner);
         // A pool without kstats is better than none.

@@ -61,7 +61,7 @@ pub(crate) struct PoolCore {
     /// Cache devices that are not in use.
     pub(crate) cache_faults: crate::cache_devices::CacheFaults,
     /// The defragmentation.
-    pub(crate) defrag: mover::defrag::Defragmenter,
+    pub(crate) move_job: mover::job::MoveJob,
     /// Spares that did not fit, each with the leaf for which they were tried.
     pub(crate) spares_tried: Mutex<BTreeSet<(Guid, Guid)>>,
     pub(crate) closed: std::sync::atomic::AtomicBool,
@@ -330,7 +330,7 @@ impl Pool {
                 events: OnceLock::new(),
                 vdev_props: RwLock::new(None),
                 cache_faults: Mutex::default(),
-                defrag: mover::defrag::Defragmenter::default(),
+                move_job: mover::job::MoveJob::default(),
                 spares_tried: Mutex::default(),
                 closed: false.into(),
             }),
@@ -402,9 +402,9 @@ impl Pool {
     fn finish(&self, state: ondisk::config::PoolState) -> Result<()> {
         if let Some(writer) = &self.core.writer {
             // A thread that a suspended pool holds up ends when the pool is given up.
-            self.core.defrag.close(!self.is_suspended());
+            self.core.move_job.close(!self.is_suspended());
             writer.export(state).map_err(|e| {
-                self.core.defrag.reopen(writer);
+                self.core.move_job.reopen(writer);
                 e.in_pool(self.name())
             })?;
         }

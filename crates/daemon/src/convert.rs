@@ -2,9 +2,9 @@
 
 use cenote::layout::LayoutScore;
 use cenote::{
-    CheckpointState, ClassDetail, DataError, DatasetKind, DedupReport, DefragEstimate,
-    DefragStatus, FoundPool, ImportReason, JobStatus, PoolState, PoolStatus, RebuildProgress,
-    ScanState, StatBucket, VdevStatus, WHOLE_SCORE,
+    CheckpointState, ClassDetail, DataError, DatasetKind, DedupReport, DefragEstimate, FoundPool,
+    ImportReason, JobStatus, MoveStatus, PoolState, PoolStatus, RebuildProgress, ScanState,
+    StatBucket, VdevStatus, WHOLE_SCORE,
 };
 use proto::{
     Checkpoint, ClassIo, DatasetType, ErrorScrub, ImportCandidate, LeafJob, Pool, RebuildScan,
@@ -208,7 +208,7 @@ pub(crate) fn dedup(report: &DedupReport) -> proto::DedupReport {
     }
 }
 
-pub(crate) fn defrag(status: DefragStatus) -> proto::Defrag {
+pub(crate) fn defrag(status: MoveStatus) -> proto::Defrag {
     let record = status.record;
     let score = |n: u64| (n * WHOLE_SCORE).checked_div(record.steps).unwrap_or(WHOLE_SCORE);
     proto::Defrag {

@@ -288,7 +288,7 @@ pub(super) fn full_status(
     }
     reply.removal = vdev_history::removal(pool, &status.root).map_err(one_line)?;
     reply.expand = vdev_history::expansion(pool, &status.root).map_err(one_line)?;
-    reply.defrag = pool.defragmentation().map(convert::defrag);
+    reply.defrag = pool.move_job().map(convert::defrag);
     Ok(reply)
 }
 

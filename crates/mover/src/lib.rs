@@ -8,7 +8,8 @@
 //!    with their positions.
 //! 2. [`empty`] cuts what was found into batches, in the order in which the blocks are to lie, and
 //!    moves one after the other: all blocks of a metaslab.
-//! 3. [`defrag`] is the work of `zpool defrag`: it chooses files by their layout ([`layout`]) and
+//! 3. [`job`] is the work in the background, with its record in the pool.
+//! 4. [`defrag`] chooses the work of `zpool defrag`: files by their layout ([`layout`]) and
 //!    metaslabs by their fragmentation.
 //!
 //! What was found is a hint. A block may have died, or been moved with another batch, before its
@@ -26,6 +27,7 @@ mod batch;
 pub mod defrag;
 pub mod empty;
 pub mod find;
+pub mod job;
 pub mod layout;
 
 pub use batch::MoveLimits;

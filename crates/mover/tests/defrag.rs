@@ -11,7 +11,7 @@ use cenote::files::{Caller, New, WritePosition};
 use cenote::{DefragTargets, Pool, PropData};
 use common::history::{MoverShape, NAME, contents, shapes};
 use common::*;
-use mover::defrag::{DefragState, DefragStatus};
+use mover::job::{MoveState, MoveStatus};
 use testkit::{Rng, Scratch, eventually, side_by_side};
 
 /// The file system with the files.
@@ -46,11 +46,11 @@ fn scattered(shape: &MoverShape, dir: &Path, seed: u64) -> Arc<Pool> {
     pool
 }
 
-fn over(pool: &Pool) -> DefragStatus {
+fn over(pool: &Pool) -> MoveStatus {
     eventually("the defragmentation ends", || {
-        pool.defragmentation().is_some_and(|d| d.record.state != DefragState::Active)
+        pool.move_job().is_some_and(|d| d.record.state != MoveState::Active)
     });
-    pool.defragmentation().unwrap()
+    pool.move_job().unwrap()
 }
 
 fn laid_out(shape: &MoverShape) {
@@ -62,7 +62,7 @@ fn laid_out(shape: &MoverShape) {
     let before = (sums(&pool), streams(&pool), contents(&pool, 3));
     pool.defrag(&DefragTargets::default(), Some("zpool defrag tank")).unwrap();
     let record = over(&pool).record;
-    assert_eq!(record.state, DefragState::Complete, "{shape:?}");
+    assert_eq!(record.state, MoveState::Complete, "{shape:?}");
     assert_eq!(record.files, 2, "{shape:?}: {record:?}");
     assert!(record.in_sequence_now * 100 >= record.steps * 95, "{shape:?}: {record:?}");
     let after = pool.estimate_defrag(&DefragTargets::default()).unwrap();
@@ -74,7 +74,7 @@ fn laid_out(shape: &MoverShape) {
     whole(dir, &format!("{shape:?}"));
     zdb(dir, NAME);
     let pool = import(dir);
-    assert_eq!(pool.defragmentation().unwrap().record, record);
+    assert_eq!(pool.move_job().unwrap().record, record);
     assert!(contents(&pool, 3) == before.2, "{shape:?}");
     destroy_all(&pool, &mut Rng::new(3));
     pool.export().unwrap();
@@ -106,24 +106,24 @@ fn it_is_paused_continued_and_stopped() {
     assert!(pool.defrag(&wrong, None).is_err());
     let snapshot = DefragTargets { datasets: vec![format!("{DATA}@s1")], ..all.clone() };
     assert!(pool.defrag(&snapshot, None).is_err());
-    assert_eq!(pool.defragmentation(), None);
+    assert_eq!(pool.move_job(), None);
     // While a snapshot is sent it waits; so it can be paused before anything has moved.
     pool.defrag(&all, None).unwrap();
     let _maybe_over = pool.pause_defrag(None);
-    let paused = pool.defragmentation().unwrap().record;
+    let paused = pool.move_job().unwrap().record;
     pool.export().unwrap();
     drop(pool);
     let pool = import(dir);
-    assert_eq!(pool.defragmentation().unwrap().record, paused);
-    if paused.state == DefragState::Paused {
+    assert_eq!(pool.move_job().unwrap().record, paused);
+    if paused.state == MoveState::Paused {
         pool.defrag(&all, None).unwrap();
-        assert_eq!(pool.defragmentation().unwrap().record.start, paused.start);
+        assert_eq!(pool.move_job().unwrap().record.start, paused.start);
     }
     // An export in the middle of it.
     pool.export().unwrap();
     drop(pool);
     let pool = import(dir);
-    assert_eq!(over(&pool).record.state, DefragState::Complete);
+    assert_eq!(over(&pool).record.state, MoveState::Complete);
     assert_eq!(pool.estimate_defrag(&all).unwrap().files, 0);
     assert!(pool.cancel_defrag(None).is_err(), "it is over");
     assert!(contents(&pool, 3) == files);

@@ -31,7 +31,7 @@ use spa::engine::{BlockPosition, Writer};
 use crate::find::{FindFlow, FoundBlocks, find_in};
 use crate::layout::{LayoutScore, LayoutWalk};
 
-use super::record::{DefragRecord, WHOLE_SCORE};
+use crate::job::{MoveRecord, WHOLE_SCORE};
 
 /// Blocks of the heads' files in a part of the work.
 const CHUNK_BLOCKS: u64 = 200_000;
@@ -69,7 +69,7 @@ pub(super) fn thousandths(score: &LayoutScore) -> u64 {
 }
 
 /// The heads that a defragmentation is about, in the order of their objects.
-pub(super) fn heads(writer: &Writer, record: &DefragRecord) -> Result<Vec<RelocatableDataset>> {
+pub(super) fn heads(writer: &Writer, record: &MoveRecord) -> Result<Vec<RelocatableDataset>> {
     let mut all = relocate::datasets(writer.mos())?;
     all.retain(|ds| ds.is_head && (record.is_whole_pool() || record.datasets.contains(&ds.object)));
     all.sort_unstable_by_key(|ds| ds.object);
@@ -138,7 +138,7 @@ fn look(
 }
 
 /// The next files to lay out.
-pub(super) fn files(writer: &Writer, record: &DefragRecord) -> Result<FileChunk> {
+pub(super) fn files(writer: &Writer, record: &MoveRecord) -> Result<FileChunk> {
     let heads = heads(writer, record)?;
     let mut chunk = look(writer, &heads, record.target, record.position, CHUNK_BLOCKS)?;
     let Some((ds, files)) = chunk.files.as_ref().filter(|(_, files)| !files.is_empty()) else {
@@ -288,9 +288,9 @@ pub struct DefragEstimate {
 ///
 /// # Errors
 /// Those of reading the MOS.
-pub(super) fn estimate(
+pub(crate) fn estimate(
     writer: &Writer,
-    record: &DefragRecord,
+    record: &MoveRecord,
     stopped: &dyn Fn() -> bool,
 ) -> Result<DefragEstimate> {
     let mut out = DefragEstimate::default();
