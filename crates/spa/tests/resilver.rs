@@ -443,3 +443,45 @@ fn a_resilver_begins_again_for_a_later_leaf() {
         now.finish(&shape, &what);
     });
 }
+
+/// A pool on full thin storage had written one copy of some metadata, and no leaf had taken
+/// another copy. Every leaf had missed the txg. Scans did not repair that copy: they left out the leaves
+/// that had missed its txg. The resilver ended "with 6 errors", and the leaves stayed behind for
+/// ever.
+#[test]
+fn a_copy_that_no_leaf_took_is_written_from_another() {
+    testkit::side_by_side(&redundant_shapes(), |shape| {
+        let what = format!("{shape:?}");
+        let (d, w) = shape.make("no-leaf", 96 * MB);
+        let files = KnownFiles::make(&w, &shape.pool(), 6, 300_000);
+        let indirect = |(id, _): &(base::ObjectId, u64)| {
+            let object = files.os.object(*id, dmu::Io::WAIT).unwrap();
+            *object.block_pointer(1, 0, dmu::Io::WAIT).unwrap().as_block().unwrap()
+        };
+        let blocks: Vec<_> = files.all.iter().map(indirect).collect();
+        for block in &blocks {
+            let (dva, birth) = (block.dvas().nth(1).unwrap(), block.effective_physical_birth());
+            let noise = base::Buf::copy_of(&vec![7; block.psize.0 as usize]);
+            w.zio().tree().rewrite(dva.vdev, dva.offset, &noise, birth).unwrap();
+            (0..shape.disks).for_each(|leaf| {
+                let guid = guid_of(&w, &d, leaf);
+                assert!(w.zio().tree().add_missing_range(guid, birth, birth));
+            });
+        }
+        w.scan(ScanRequest::Resilver, None).unwrap();
+        let begun = base::rt::poll(LIMIT, || w.scan_progress().is_some());
+        assert!(begun, "{what}");
+        let done = finished(&w, &what).scan;
+        assert_eq!((done.func, done.errors), (ScanFunc::Resilver, 0), "{what}: {done:?}");
+        w.sync().unwrap();
+        let behind: Vec<usize> = (0..shape.disks).filter(|&l| is_behind(&w, &d, l)).collect();
+        assert!(behind.is_empty(), "{what}: {behind:?} are still behind");
+        clear_errors(&w);
+        let done = scrub(&w, &what).scan;
+        assert_eq!((done.errors, done.processed), (0, 0), "{what}: {done:?}");
+        let KnownFiles { os, .. } = files;
+        drop(os);
+        export(w);
+        zdb(&d, &shape.pool());
+    });
+}

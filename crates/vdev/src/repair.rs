@@ -116,6 +116,49 @@ impl Tree {
         done
     }
 
+    /// Writes a whole block to an address from which nothing can be read: to all leaves, also those
+    /// that missed its txg. `data` is the block as stored. Waits for the devices.
+    ///
+    /// # Errors
+    /// As [`Tree::write`], for a write that cannot be planned.
+    pub fn repair_whole(
+        &self,
+        vdev: VdevId,
+        offset: u64,
+        data: &Buf,
+        birth: Txg,
+    ) -> Result<Repaired> {
+        let mut done = Repaired::default();
+        for part in self.pieces(vdev, offset, data.len() as u64, birth)? {
+            let start = usize::try_from(part.start).unwrap_or(usize::MAX);
+            let end = start.saturating_add(usize::try_from(part.len).unwrap_or(usize::MAX));
+            let data = data.slice(start..end);
+            let birth = part.birth.unwrap_or(birth);
+            // Until the end, so that no expansion moves the block meanwhile.
+            let _ticket = self.write_ticket(part.vdev, part.offset, &data, birth);
+            let plan = WritePlan::new(self, part.vdev, part.offset, &data, birth)?;
+            for node in plan.dead.into_iter().map(|leaf| self.node(leaf)) {
+                self.unrepaired(node, birth);
+                done.failed += 1;
+            }
+            let mut copies = Vec::new();
+            for piece in plan.pieces.into_iter().filter(|piece| !piece.optional) {
+                let stale = self.node(piece.leaf).dtl().contains(birth);
+                let kind = if stale { BadKind::Stale } else { BadKind::Checksum };
+                let (leaf, guid) = (piece.leaf, self.node(piece.leaf).guid());
+                let mut offset = piece.offset;
+                for good in piece.bufs {
+                    let len = good.len() as u64;
+                    copies.push((BadCopy { leaf, guid, offset, kind, good }, birth));
+                    offset += len;
+                }
+            }
+            done.add(self.repair(&copies));
+            drop(plan.moving);
+        }
+        Ok(done)
+    }
+
     /// Counts the wrong bytes that a speculative scan found, at their leaves: the caller knows
     /// by now that the block is in use.
     pub fn count_damage(&self, bad: &[BadCopy]) {

@@ -10,6 +10,7 @@ mod common;
 mod care;
 mod cells;
 mod datasets;
+mod features;
 mod forged;
 
 use std::fs::File;

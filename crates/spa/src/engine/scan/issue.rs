@@ -16,7 +16,7 @@
 //! other block until the pin ends.
 //!
 //! If nothing can be read at an address, the content from another address of the block is
-//! written there. Leaves that missed the block's txg get it by a second scan of the address.
+//! written there: also to leaves that missed the block's txg, because all of them may have.
 //!
 //! # Invariants
 //! * A block is lost only if no address of it can be read while it is in use.
@@ -29,7 +29,7 @@ use std::sync::Arc;
 use base::rt::Mutex;
 use base::{Buf, Dva, Guid, Result, Txg};
 use ondisk::zil::LogBlock;
-use vdev::{BadCopy, MovedRepair, ReadOutcome, ReadReq, Tree};
+use vdev::{BadCopy, MovedRepair, ReadOutcome, ReadReq, Repaired, Tree};
 use zio::ErrorEntry;
 
 use super::super::heal::PinnedMetaslabs;
@@ -194,10 +194,7 @@ impl Writer {
             let tree = self.zio.tree();
             let mut repaired = tree.repair_moved(&repairs.moved);
             repaired.add(tree.repair(&repairs.bad));
-            issued.repaired += repaired.total();
-            for (leaf, bytes) in repaired.bytes {
-                *issued.by_leaf.entry(leaf).or_default() += bytes;
-            }
+            issued.add_repaired(repaired);
         }
         drop(repairs);
         issued.bytes += batch.iter().map(|e| e.dva.asize.0).sum::<u64>();
@@ -280,11 +277,11 @@ impl Writer {
             }
             return;
         };
-        if let Ok(healed) = self.zio.tree().rewrite(entry.dva.vdev, entry.dva.offset, &good, birth)
-        {
-            issued.repaired += healed.bytes;
+        let at = entry.dva;
+        if let Ok(repaired) = self.zio.tree().repair_whole(at.vdev, at.offset, &good, birth) {
+            issued.add_repaired(repaired);
         }
-        // Leaves that missed the txg, and copies that could not be written.
+        // Copies that could not be written.
         req.speculative = true;
         match again(req) {
             Some(ReadOutcome { data: Ok(data), report }) => {
@@ -300,14 +297,6 @@ impl Writer {
         if self.scans.queue.is_in_use(entry.dva) && self.zio.healing_since().is_some() {
             issued.unnamed += 1;
         }
-    }
-
-    /// Whether some leaf misses a part of what is at an address.
-    fn misses(&self, at: Dva, birth: Txg) -> bool {
-        let tree = self.zio.tree();
-        let misses = |vdev, txg| tree.partial(vdev).is_ok_and(|missing| missing.contains(txg));
-        let pieces = tree.pieces(at.vdev, at.offset, at.asize.0, birth);
-        pieces.is_ok_and(|all| all.iter().any(|p| misses(p.vdev, p.birth.unwrap_or(birth))))
     }
 
     fn note_lost(&self, block: &ScanBlock, issued: &mut Issued) {
@@ -340,10 +329,10 @@ impl Writer {
                     match piece.other.filter(|_| broken) {
                         Some(good) => {
                             let at = piece.dva;
-                            let done = tree.rewrite(at.vdev, at.offset, &good, piece.birth);
-                            issued.repaired += done.map_or(0, |healed| healed.bytes);
-                            // A leaf that missed the txg was not written.
-                            issued.unnamed += u64::from(self.misses(at, piece.birth));
+                            match tree.repair_whole(at.vdev, at.offset, &good, piece.birth) {
+                                Ok(repaired) => issued.add_repaired(repaired),
+                                Err(_) => issued.unnamed += 1,
+                            }
                         }
                         None => tree.count_damage(&bad),
                     }
@@ -369,6 +358,13 @@ impl Writer {
 }
 
 impl Issued {
+    fn add_repaired(&mut self, repaired: Repaired) {
+        self.repaired += repaired.total();
+        for (leaf, bytes) in repaired.bytes {
+            *self.by_leaf.entry(leaf).or_default() += bytes;
+        }
+    }
+
     fn add(&mut self, other: Issued) {
         self.bytes += other.bytes;
         self.repaired += other.repaired;
