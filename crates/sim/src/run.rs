@@ -151,7 +151,6 @@ pub(crate) fn plant(setup: &Setup, driver: &mut Driver) {
         Some(PlantedBug::RemovalOffByOne) => removal.off_by_one.store(true, Relaxed),
         Some(PlantedBug::RemovalLostEntry) => removal.lost_entry.store(true, Relaxed),
         Some(PlantedBug::ExpansionSkippedRow) => expansion.skipped_row.store(true, Relaxed),
-        Some(PlantedBug::ExpansionRowAhead) => expansion.row_ahead.store(true, Relaxed),
         Some(PlantedBug::UberblockBeforeFlush) => {
             plants.commit.uberblock_before_flush.store(true, Relaxed)
         }

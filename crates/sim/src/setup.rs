@@ -267,13 +267,11 @@ pub enum PlantedBug {
     RemovalLostEntry,
     /// An expansion skips the last row of each range.
     ExpansionSkippedRow,
-    /// The uberblock's offset is one row ahead of what an expansion copied.
-    ExpansionRowAhead,
 }
 
 impl PlantedBug {
     /// All of them.
-    pub const ALL: [PlantedBug; 36] = [
+    pub const ALL: [PlantedBug; 35] = [
         PlantedBug::UberblockBeforeFlush,
         PlantedBug::LabelOrder,
         PlantedBug::ReuseSameTxg,
@@ -309,7 +307,6 @@ impl PlantedBug {
         PlantedBug::RemovalOffByOne,
         PlantedBug::RemovalLostEntry,
         PlantedBug::ExpansionSkippedRow,
-        PlantedBug::ExpansionRowAhead,
     ];
 
     /// Its name.
@@ -350,7 +347,6 @@ impl PlantedBug {
             PlantedBug::RemovalOffByOne => "removal-off-by-one",
             PlantedBug::RemovalLostEntry => "removal-lost-entry",
             PlantedBug::ExpansionSkippedRow => "expansion-skipped-row",
-            PlantedBug::ExpansionRowAhead => "expansion-row-ahead",
         }
     }
 
@@ -383,8 +379,7 @@ impl PlantedBug {
             | PlantedBug::DedupKeptEntry => Workload::Dedup,
             PlantedBug::RemovalOffByOne
             | PlantedBug::RemovalLostEntry
-            | PlantedBug::ExpansionSkippedRow
-            | PlantedBug::ExpansionRowAhead => Workload::BlockSharing,
+            | PlantedBug::ExpansionSkippedRow => Workload::BlockSharing,
             _ => Workload::Churn,
         }
     }

@@ -17,6 +17,7 @@ fn campaign(plant: Option<PlantedBug>) -> Campaign {
         Some(PlantedBug::ForgottenDeferral) => 15,
         Some(PlantedBug::KeptLivelist) => 4,
         Some(PlantedBug::LostDecrement) => 3,
+        Some(PlantedBug::RemovalOffByOne) => 8,
         Some(PlantedBug::CountedLate) => 26,
         Some(PlantedBug::DroppedPointer) => 35,
         _ => 1,
@@ -52,7 +53,12 @@ fn planted_bugs_of_cloned_blocks_are_found() {
 
 #[test]
 fn planted_bugs_of_dedup_tables_are_found() {
-    are_found(|plant| matches!(plant, PlantedBug::DedupUnlogged | PlantedBug::DedupStaleFlush));
+    are_found(|plant| plant.workload() == Workload::Dedup);
+}
+
+#[test]
+fn planted_bugs_of_removals_and_expansions_are_found() {
+    are_found(|plant| plant.workload() == Workload::BlockSharing);
 }
 
 #[test]

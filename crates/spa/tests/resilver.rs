@@ -483,5 +483,6 @@ fn a_copy_that_no_leaf_took_is_written_from_another() {
         drop(os);
         export(w);
         zdb(&d, &shape.pool());
+        std::fs::remove_dir_all(&d.dir).unwrap();
     });
 }
