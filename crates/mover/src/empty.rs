@@ -61,7 +61,8 @@ pub fn empty_metaslab(writer: &Writer, key: MsKey, limits: &MoveLimits) -> Resul
     for _ in 0..WALKS_MAX {
         let inside = |block: &Block| {
             let within = |offset: u64| (seg.start..seg.end()).contains(&offset);
-            block.dvas().any(|dva| dva.vdev == key.vdev && within(dva.offset))
+            // Members of a gang may be in it, and only its header says so.
+            block.is_gang() || block.dvas().any(|dva| dva.vdev == key.vdev && within(dva.offset))
         };
         let found = find(writer, &inside)?;
         report.immovable = found.immovable;

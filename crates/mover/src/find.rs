@@ -25,7 +25,7 @@ const THREADS: usize = 16;
 pub struct FoundBlocks {
     /// Those that can be moved, by position: files in order.
     pub blocks: Vec<(BlockPosition, Block)>,
-    /// Those that are never moved: gangs, deduplicated ones, and those with the rewrite flag.
+    /// Those that are never moved: deduplicated ones, and those with the rewrite flag.
     pub immovable: u64,
 }
 

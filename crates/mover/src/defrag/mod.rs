@@ -97,7 +97,9 @@ impl DefragPlanner {
                     ms.key.vdev == dva.vdev && (ms.seg.start..ms.seg.end()).contains(&dva.offset)
                 })
             };
-            if block.dvas().any(within) { FindFlow::Take } else { FindFlow::Descend }
+            // Members of a gang may be there, and only its header says so.
+            let taken = block.is_gang() || block.dvas().any(within);
+            if taken { FindFlow::Take } else { FindFlow::Descend }
         };
         let mut found = find_in(cx.writer, None, &inside)?;
         // In their present order: files that are in one piece stay so.

@@ -17,9 +17,11 @@
 //! The MACs of blocks of pointers cover neither addresses nor births (chapter 08 §A.9), so
 //! no key is needed.
 //!
-//! Neither is a copy ever a gang: its addresses would take more space.
+//! No copy is a gang. The addresses of a gang count its headers, so the copy of one is a plain
+//! block with addresses as large as those: it wastes the space of the headers. An address that
+//! was of a header alone adds to the first one of the copy.
 
-use base::{Buf, BufMut, Dva, Error, ErrorKind, Result, Txg};
+use base::{Buf, BufMut, Dva, Error, ErrorKind, Psize, Result, Txg};
 use codec::checksum::Checksum;
 use codec::compress::{Compression, compress};
 use ondisk::Endian;
@@ -123,17 +125,64 @@ impl Zio {
             gang_child: false,
             outage: ready.outage,
         };
-        let dvas = match self.allocate(&*space, &want) {
+        let before: Vec<Dva> = old.dvas().collect();
+        let dvas = match old.is_gang() {
+            true => self.allocate_joined(&*space, &want, &before),
+            false => self.allocate(&*space, &want),
+        };
+        let dvas = match dvas {
             Err(e) if e.kind() == ErrorKind::NoSpace => return Ok(None),
             other => other?,
         };
-        let before: Vec<Dva> = old.dvas().collect();
         if (policy.dsize)(&dvas) != (policy.dsize)(&before) {
             SpaceSource::unallocate(&*space, policy.txg, &dvas);
             return Ok(None);
         }
         ready.block = ready.block.with_dvas(&dvas);
         Ok(Some(placed(*ready, Outcome::Copied, BlockLayout::Plain(dvas))))
+    }
+
+    /// Allocates addresses as large as those of a gang, for a plain block of `want.psize` bytes.
+    fn allocate_joined(
+        &self,
+        space: &dyn SpaceSource,
+        want: &Want,
+        gang: &[Dva],
+    ) -> Result<Vec<Dva>> {
+        let tree = self.tree();
+        let needs = |dva: &Dva| tree.asize(dva.vdev, Psize(want.psize), want.txg);
+        let mut sizes = Vec::new();
+        let mut headers = 0;
+        for dva in gang {
+            match dva.asize >= needs(dva)? {
+                true => sizes.push((dva.vdev, dva.asize.0)),
+                false => headers += dva.asize.0,
+            }
+        }
+        if let Some((_, first)) = sizes.first_mut() {
+            *first += headers;
+        }
+        let mut all = Vec::new();
+        for (vdev, size) in sizes {
+            // The most bytes whose asize is not larger; it grows with the bytes.
+            let (mut low, mut high) = (want.psize >> 9, size >> 9);
+            while low < high {
+                let middle = (low + high).div_ceil(2);
+                match tree.asize(vdev, Psize(middle << 9), want.txg)?.0 <= size {
+                    true => low = middle,
+                    false => high = middle - 1,
+                }
+            }
+            let one = Want { psize: (low << 9).max(want.psize), copies: 1, ..*want };
+            match self.allocate(space, &one) {
+                Ok(dvas) => all.extend(dvas),
+                Err(e) => {
+                    space.unallocate(want.txg, &all);
+                    return Err(e);
+                }
+            }
+        }
+        Ok(all)
     }
 }
 

@@ -73,11 +73,11 @@
 //! and logical size ([`zio::CopyPolicy`]). So no sum changes, in dnodes, datasets, directories or
 //! lists. A block for which there are no such addresses, or a block of pointers that does not
 //! compress to its old size, stays, and with it the blocks of the batch below it.
-//! Gangs stay as well: the addresses of a gang count its headers.
+//! The copy of a gang is a plain block that takes as much space.
 //!
 //! # Not moved
-//! The MOS and space maps (dirtying them moves them), gangs, deduplicated and cloned blocks, and
-//! blocks with the rewrite flag.
+//! The MOS and space maps (dirtying them moves them), deduplicated and cloned blocks, and blocks
+//! with the rewrite flag.
 //!
 //! # Space
 //! A batch takes space before it gives as much back two txgs later. It is taken from the slop:
@@ -242,7 +242,7 @@ impl CopyTable {
 
 /// Whether a block is never moved, whatever its neighbours are.
 pub fn is_immovable(block: &Block) -> bool {
-    block.is_gang() || block.dedup || block.rewritten
+    block.dedup || block.rewritten
 }
 
 fn class_of(class: AllocClass) -> Class {
