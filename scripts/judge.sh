@@ -57,6 +57,8 @@ evacuating   | removing     | 2 | 400 | ashift=9  | @1 @2
 expanded     | expanded     | 5 | 300 | ashift=12 | raidz1 @1 @2 @3
 expanding    | expanding    | 5 | 300 | ashift=9  | raidz2 @1 @2 @3 @4
 cloned       | cloned       | 1 | 300 | ashift=12 | @1
+dedup        | dedup        | 1 | 400 | ashift=12 | @1
+dedupraidz   | dedup        | 4 | 200 | ashift=9  | raidz1 @1 @2 @3 @4
 volume9      | volume       | 1 | 400 | ashift=9  | @1
 volumeraidz  | volume       | 4 | 200 | ashift=12 | raidz1 @1 @2 @3 @4
 C
@@ -100,7 +102,7 @@ find . -xdev -path ./.zfs -prune -o -path ./judge -prune -o -type f -print0 | so
 	xargs -0 -r getfattr -hd -m 'user[.]' -e hex
 M
 manifest() { bash "$share/manifest.sh" "$@"; }
-times() { if [ "$1" = killed ] || [ "$1" = cloned ] || [ "$1" = volume ]; then echo notimes; fi; }
+times() { if [ "$1" = killed ] || [ "$1" = cloned ] || [ "$1" = dedup ] || [ "$1" = volume ]; then echo notimes; fi; }
 
 # A varied tree below $1: sizes around block boundaries, holes, links, modes, attributes.
 make_tree() {
@@ -184,6 +186,16 @@ make_case() {
 		done
 		"$cenote" clone "$mnt/$name/small/part" "$mnt/$name/small/again" && sync "$mnt/$name/small/again" || return 1
 		rm "$mnt/$name/small/part" && sync "$from/1" || return 1 ;;
+	dedup)
+		# Entries that are in the logs alone, some of them changed there.
+		zfs set dedup=on "$name" && zfs create "$name/twice" || return 1
+		for n in one two three; do make_tree "$mnt/$name/twice/$n" && zpool sync "$name" || return 1; done
+		for n in a b; do
+			head -c 3000000 /dev/urandom >"$mnt/$name/twice/$n" && cp --reflink=never "$mnt/$name/twice/$n" "$mnt/$name/twice/$n.copy" || return 1
+		done
+		zpool sync "$name"
+		rm -r "$mnt/$name/twice/one" "$mnt/$name/twice/a" && zpool sync "$name" || return 1
+		cp --reflink=never "$mnt/$name/twice/b" "$mnt/$name/twice/third" && zpool sync "$name" || return 1 ;;
 	full)
 		n=$(zfs get -Hpo value available "$name/small")
 		head -c $((n / 10 * 9 / 8192 * 8192)) /dev/urandom >"$mnt/$name/small/bulk" || return 1
@@ -325,12 +337,15 @@ make_case() {
 		"$cenote" tune raidz_expand_max_reflow_bytes=40000000 >/dev/null && zpool attach "$name" raidz2-0 "$dir/disk5" || return 1
 		sleep 5
 	fi
-	if [ "$state" = killed ] || [ "$state" = cloned ] || [ "$state" = volume ]; then
+	if [ "$state" = killed ] || [ "$state" = cloned ] || [ "$state" = dedup ] || [ "$state" = volume ]; then
 		kill -9 "$(daemon_pid)" && sleep 1
 		rm -f "$CENOTE_RUNTIME_DIR/pools.json"
 		zpool list >/dev/null 2>&1
 	else
 		zpool export "$name" || return 1
+	fi
+	if [ "$state" = dedup ]; then
+		"$cenote" zdb -e -p "$dir" -DDDDD "$name" | grep -Eq 'DDT-log-.*entries=[1-9]' || { echo "the logs are empty" >&2; return 1; }
 	fi
 	if [ "$state" = expanding ]; then
 		"$cenote" tune raidz_expand_max_reflow_bytes=0 >/dev/null
@@ -420,6 +435,9 @@ for dir in /host/*/; do
 		# The replay makes clones of them again.
 		zpool sync "$name"
 		[ "$(zpool get -Hpo value bclonesaved "$name")" -gt 1000000 ] || say tended "not shared" ;;
+	dedup)
+		zdb -DDDDD "$name" >"$dir/ddt.txt" 2>&1; zdb -b "$name" >"$dir/zdb-b.txt" 2>&1
+		[ "$(zpool get -Hpo value dedupratio "$name" | tr -d .)" -gt 110 ] || say tended "not shared" ;;
 	scrubbing) grep -q 'scrub paused since' "$dir/found.txt" || say tended "not paused" ;;
 	esac
 	zpool scrub -w "$name"; zpool status -v "$name" >"$dir/status.txt"

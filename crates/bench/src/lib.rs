@@ -21,6 +21,7 @@ mod chart;
 mod clone;
 mod codecs;
 mod dedup;
+mod defrag;
 mod du;
 mod expansion;
 mod frag;
@@ -82,6 +83,7 @@ const ALL: &[Bench] = &[
     scrub::BENCH,
     removal::BENCH,
     expansion::BENCH,
+    defrag::BENCH,
     dedup::BENCH,
     clone::BENCH,
     snapshots::BENCH,

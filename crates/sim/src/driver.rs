@@ -714,6 +714,7 @@ impl Driver {
             Op::DedupQuota { seed } => self.dedup_quota(*seed)?,
             Op::Prune { seed } => self.prune(*seed)?,
             Op::Reshape { seed } => self.reshape(*seed)?,
+            Op::Move { seed } => self.empty_some(*seed)?,
             Op::Comment { seed } => {
                 let text = format!("comment {seed}");
                 let to = text.clone();

@@ -42,6 +42,7 @@ pub mod logs;
 pub mod memo;
 pub mod mishap;
 pub mod model;
+mod moves;
 pub mod ops;
 mod over;
 pub mod pool;

@@ -252,6 +252,11 @@ pub enum Op {
         /// Of which.
         seed: u32,
     },
+    /// Empties a metaslab by moving its blocks.
+    Move {
+        /// Which, and in how large batches.
+        seed: u32,
+    },
     /// Changes the pool's comment, and so all labels.
     Comment {
         /// Its content.
@@ -293,7 +298,7 @@ pub enum Op {
 }
 
 /// Chances of each kind of operation, in the order of [`draw`].
-type Weights = [u64; 46];
+type Weights = [u64; 47];
 
 /// Operations of the first thread before the vdevs change, if they do.
 const BEFORE_RESHAPE: usize = 8;
@@ -315,6 +320,17 @@ fn weights(workload: Workload) -> Weights {
                 // promote rollback rollback-r rename rename-snapshot hold release bookmark
                 // destroy-bookmark destroy-d destroy-r
                 9, 7, 4, 4, 4, 4, 4, 4, 2, 4, 2,
+            ]);
+        }
+        Workload::Moves => {
+            return plain([
+                6, 1, 20, 4, 2, 3, 3, 0, 0, 3, 1, 1, 4, 8, 3, 14, 5, 5, 3, 1, 0, 2, 0, 0, 0, 0, 0,
+                0,
+                // promote rollback rollback-r rename rename-snapshot hold release bookmark
+                // destroy-bookmark destroy-d destroy-r
+                6, 5, 2, 2, 1, 1, 1, 2, 1, 2, 1, // cloned and deduplicated blocks, reshape
+                0, 0, 0, 0, 0, 0, 0, // move
+                14,
             ]);
         }
         Workload::Clones => {
@@ -473,6 +489,7 @@ fn draw(rng: &mut Rng, weights: &Weights, much: u32) -> Op {
         43 => Op::DedupQuota { seed },
         44 => Op::Prune { seed },
         45 => Op::Reshape { seed },
+        46 => Op::Move { seed },
         _ => Op::Sleep { ms: 1 + rng.below(3000) as u32 },
     }
 }

@@ -105,6 +105,7 @@ pub(crate) fn plant(setup: &Setup, driver: &mut Driver) {
     let lineage = &plants.lineage;
     let refs = driver.writer.block_ref_plants();
     let dedup = driver.writer.dedup_plants();
+    let moves = driver.writer.relocation_plants();
     let (removal, expansion) = (driver.writer.removal_plants(), driver.writer.expansion_plants());
     // The datasets are small: sublists of few blocks, and lists that are kept while anything
     // is shared.
@@ -120,6 +121,9 @@ pub(crate) fn plant(setup: &Setup, driver: &mut Driver) {
     }
     if setup.workload.has_dedup() {
         crate::dedup::tune(setup, driver);
+    }
+    if setup.workload == Workload::Moves {
+        crate::moves::tune(setup, driver);
     }
     if setup.workload == Workload::BlockSharing {
         crate::sharing::tune(setup, driver);
@@ -151,6 +155,10 @@ pub(crate) fn plant(setup: &Setup, driver: &mut Driver) {
         Some(PlantedBug::RemovalOffByOne) => removal.off_by_one.store(true, Relaxed),
         Some(PlantedBug::RemovalLostEntry) => removal.lost_entry.store(true, Relaxed),
         Some(PlantedBug::ExpansionSkippedRow) => expansion.skipped_row.store(true, Relaxed),
+        Some(PlantedBug::MoveLeftEntry) => moves.left_entry.store(true, Relaxed),
+        Some(PlantedBug::MoveLeftSnapshot) => moves.left_snapshot.store(true, Relaxed),
+        Some(PlantedBug::MoveOldHeads) => moves.old_heads.store(true, Relaxed),
+        Some(PlantedBug::MoveForgottenHandles) => moves.forgotten_handles.store(true, Relaxed),
         Some(PlantedBug::UberblockBeforeFlush) => {
             plants.commit.uberblock_before_flush.store(true, Relaxed)
         }

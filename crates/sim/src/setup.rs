@@ -138,6 +138,8 @@ pub enum Workload {
     /// Blocks that are deduplicated and cloned, while a device is removed or a vdev expanded. Not
     /// drawn at random.
     BlockSharing,
+    /// Lineages whose blocks are moved to other places. Not drawn at random.
+    Moves,
     /// As `Churn`, with checkpoints that are taken and discarded.
     Checkpoint,
     /// As `Churn`, with trims and initializations.
@@ -172,6 +174,7 @@ impl Workload {
             Workload::BlockClones => "block-clones",
             Workload::Dedup => "dedup",
             Workload::BlockSharing => "block-sharing",
+            Workload::Moves => "moves",
             Workload::Checkpoint => "checkpoint",
             Workload::Trim => "trim",
             Workload::Short => "short",
@@ -180,7 +183,7 @@ impl Workload {
 
     /// Whether threads have datasets of their own, whose lineage they change.
     pub fn is_lineage(self) -> bool {
-        matches!(self, Workload::Lineage | Workload::Clones)
+        matches!(self, Workload::Lineage | Workload::Clones | Workload::Moves)
     }
 
     /// Whether blocks are deduplicated.
@@ -267,11 +270,19 @@ pub enum PlantedBug {
     RemovalLostEntry,
     /// An expansion skips the last row of each range.
     ExpansionSkippedRow,
+    /// One entry of a deadlist goes on to name the old place of a block that moved.
+    MoveLeftEntry,
+    /// One snapshot goes on to name the old places.
+    MoveLeftSnapshot,
+    /// Roots of heads are those that were seen before the txg.
+    MoveOldHeads,
+    /// Open object sets do not learn of their new trees.
+    MoveForgottenHandles,
 }
 
 impl PlantedBug {
     /// All of them.
-    pub const ALL: [PlantedBug; 35] = [
+    pub const ALL: [PlantedBug; 39] = [
         PlantedBug::UberblockBeforeFlush,
         PlantedBug::LabelOrder,
         PlantedBug::ReuseSameTxg,
@@ -307,6 +318,10 @@ impl PlantedBug {
         PlantedBug::RemovalOffByOne,
         PlantedBug::RemovalLostEntry,
         PlantedBug::ExpansionSkippedRow,
+        PlantedBug::MoveLeftEntry,
+        PlantedBug::MoveLeftSnapshot,
+        PlantedBug::MoveOldHeads,
+        PlantedBug::MoveForgottenHandles,
     ];
 
     /// Its name.
@@ -347,6 +362,10 @@ impl PlantedBug {
             PlantedBug::RemovalOffByOne => "removal-off-by-one",
             PlantedBug::RemovalLostEntry => "removal-lost-entry",
             PlantedBug::ExpansionSkippedRow => "expansion-skipped-row",
+            PlantedBug::MoveLeftEntry => "move-left-entry",
+            PlantedBug::MoveLeftSnapshot => "move-left-snapshot",
+            PlantedBug::MoveOldHeads => "move-old-heads",
+            PlantedBug::MoveForgottenHandles => "move-forgotten-handles",
         }
     }
 
@@ -380,6 +399,10 @@ impl PlantedBug {
             PlantedBug::RemovalOffByOne
             | PlantedBug::RemovalLostEntry
             | PlantedBug::ExpansionSkippedRow => Workload::BlockSharing,
+            PlantedBug::MoveLeftEntry
+            | PlantedBug::MoveLeftSnapshot
+            | PlantedBug::MoveOldHeads
+            | PlantedBug::MoveForgottenHandles => Workload::Moves,
             _ => Workload::Churn,
         }
     }
@@ -523,7 +546,7 @@ impl Setup {
             Workload::Churn | Workload::Checkpoint | Workload::Trim => few.get(at % 2).copied(),
             Workload::Full => few.first().copied(),
             Workload::BlockClones | Workload::Dedup => few.last().copied(),
-            Workload::BlockSharing => None,
+            Workload::BlockSharing | Workload::Moves => None,
             _ => few.get(at).copied(),
         }
     }
@@ -639,6 +662,7 @@ impl ByName for Workload {
             Workload::BlockClones,
             Workload::Dedup,
             Workload::BlockSharing,
+            Workload::Moves,
             Workload::Checkpoint,
             Workload::Trim,
             Workload::Short,

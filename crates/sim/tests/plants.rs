@@ -13,6 +13,7 @@ fn campaign(plant: Option<PlantedBug>) -> Campaign {
         Some(PlantedBug::ForgottenDeadlist) => 20,
         Some(PlantedBug::ForgottenClones) => 3,
         Some(PlantedBug::LeftBookmarks | PlantedBug::KeptBlocks) => 5,
+        Some(PlantedBug::MoveLeftEntry) => 7,
         Some(PlantedBug::DroppedHolds) => 7,
         Some(PlantedBug::ForgottenDeferral) => 15,
         Some(PlantedBug::KeptLivelist) => 4,
@@ -30,6 +31,7 @@ fn campaign(plant: Option<PlantedBug>) -> Campaign {
     let stride = match workload {
         Workload::BlockClones | Workload::Dedup => 10,
         Workload::BlockSharing => 20,
+        Workload::Moves => 250,
         _ if workload.is_lineage() => 250,
         _ => 3,
     };
@@ -69,6 +71,11 @@ fn planted_bugs_of_lineages_are_found() {
 #[test]
 fn planted_bugs_of_livelists_are_found() {
     are_found(|plant| plant.workload() == Workload::Clones);
+}
+
+#[test]
+fn planted_bugs_of_moves_are_found() {
+    are_found(|plant| plant.workload() == Workload::Moves);
 }
 
 fn are_found(wanted: impl Fn(&PlantedBug) -> bool) {
