@@ -451,10 +451,10 @@ _cenote_value() {
 		--seed) echo 'any' ;;
 		--runs) echo 'any' ;;
 		--vdevs) echo 'one single stripe mirror raidz raidz2 classes' ;;
-		--workload) echo 'one mixed files zaps datasets churn full lineage clones block-clones dedup block-sharing checkpoint trim short posix logs volumes' ;;
+		--workload) echo 'one mixed files zaps datasets churn full lineage clones block-clones dedup block-sharing moves checkpoint trim short posix logs volumes' ;;
 		--threads) echo 'any' ;;
 		--ops) echo 'any' ;;
-		--plant) echo 'one uberblock-before-flush label-order reuse-same-group reuse-before-commit no-defer lose-entry wrong-group free-kept forget-range trim-deferred forgotten-deadlist forgotten-clones left-bookmarks kept-blocks freed-origin dropped-holds forgotten-deferral lost-entry ignored-frees kept-livelist lost-decrement lost-increment counted-late dropped-pointer dedup-unlogged dedup-stale-flush dedup-old-checkpoint dedup-lost-records dedup-kept-newborn dedup-lost-decrement dedup-lost-increment dedup-kept-entry removal-off-by-one removal-lost-entry expansion-skipped-row expansion-row-ahead' ;;
+		--plant) echo 'one uberblock-before-flush label-order reuse-same-group reuse-before-commit no-defer lose-entry wrong-group free-kept forget-range trim-deferred forgotten-deadlist forgotten-clones left-bookmarks kept-blocks freed-origin dropped-holds forgotten-deferral lost-entry ignored-frees kept-livelist lost-decrement lost-increment counted-late dropped-pointer dedup-unlogged dedup-stale-flush dedup-old-checkpoint dedup-lost-records dedup-kept-newborn dedup-lost-decrement dedup-lost-increment dedup-kept-entry removal-off-by-one removal-lost-entry expansion-skipped-row move-left-entry move-left-snapshot move-old-heads move-forgotten-handles' ;;
 		--fault) echo 'one drop away write-errors flush-errors read-errors stale-reads misdirected lying-flushes' ;;
 		--every) echo 'any' ;;
 		--more) echo 'any' ;;
@@ -884,7 +884,7 @@ _cenote_operand() {
 		;;
 	'cenote bench')
 		case $2 in
-		0) echo 'one cached poison du stress write sync zil-sticky oltp fragmentation aged atime l2arc metaslabs scrub removal expansion dedup clone snapshots send codecs fuse-null cache' ;;
+		0) echo 'one cached poison du stress write sync zil-sticky oltp fragmentation aged atime l2arc metaslabs scrub removal expansion defrag dedup clone snapshots send codecs fuse-null cache' ;;
 		*) echo 'file' ;;
 		esac
 		;;

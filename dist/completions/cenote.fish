@@ -816,15 +816,15 @@ __cenote_complete -n '__cenote_at cenote map' -s d -d 'look for the pool there; 
 __cenote_complete -n '__cenote_at cenote map' -l txg -d 'as of this transaction group (\'cenote uberblocks\' lists them)' -r -f
 __cenote_complete -n '__cenote_at cenote io' -s T -d 'the time above each report' -r -f -a 'd u'
 __cenote_complete -n '__cenote_at cenote io +0' -f -a '(__cenote_pools)'
-__cenote_complete -n '__cenote_at cenote bench 0' -f -a 'cached poison du stress write sync zil-sticky oltp fragmentation aged atime l2arc metaslabs scrub removal expansion dedup clone snapshots send codecs fuse-null cache'
+__cenote_complete -n '__cenote_at cenote bench 0' -f -a 'cached poison du stress write sync zil-sticky oltp fragmentation aged atime l2arc metaslabs scrub removal expansion defrag dedup clone snapshots send codecs fuse-null cache'
 __cenote_complete -n '__cenote_at cenote bench +1' -F
 __cenote_complete -n '__cenote_at cenote sim' -l seed -d 'the first run\'s seed (1); each next run has the next one' -r -f
 __cenote_complete -n '__cenote_at cenote sim' -l runs -d 'runs (1)' -r -f
 __cenote_complete -n '__cenote_at cenote sim' -l vdevs -d 'the layout of the vdevs' -r -f -a 'single stripe mirror raidz raidz2 classes'
-__cenote_complete -n '__cenote_at cenote sim' -l workload -d 'what the threads do' -r -f -a 'mixed files zaps datasets churn full lineage clones block-clones dedup block-sharing checkpoint trim short posix logs volumes'
+__cenote_complete -n '__cenote_at cenote sim' -l workload -d 'what the threads do' -r -f -a 'mixed files zaps datasets churn full lineage clones block-clones dedup block-sharing moves checkpoint trim short posix logs volumes'
 __cenote_complete -n '__cenote_at cenote sim' -l threads -d 'threads that write' -r -f
 __cenote_complete -n '__cenote_at cenote sim' -l ops -d 'operations of each thread' -r -f
-__cenote_complete -n '__cenote_at cenote sim' -l plant -d 'a bug that the run must find' -r -f -a 'uberblock-before-flush label-order reuse-same-group reuse-before-commit no-defer lose-entry wrong-group free-kept forget-range trim-deferred forgotten-deadlist forgotten-clones left-bookmarks kept-blocks freed-origin dropped-holds forgotten-deferral lost-entry ignored-frees kept-livelist lost-decrement lost-increment counted-late dropped-pointer dedup-unlogged dedup-stale-flush dedup-old-checkpoint dedup-lost-records dedup-kept-newborn dedup-lost-decrement dedup-lost-increment dedup-kept-entry removal-off-by-one removal-lost-entry expansion-skipped-row expansion-row-ahead'
+__cenote_complete -n '__cenote_at cenote sim' -l plant -d 'a bug that the run must find' -r -f -a 'uberblock-before-flush label-order reuse-same-group reuse-before-commit no-defer lose-entry wrong-group free-kept forget-range trim-deferred forgotten-deadlist forgotten-clones left-bookmarks kept-blocks freed-origin dropped-holds forgotten-deferral lost-entry ignored-frees kept-livelist lost-decrement lost-increment counted-late dropped-pointer dedup-unlogged dedup-stale-flush dedup-old-checkpoint dedup-lost-records dedup-kept-newborn dedup-lost-decrement dedup-lost-increment dedup-kept-entry removal-off-by-one removal-lost-entry expansion-skipped-row move-left-entry move-left-snapshot move-old-heads move-forgotten-handles'
 __cenote_complete -n '__cenote_at cenote sim' -l fault -d 'what one disk does' -r -f -a 'drop away write-errors flush-errors read-errors stale-reads misdirected lying-flushes'
 __cenote_complete -n '__cenote_at cenote sim' -l gangs -d 'every block larger than a sector is a gang of single sectors'
 __cenote_complete -n '__cenote_at cenote sim' -l every -d 'the power fails at every Nth event (1)' -r -f

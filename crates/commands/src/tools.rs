@@ -31,6 +31,7 @@ const BENCHES: &[&str] = &[
     "scrub",
     "removal",
     "expansion",
+    "defrag",
     "dedup",
     "clone",
     "snapshots",
@@ -52,6 +53,7 @@ const WORKLOADS: &[&str] = &[
     "block-clones",
     "dedup",
     "block-sharing",
+    "moves",
     "checkpoint",
     "trim",
     "short",
@@ -95,7 +97,10 @@ const PLANTS: &[&str] = &[
     "removal-off-by-one",
     "removal-lost-entry",
     "expansion-skipped-row",
-    "expansion-row-ahead",
+    "move-left-entry",
+    "move-left-snapshot",
+    "move-old-heads",
+    "move-forgotten-handles",
 ];
 const FAULTS: &[&str] = &[
     "drop",
