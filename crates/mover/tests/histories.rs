@@ -4,10 +4,13 @@
 
 mod common;
 
-use common::history::{MoverHistory, MoverShape, NAME, contents, read, shapes};
+use common::history::{MoverHistory, MoverShape, NAME, contents, read, receive, shapes};
 use common::*;
 use mover::MoveLimits;
 use testkit::{Scratch, side_by_side};
+
+/// The file system that is received from the pool's first one.
+const MIRROR: &str = "tank/mirror";
 
 fn one(shape: &MoverShape, seed: u64, steps: usize) {
     let scratch = Scratch::new(&format!("mover-{}-{seed}", shape.name()));
@@ -17,6 +20,10 @@ fn one(shape: &MoverShape, seed: u64, steps: usize) {
     (0..4).for_each(|_| history.write(&pool));
     history.snapshot(&pool);
     (0..steps).for_each(|_| history.step(&pool));
+    // One that later changes are received into.
+    let base = format!("{NAME}@base");
+    pool.snapshot(std::slice::from_ref(&base), &[], None).unwrap();
+    receive(&pool, &base, None, MIRROR);
     let files = contents(&pool, history.made);
     let (before, sent) = (sums(&pool), streams(&pool));
     // Handles that are open while the blocks move.
@@ -48,6 +55,14 @@ fn one(shape: &MoverShape, seed: u64, steps: usize) {
     assert_eq!(contents(&pool, history.made), files, "{shape:?} {seed}");
     assert_eq!(streams(&pool), sent, "{shape:?} {seed}");
     drop((head, snapshot, old));
+    let last = format!("{NAME}@last");
+    pool.snapshot(std::slice::from_ref(&last), &[], None).unwrap();
+    receive(&pool, &last, Some(&base), MIRROR);
+    let all = contents(&pool, history.made);
+    let of = |name: &str| -> Vec<_> {
+        all.iter().filter(|((ds, _), _)| ds == name).map(|((_, file), sum)| (file, sum)).collect()
+    };
+    assert_eq!(of(&format!("{MIRROR}@last")), of(&last), "{shape:?} {seed}");
     // The pool goes on, with the moved trees below its changes.
     (0..steps / 2).for_each(|_| history.step(&pool));
     rules(&pool);

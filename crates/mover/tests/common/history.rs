@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use cenote::create::{CreateRequest, Force, NewKind, NewVdev, PoolSetting};
-use cenote::inspect::zpl::rw::{Caller, New, WritePosition};
-use cenote::{FileSystem, Io, Pool};
+use cenote::inspect::zpl::rw::{Caller, New, SetAttrs, WritePosition};
+use cenote::{FileSystem, Io, Pool, ReceiveNames, ReceiveOptions};
 use spa::engine::NewClone;
 use testkit::Rng;
 
@@ -227,8 +227,48 @@ impl MoverHistory {
         self.snapshots = snapshots.into_iter().map(|(_, name)| name).collect();
     }
 
+    /// A file becomes shorter or longer.
+    fn truncate(&mut self, pool: &Pool) {
+        let fs = open(pool, &self.head());
+        let name = format!("f{}", self.rng.below(self.made.max(1)));
+        if let Ok(node) = fs.lookup(fs.root(), name.as_bytes(), Io::WAIT) {
+            let set = SetAttrs { size: Some(self.rng.below(600_000)), ..SetAttrs::default() };
+            fs.set_attrs(&Caller::root(), node.id, &set).unwrap();
+        }
+    }
+
+    /// A dataset or a snapshot gets another name.
+    fn rename(&mut self, pool: &Pool) {
+        let (head, new) = (self.head(), self.name('n'));
+        let snapshots: Vec<&String> =
+            self.snapshots.iter().filter(|s| s.starts_with(&format!("{head}@"))).collect();
+        match snapshots.first() {
+            Some(old) if self.rng.below(2) == 0 => {
+                let old = old.split_once('@').unwrap().1;
+                pool.rename_snapshot(&head, (old, &new), false, None).unwrap();
+            }
+            _ if head == NAME => return,
+            _ => pool.rename_dataset(&head, &format!("{NAME}/{new}"), None).unwrap(),
+        }
+        self.list(pool);
+    }
+
+    /// A snapshot is received as a new file system.
+    fn receive(&mut self, pool: &Pool) {
+        if self.snapshots.is_empty() || self.heads.len() > 6 {
+            return;
+        }
+        let source = self.snapshots[self.rng.index(self.snapshots.len())].clone();
+        let target = format!("{NAME}/{}", self.name('r'));
+        receive(pool, &source, None, &target);
+        self.list(pool);
+    }
+
     pub fn step(&mut self, pool: &Pool) {
-        match self.rng.below(20) {
+        match self.rng.below(24) {
+            20 | 21 => self.truncate(pool),
+            22 => self.rename(pool),
+            23 => self.receive(pool),
             0..9 => self.write(pool),
             9 | 10 => self.unlink(pool),
             11..14 => self.snapshot(pool),
@@ -239,6 +279,16 @@ impl MoverHistory {
             _ => drop(pool.writer().unwrap().sync().unwrap()),
         }
     }
+}
+
+/// Sends a snapshot, whole or from another one, and receives it as the dataset `target`.
+pub fn receive(pool: &Pool, snapshot: &str, from: Option<&str>, target: &str) {
+    let snap = pool.dataset(snapshot).unwrap();
+    let from = from.map(|name| pool.dataset(name).unwrap());
+    let mut stream = Vec::new();
+    snap.send(from.as_ref(), super::SEND, &mut stream, &mut |_| true).unwrap();
+    let options = ReceiveOptions::default();
+    pool.receive(target, ReceiveNames::Whole, &options, &stream[..]).unwrap();
 }
 
 /// Digests of all files of all datasets.

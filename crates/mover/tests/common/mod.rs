@@ -82,7 +82,7 @@ pub fn digest(bytes: &[u8]) -> (usize, u64) {
     (bytes.len(), bytes.iter().fold(0xcbf2_9ce4_8422_2325, mix))
 }
 
-const SEND: SendOptions =
+pub const SEND: SendOptions =
     SendOptions { large_blocks: true, embedded: true, compressed: true, raw: true };
 
 /// The streams of all snapshots, whole and from the snapshot before.
