@@ -82,6 +82,15 @@ impl Objset {
         self.edit_where(tx, id, blkid, Holes::Fill, edit)
     }
 
+    /// Has the transaction's txg write a data block anew: at another address, its content
+    /// unchanged. A hole stays one, and so does a block that an unwritten txg freed.
+    ///
+    /// # Errors
+    /// `NotFound`, those of reading the block.
+    pub fn touch_block(self: &Arc<Self>, tx: &Tx, id: ObjectId, blkid: u64) -> Result<()> {
+        self.edit_where(tx, id, blkid, Holes::Keep, &mut |_| Ok(()))
+    }
+
     fn edit_where(
         self: &Arc<Self>,
         tx: &Tx,

@@ -503,11 +503,13 @@ impl Ledger {
 
     /// [`Writer::allocatable`].
     pub(super) fn allocatable(&self, frees: bool) -> u64 {
-        let normal = self.normal();
-        let slop = self.slop();
-        let kept = if frees { slop / 2 } else { slop };
-        let free = normal.capacity.saturating_sub(normal.allocated).saturating_sub(kept);
-        free.saturating_sub(self.to_copy.load(Relaxed))
+        self.free(frees).saturating_sub(self.to_copy.load(Relaxed))
+    }
+
+    /// The same with the bytes that are kept for a vdev that leaves.
+    pub(super) fn free(&self, frees: bool) -> u64 {
+        let (normal, kept) = (self.normal(), self.slop() / if frees { 2 } else { 1 });
+        normal.capacity.saturating_sub(normal.allocated).saturating_sub(kept)
     }
 
     /// The same without space that cannot be reused yet: a txg that needed more would find

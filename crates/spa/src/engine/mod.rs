@@ -44,6 +44,7 @@ mod delegation;
 mod destroy;
 mod device_removal;
 mod effective;
+mod emptying;
 mod errlog;
 mod exclusion;
 mod expansion;
@@ -116,6 +117,7 @@ pub use delegation::PermissionChange;
 pub use destroy::EachBatch;
 pub use device_removal::{RemovalEstimate, RemovalPlants, RemovalTuning};
 pub use effective::{effective, find_dir};
+pub use emptying::{EmptyRange, EmptyingPlants, Immovable, MosPlace, MosStep};
 pub use expansion::{ExpansionPlants, ExpansionProgress, ExpansionTuning};
 pub use heads::objset_props;
 pub use holds::{NewBookmark, NewRedaction, SnapshotHold};
@@ -179,6 +181,8 @@ pub struct Plants {
     pub receive: ReceivePlants,
     /// Bugs of relocations.
     pub relocation: RelocationPlants,
+    /// Bugs of emptying vdevs.
+    pub emptying: EmptyingPlants,
 }
 
 /// The state of a live pool that readers see.

@@ -20,6 +20,7 @@
 //! * Labels are wiped, where OpenZFS writes labels that belong to no txg.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use base::{Error, Guid, ObjectId, Result, VdevId};
 use dsl::write::store::DIRECTORY;
@@ -95,7 +96,7 @@ impl TaskCx<'_> {
         Ok(())
     }
 
-    fn drop_top(&mut self, id: u32, objects: &VdevObjects) -> Result<()> {
+    pub(super) fn drop_top(&mut self, id: u32, objects: &VdevObjects) -> Result<()> {
         let top = self.state.config.vdev_tree.children.iter().find(|v| v.id == id);
         let top = &top.ok_or_else(|| base::bug!("a vdev that was removed already"))?.clone();
         self.top_leaves_rebuild(VdevId(id))?;
@@ -105,7 +106,11 @@ impl TaskCx<'_> {
             *place = hole(id);
         }
         self.publish(TreeChange::default(), &|_| {})?;
-        self.writer.space.remove_vdev(VdevId(id))?;
+        let planted = self.writer.plants.emptying.early_hole.load(Relaxed);
+        match planted {
+            true => self.writer.space.abandon_vdev(VdevId(id))?,
+            false => self.writer.space.remove_vdev(VdevId(id))?,
+        }
         self.state.missed.retain(|(guid, _)| top.find(*guid).is_none());
         let path = top.leaves().next().and_then(|l| l.path.as_ref()?.to_str());
         let text = format!("{} removed", path.unwrap_or(top.kind.name()));

@@ -142,10 +142,17 @@ impl SpaceIo {
 
 impl SpaceSource for SpaceIo {
     fn allocate(&self, want: &Want) -> Result<Vec<Dva>> {
+        self.allocate_on(want, &|_| true)
+    }
+
+    fn allocate_on(&self, want: &Want, fits: &dyn Fn(VdevId) -> bool) -> Result<Vec<Dva>> {
         let tree = self.zio()?.tree();
         let psize = Psize(want.psize);
-        let asize_of =
-            |vdev: VdevId| tree.asize(vdev, psize, want.txg).map_or(u64::MAX >> 1, |a| a.0);
+        // No space is allocated for blocks without a size.
+        let asize_of = |vdev: VdevId| match fits(vdev) {
+            true => tree.asize(vdev, psize, want.txg).map_or(u64::MAX >> 1, |a| a.0),
+            false => 0,
+        };
         let inner = metaslab::Want {
             psize: want.psize,
             record: want.record,

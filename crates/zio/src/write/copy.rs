@@ -5,7 +5,8 @@
 //! A copy keeps the logical birth of its block, and has the txg that writes it as physical
 //! birth. It takes exactly the space that the block takes, in the units of space accounting, so
 //! that nothing that was ever counted changes: the same stored size, the same number of
-//! addresses, and addresses of the same size together ([`CopyPolicy::dsize`]).
+//! addresses, and addresses that count as much, one for one ([`CopyPolicy::fits`]). So in a pool with
+//! vdevs of several kinds each address stays on its kind.
 //!
 //! The bytes of a block without pointers are written as they are stored, so compression,
 //! encryption, checksum and MAC stay. A block of pointers has new content, which is compressed
@@ -21,7 +22,7 @@
 //! block with addresses as large as those: it wastes the space of the headers. An address that
 //! was of a header alone adds to the first one of the copy.
 
-use base::{Buf, BufMut, Dva, Error, ErrorKind, Psize, Result, Txg};
+use base::{Buf, BufMut, Dva, Error, ErrorKind, Psize, Result, Txg, VdevId};
 use codec::checksum::Checksum;
 use codec::compress::{Compression, compress};
 use ondisk::Endian;
@@ -48,6 +49,9 @@ pub struct CopyPolicy<'a> {
     pub hint: u64,
     /// Bytes that addresses count in space accounting (chapter 02 §13).
     pub dsize: &'a dyn Fn(&[Dva]) -> u64,
+    /// Whether a copy on a vdev counts as much in space accounting (chapter 02 §13) as this
+    /// address of the block.
+    pub fits: &'a dyn Fn(&Dva, VdevId) -> bool,
 }
 
 impl Zio {
@@ -128,7 +132,7 @@ impl Zio {
         let before: Vec<Dva> = old.dvas().collect();
         let dvas = match old.is_gang() {
             true => self.allocate_joined(&*space, &want, &before),
-            false => self.allocate(&*space, &want),
+            false => self.places_of(old, &*space, &want, policy),
         };
         let dvas = match dvas {
             Err(e) if e.kind() == ErrorKind::NoSpace => return Ok(None),
@@ -174,7 +178,11 @@ impl Zio {
                 }
             }
             let one = Want { psize: (low << 9).max(want.psize), copies: 1, ..*want };
-            match self.allocate(space, &one) {
+            let asize = |of| tree.asize(of, Psize(one.psize), want.txg).ok();
+            let ratio = |of| tree.deflate_ratio(of).ok();
+            let same = |of| asize(of) == asize(vdev) && ratio(of) == ratio(vdev);
+            let place = space.allocate_on(&one, &same);
+            match place.and_then(|place| self.checked(space, &one, place)) {
                 Ok(dvas) => all.extend(dvas),
                 Err(e) => {
                     space.unallocate(want.txg, &all);
@@ -183,6 +191,39 @@ impl Zio {
             }
         }
         Ok(all)
+    }
+}
+
+impl Zio {
+    /// Addresses for a copy: all together if one kind of vdev serves, so that they are apart from
+    /// each other; otherwise one after the other.
+    fn places_of(
+        &self,
+        old: &Block,
+        space: &dyn SpaceSource,
+        want: &Want,
+        policy: &CopyPolicy<'_>,
+    ) -> Result<Vec<Dva>> {
+        let fits_all = |vdev: VdevId| old.dvas().all(|dva| (policy.fits)(&dva, vdev));
+        match space.allocate_on(want, &fits_all) {
+            Err(e) if e.kind() == ErrorKind::NoSpace && want.copies > 1 => {}
+            other => return self.checked(space, want, other?),
+        }
+        let one = Want { copies: 1, ..*want };
+        let mut dvas = Vec::new();
+        for before in old.dvas() {
+            let place = space
+                .allocate_on(&one, &|vdev| (policy.fits)(&before, vdev))
+                .and_then(|place| self.checked(space, &one, place));
+            match place {
+                Ok(place) => dvas.extend(place),
+                Err(e) => {
+                    space.unallocate(want.txg, &dvas);
+                    return Err(e);
+                }
+            }
+        }
+        Ok(dvas)
     }
 }
 

@@ -48,7 +48,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use base::{Buf, Dva, Error, ErrorKind, Psize, Result, Txg};
+use base::{Buf, Dva, Error, ErrorKind, Psize, Result, Txg, VdevId};
 use codec::checksum::Checksum;
 use codec::compress::Compression;
 use ondisk::ObjType;
@@ -108,6 +108,19 @@ pub trait SpaceSource: Send + Sync {
     /// `NoSpace` if there is no extent of that size; the caller then tries smaller
     /// ones.
     fn allocate(&self, want: &Want) -> Result<Vec<Dva>>;
+
+    /// As [`SpaceSource::allocate`], but only on vdevs for which `fits` is true.
+    ///
+    /// # Errors
+    /// As there.
+    fn allocate_on(&self, want: &Want, fits: &dyn Fn(VdevId) -> bool) -> Result<Vec<Dva>> {
+        let dvas = self.allocate(want)?;
+        if dvas.iter().all(|dva| fits(dva.vdev)) {
+            return Ok(dvas);
+        }
+        self.unallocate(want.txg, &dvas);
+        Err(Error::new(ErrorKind::NoSpace, "no space on these vdevs"))
+    }
 
     /// Releases addresses that were never written.
     fn unallocate(&self, txg: Txg, dvas: &[Dva]);

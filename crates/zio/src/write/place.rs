@@ -132,7 +132,15 @@ impl Zio {
     /// Allocates and checks the result: an error in it would otherwise be noticed only
     /// after it destroyed data.
     pub(super) fn allocate(&self, space: &dyn SpaceSource, want: &Want) -> Result<Vec<Dva>> {
-        let dvas = space.allocate(want)?;
+        self.checked(space, want, space.allocate(want)?)
+    }
+
+    pub(super) fn checked(
+        &self,
+        space: &dyn SpaceSource,
+        want: &Want,
+        dvas: Vec<Dva>,
+    ) -> Result<Vec<Dva>> {
         let tree = self.tree();
         let fits = |d: &Dva| {
             let needed = tree.asize(d.vdev, Psize(want.psize), want.txg);

@@ -194,7 +194,7 @@ impl TaskCx<'_> {
 
 impl Writer {
     /// Fails if the other vdevs have no room for what is on this one.
-    fn check_room_for(&self, vdev: VdevId) -> Result<()> {
+    pub(in super::super) fn check_room_for(&self, vdev: VdevId) -> Result<()> {
         let on_it = self.space.vdev_totals(vdev)?;
         let mut free = self.allocatable(false);
         let normal = self.zio.tree().top(vdev)?.class() == AllocClass::Normal;
@@ -238,7 +238,7 @@ impl Writer {
     }
 
     /// Waits until everything that was allocated so far is written.
-    fn passivated(&self) -> Result<()> {
+    pub(in super::super) fn passivated(&self) -> Result<()> {
         let ended = self.close_logs();
         self.reopen_logs();
         ended?;

@@ -296,7 +296,7 @@ impl Writer {
 
     /// The most bytes, parity included, that a batch may copy now.
     pub fn relocation_room(&self) -> u64 {
-        let free = self.ledger.allocatable(false);
+        let free = self.ledger.free(false);
         (self.ledger.slop() / SLOP_SHARE).min(free / 2)
     }
 
@@ -553,12 +553,16 @@ impl<'a> BlockCopier<'a> {
     fn with_policy<T>(&self, old: &Block, f: impl FnOnce(&CopyPolicy<'_>) -> T) -> Result<T> {
         let tree = self.writer.zio.tree();
         let class = class_of(tree.top(old.dva().vdev)?.class());
-        let ratio = |dva: &Dva| tree.deflate_ratio(dva.vdev).unwrap_or(512);
-        let dsize = |dvas: &[Dva]| {
-            dvas.iter().map(|dva| (dva.asize.0 >> 9).saturating_mul(ratio(dva))).sum()
-        };
+        let ratio = |vdev: VdevId| tree.deflate_ratio(vdev).unwrap_or(512);
+        let counts = |asize: u64, vdev: VdevId| (asize >> 9).saturating_mul(ratio(vdev));
+        let dsize = |dvas: &[Dva]| dvas.iter().map(|dva| counts(dva.asize.0, dva.vdev)).sum();
         let txg = self.txg;
-        Ok(f(&CopyPolicy { txg, class, hint: u64::from(old.head.level), dsize: &dsize }))
+        let fits = |dva: &Dva, vdev: VdevId| {
+            let asize = tree.asize(vdev, old.psize, txg);
+            asize.is_ok_and(|asize| counts(asize.0, vdev) == counts(dva.asize.0, dva.vdev))
+        };
+        let hint = u64::from(old.head.level);
+        Ok(f(&CopyPolicy { txg, class, hint, dsize: &dsize, fits: &fits }))
     }
 
     /// Makes a copy of a block whose content stays; false if there is no place for it.

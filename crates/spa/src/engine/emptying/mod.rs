@@ -1,0 +1,181 @@
+//! Emptying a part of a top-level vdev: everything in it moves elsewhere, so that the vdev, or its
+//! end, can leave the pool without a mapping.
+//!
+//! # Theory
+//! What is allocated in a range of a vdev belongs to one of these:
+//! * *Datasets*: their blocks move in batches ([`super::relocation`]); what has to move is found
+//!   and given to batches by a caller above this crate.
+//! * *The meta object set*, space maps included: no snapshot shares its blocks, so the sync thread
+//!   makes them dirty, and the ordinary writing of the txg puts them elsewhere ([`mos`]).
+//! * *Intent logs*: their chains are ended, as before the removal of a device. Records refer to
+//!   blocks that are written early; those belong to datasets as soon as their txg is on disk.
+//! * *Frees that wait* (deferred ones, destroyed datasets): they become free by themselves.
+//!
+//! Nothing is allocated in the range meanwhile ([`Writer::set_vdev_allocating`]). So what is in it
+//! only becomes less, and the bytes that are allocated in it ([`Writer::emptying_left`]) are a measure
+//! of progress. They are also the proof of the end: the space maps know every block, whether
+//! it was found or not. If something remains that nothing can move, the range is not
+//! empty, the caller gives up, and the vdev is allocated from again.
+//!
+//! # States of a vdev
+//! ```text
+//! used -- Writer::set_vdev_allocating(false) --> not allocated from -- moves --> empty
+//!  ^                                                  |                            |
+//!  +-------- Writer::set_vdev_allocating(true) -------+          Writer::end_emptied_removal
+//!                                                                                  v
+//!                                                                                hole
+//! ```
+//! The first two are in the configuration (`non_allocating`), so that a crash, an export or another
+//! implementation leaves a pool that is whole: its vdev is not allocated from.
+//!
+//! # Crash argument
+//! Moves are complete within their txgs. The end is one txg as well ([`end`]): before it, the vdev is
+//! in the pool and empty; after it, nothing refers to it.
+//!
+//! # Space
+//! What is on the vdev must find room on the others. The ledger reserves it from the begin on, as
+//! for a removal with a mapping ([`Writer::note_emptying`]).
+//!
+//! # Invariants
+//! * The vdev leaves only if nothing on it is allocated, deferred or about to be allocated, in the
+//!   txg that removes it.
+
+mod end;
+mod mos;
+
+use base::planted::BugSwitch;
+use base::{Dva, Error, Result, VdevId};
+use ondisk::blkptr::Block;
+
+use super::Writer;
+use super::tasks::{Command, TaskCx};
+
+pub use mos::{MosPlace, MosStep};
+
+/// The part of a top-level vdev that is emptied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EmptyRange {
+    /// The vdev.
+    pub vdev: VdevId,
+    /// Its first byte.
+    pub from: u64,
+    /// Behind its last byte.
+    pub to: u64,
+}
+
+impl EmptyRange {
+    /// All of a vdev.
+    pub fn whole(vdev: VdevId) -> EmptyRange {
+        EmptyRange { vdev, from: 0, to: u64::MAX }
+    }
+
+    /// Whether an address is in it.
+    pub fn contains(&self, dva: Dva) -> bool {
+        dva.vdev == self.vdev && (self.from..self.to).contains(&dva.offset)
+    }
+
+    /// Whether an address of a block is in it. The members of a gang are not looked at.
+    pub fn touches(&self, block: &Block) -> bool {
+        block.dvas().any(|dva| self.contains(dva))
+    }
+}
+
+/// Why a block is never moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Immovable {
+    /// It is a gang: its addresses count its headers.
+    Gang,
+    /// The dedup tables may have its address.
+    Deduplicated,
+    /// The tables of cloned blocks may have its address.
+    Cloned,
+    /// It was moved without a logical change by another writer.
+    Rewritten,
+}
+
+/// Planted bugs ([`base::planted`]).
+#[derive(Debug, Default)]
+pub struct EmptyingPlants {
+    /// One block of the MOS that was found is not made dirty.
+    pub left_mos_block: BugSwitch,
+    /// A vdev becomes a hole although something is on it.
+    pub early_hole: BugSwitch,
+}
+
+impl Writer {
+    /// Planted bugs of emptying.
+    pub fn emptying_plants(&self) -> &EmptyingPlants {
+        &self.plants.emptying
+    }
+
+    /// Why a block is never moved; `None` for one that can be.
+    pub fn immovable(&self, block: &Block) -> Option<Immovable> {
+        match block {
+            _ if block.is_gang() => Some(Immovable::Gang),
+            _ if block.dedup => Some(Immovable::Deduplicated),
+            _ if block.rewritten => Some(Immovable::Rewritten),
+            _ if self.block_refs.may_be_cloned(block) => Some(Immovable::Cloned),
+            _ => None,
+        }
+    }
+
+    /// Sets whether space is allocated from a top-level vdev, for this import and those to come.
+    /// When this returns after a prohibition, everything that was allocated on the vdev is on its
+    /// devices, and no intent log continues there.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such vdev with space; those of a suspension.
+    pub fn set_vdev_allocating(
+        &self,
+        vdev: VdevId,
+        allocating: bool,
+        command: Option<Command>,
+    ) -> Result<()> {
+        let none = || Error::not_found("no such device in pool");
+        let check = move |cx: &mut TaskCx<'_>| {
+            let tops = &cx.state.config.vdev_tree.children;
+            let top = tops.iter().find(|v| v.id == vdev.0 && super::config::is_concrete(v));
+            top.and_then(|v| v.top.as_ref()).map(|_| ()).ok_or_else(none)
+        };
+        let act = move |cx: &mut TaskCx<'_>, ()| {
+            let tops = &mut cx.config().vdev_tree.children;
+            let top = tops.iter_mut().find(|v| v.id == vdev.0).and_then(|v| v.top.as_mut());
+            if let Some(top) = top {
+                top.non_allocating = !allocating;
+            }
+            if allocating {
+                cx.writer.ledger.set_leaving(None);
+            }
+            cx.writer.space.set_allocating(vdev, allocating)?;
+            command.map_or(Ok(()), |c| cx.log_command(&c))
+        };
+        self.sync_task(check, act)?;
+        match allocating {
+            true => Ok(()),
+            false => {
+                self.note_emptying(vdev)?;
+                self.passivated()
+            }
+        }
+    }
+
+    /// Tells the ledger what is still to be moved away from a vdev that leaves.
+    ///
+    /// # Errors
+    /// `Corrupt` if there is no such vdev.
+    pub fn note_emptying(&self, vdev: VdevId) -> Result<()> {
+        let left = self.space.vdev_totals(vdev)?.allocated;
+        self.ledger.set_leaving(Some((vdev, left)));
+        Ok(())
+    }
+
+    /// Bytes of a vdev that are allocated, were freed and are not free yet, or are about to be
+    /// allocated.
+    ///
+    /// # Errors
+    /// `Corrupt` if there is no such vdev.
+    pub fn emptying_left(&self, vdev: VdevId) -> Result<u64> {
+        let totals = self.space.vdev_totals(vdev)?;
+        Ok(totals.allocated.saturating_add(totals.deferred).saturating_add(totals.reserved))
+    }
+}
