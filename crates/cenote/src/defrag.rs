@@ -60,6 +60,7 @@ impl Pool {
     /// # Errors
     /// `ReadOnly`; `NotFound` if none is active; that of a suspension.
     pub fn pause_defrag(&self, command: Option<&str>) -> Result<()> {
+        self.refuse_removal()?;
         self.core.move_job.pause(self.writer()?, command.map(Command::new))
     }
 
@@ -68,7 +69,18 @@ impl Pool {
     /// # Errors
     /// `ReadOnly`; `NotFound` if none is active or paused; that of a suspension.
     pub fn cancel_defrag(&self, command: Option<&str>) -> Result<()> {
+        self.refuse_removal()?;
         self.core.move_job.cancel(self.writer()?, command.map(Command::new))
+    }
+
+    /// Fails if the job removes a vdev, which other commands control.
+    fn refuse_removal(&self) -> Result<()> {
+        match self.core.move_job.status().map(|job| job.record.work) {
+            Some(MoveWork::Remove { .. }) => {
+                Err(Error::not_found("there is no active defragmentation"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The job that moves blocks, or the last one: a defragmentation, or one of its kin.

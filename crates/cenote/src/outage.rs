@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use base::{Error, Guid, Result};
+use mover::job::{MoveRequest, MoveState, MoveWork};
 use ondisk::removal::Removing;
 use spa::engine::{Command, RemovalEstimate};
 use spa::status::VdevStatus;
@@ -56,11 +57,13 @@ impl Pool {
     /// Removes a vdev, a cache device or a spare, by its name or guid (`zpool remove`). A log
     /// vdev, which may also be named by a device below it, a cache device and a spare are gone
     /// when this returns. What is on any other vdev is copied to the rest of the pool in the
-    /// background; [`Pool::removal`] tells how far it is.
+    /// background; [`Pool::removal`] tells how far it is. In a pool with raidz or dRAID its blocks
+    /// move instead, without a mapping, and [`Pool::move_job`] tells how far that is.
     ///
     /// # Errors
     /// `ReadOnly`; `NotFound`; `Busy` while a log vdev has a log that was not replayed; those of
-    /// [`spa::engine::Writer::begin_vdev_removal`]; that of a suspension.
+    /// [`spa::engine::Writer::begin_vdev_removal`], or of [`mover::evacuate::check`] and
+    /// [`mover::job::MoveJob::start`]; that of a suspension.
     pub fn remove_vdev(&self, device: &str, command: Option<&str>) -> Result<()> {
         let command = command.map(Command::new);
         let aux = crate::pool::aux_devices(self.spa());
@@ -72,10 +75,17 @@ impl Pool {
             return Ok(());
         }
         let guid = self.vdev_named(device)?;
+        let writer = self.writer()?;
         if !self.is_log_vdev(guid) {
-            return self.writer()?.begin_vdev_removal(guid, command);
+            if !writer.removal_moves_blocks() {
+                return writer.begin_vdev_removal(guid, command);
+            }
+            mover::evacuate::check(writer, guid)?;
+            let work = MoveWork::Remove { vdev: guid };
+            let request = MoveRequest { work, ..MoveRequest::default() };
+            return self.core.move_job.start(writer, &request, command);
         }
-        self.writer()?.remove_log(guid, command)?;
+        writer.remove_log(guid, command)?;
         self.vdev_event("vdev_remove_dev", guid);
         Ok(())
     }
@@ -106,17 +116,31 @@ impl Pool {
             return Ok(RemovalEstimate::default());
         }
         let guid = self.vdev_named(device)?;
-        match self.is_log_vdev(guid) {
-            true => Ok(RemovalEstimate::default()),
-            false => self.writer()?.estimate_removal(guid),
+        let writer = self.writer()?;
+        if self.is_log_vdev(guid) {
+            return Ok(RemovalEstimate::default());
         }
+        if !writer.removal_moves_blocks() {
+            return writer.estimate_removal(guid);
+        }
+        let rest = mover::evacuate::check(writer, guid)?;
+        Ok(RemovalEstimate { to_copy: rest.bytes, memory: 0 })
     }
 
-    /// Cancels the removal of a data vdev (`zpool remove -s`): it is used as before.
+    /// Cancels the removal of a data vdev (`zpool remove -s`): it is used as before. Blocks that
+    /// have moved without a mapping stay where they are.
     ///
     /// # Errors
     /// `ReadOnly`; `NotFound` if none is under way; that of a suspension.
     pub fn cancel_removal(&self, command: Option<&str>) -> Result<()> {
+        let job = self.core.move_job.status().map(|job| job.record);
+        let moves = job.is_some_and(|job| {
+            let open = matches!(job.state, MoveState::Active | MoveState::Paused);
+            open && matches!(job.work, MoveWork::Remove { .. })
+        });
+        if moves {
+            return self.core.move_job.cancel(self.writer()?, command.map(Command::new));
+        }
         self.writer()?.cancel_removal(command.map(Command::new))
     }
 }

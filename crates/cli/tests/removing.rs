@@ -75,3 +75,63 @@ fn a_device_is_removed() {
     s.ok(&["zpool", "import", "-d", &dir, "-N", "tank"]);
     assert!(s.ok(&["zpool", "status", "tank"]).contains(" state: ONLINE\n"));
 }
+
+/// In a pool with raidz the blocks of a vdev move, and no mapping is left.
+#[test]
+fn a_raidz_is_removed() {
+    let s = Sandbox::new("removing-raidz");
+    let f = files(&s, &["a", "b", "c", "d", "e", "f"]);
+    let [a, b, c, d, e, g] = [0, 1, 2, 3, 4, 5].map(|n| &*f[n]);
+    let create = ["zpool", "create", "-f", "-O", "mountpoint=none", "tank"];
+    s.ok(&[&create[..], &["raidz", a, b, c, "raidz", d, e, g]].concat());
+    s.ok(&["zfs", "create", "-V", "64M", "-o", "compression=off", "tank/vol"]);
+    s.ok(&["zfs", "snapshot", "tank/vol@now"]);
+    let estimate = s.ok(&["zpool", "remove", "-np", "tank", "raidz1-1"]);
+    assert_eq!(estimate, "Memory that will be used after removing raidz1-1: 0\n");
+    let refused = s.fail(1, &["zpool", "remove", "tank", d]);
+    assert_eq!(
+        refused,
+        format!("cannot remove {d}: operation not supported on this type of pool\n")
+    );
+    s.ok(&["zpool", "checkpoint", "tank"]);
+    let refused = s.fail(1, &["zpool", "remove", "tank", "raidz1-1"]);
+    assert!(refused.contains("cannot remove raidz1-1: ") && refused.contains("checkpoint"));
+    s.ok(&["zpool", "checkpoint", "-d", "-w", "tank"]);
+    assert!(!s.ok(&["zpool", "status", "tank"]).contains("remove:"));
+    s.ok(&["zpool", "remove", "-w", "tank", "raidz1-1"]);
+    let status = s.ok(&["zpool", "status", "tank"]);
+    assert!(status.contains("remove: Removal of vdev 1 copied "), "{status}");
+    assert!(!status.contains("memory used") && !status.contains("raidz1-1"), "{status}");
+    assert!(!status.contains("defrag:") && !status.contains(d), "{status}");
+    assert!(status.contains("errors: No known data errors"), "{status}");
+    s.ok(&["zpool", "wait", "-t", "remove", "tank"]);
+    let history = s.ok(&["zpool", "history", "-i", "tank"]);
+    assert!(history.contains("zpool remove -w tank raidz1-1"), "{history}");
+    let feature = ["zpool", "get", "-Ho", "value", "feature@device_removal", "tank"];
+    assert_eq!(s.ok(&feature), "enabled\n");
+    let refused = s.fail(1, &["zpool", "remove", "tank", "raidz1-0"]);
+    let text = "cannot remove raidz1-0: no other vdev of the same kind could take its blocks\n";
+    assert_eq!(refused, text);
+    // Its devices are free.
+    s.ok(&["zpool", "create", "-O", "canmount=off", "other", d]);
+    s.ok(&["zpool", "destroy", "other"]);
+    // One that is canceled stays in use.
+    s.ok(&["zpool", "add", "-f", "tank", "raidz", d, e, g]);
+    s.ok(&["zpool", "remove", "tank", "raidz1-2"]);
+    let again = ["zpool", "remove", "-s", "tank"];
+    let canceled = s.run(&again).status.success();
+    let status = s.ok(&["zpool", "status", "tank"]);
+    let said = match canceled {
+        true => "remove: Removal of raidz1-2 canceled on ",
+        false => "remove: Removal of vdev 2 copied ",
+    };
+    assert!(status.contains(said) && !status.contains("non-allocating"), "{status}");
+    assert_eq!(status.contains(d), canceled, "{status}");
+    let refused = s.fail(1, &again);
+    assert_eq!(refused, "cannot cancel removal: there is no device removal in progress\n");
+    let dir = s.path("").to_str().unwrap().to_owned();
+    s.ok(&["zpool", "export", "tank"]);
+    s.ok(&["zpool", "import", "-d", &dir, "-N", "tank"]);
+    let status = s.ok(&["zpool", "status", "tank"]);
+    assert!(status.contains(" state: ONLINE\n") && status.contains(said), "{status}");
+}

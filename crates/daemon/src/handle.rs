@@ -7,7 +7,7 @@ use std::time::Duration;
 use base::rt::Mutex;
 use base::{Error, ErrorKind, Result};
 use cenote::tune;
-use cenote::{DataError, Dataset, Pool};
+use cenote::{DataError, Dataset, MoveStatus, MoveWork, Pool};
 use proto::{
     BATCH_MAX, Change, DaemonStatus, DatasetRow, DatasetType, EVENTS_PAGE, EventInfo, EventsPage,
     ListArgs, PropertyEntry, PropertyValue, ROWS_MAX, ReceiveArgs, Reply, Request, SpaceMap, Stat,
@@ -288,7 +288,8 @@ pub(super) fn full_status(
     }
     reply.removal = vdev_history::removal(pool, &status.root).map_err(one_line)?;
     reply.expand = vdev_history::expansion(pool, &status.root).map_err(one_line)?;
-    reply.defrag = pool.move_job().map(convert::defrag);
+    let removes = |job: &MoveStatus| matches!(job.record.work, MoveWork::Remove { .. });
+    reply.defrag = pool.move_job().filter(|job| !removes(job)).map(convert::defrag);
     Ok(reply)
 }
 

@@ -5,7 +5,7 @@
 use base::Result;
 use cenote::inspect::ondisk::config::VdevConfig;
 use cenote::inspect::ondisk::removal::MappingHeader;
-use cenote::{Pool, VdevStatus};
+use cenote::{MoveState, MoveWork, Pool, VdevStatus};
 use proto::{Expand, Removal};
 
 /// Fields of the MOS directory's `com.delphix:removing`.
@@ -28,6 +28,41 @@ fn tops(pool: &Pool) -> Vec<VdevConfig> {
 /// # Errors
 /// The pool's records cannot be read.
 pub(super) fn removal(pool: &Pool, root: &VdevStatus) -> Result<Option<Removal>> {
+    let (mapped, moved) = (mapped_removal(pool, root)?, moved_removal(pool, root));
+    Ok(mapped.into_iter().chain(moved).max_by_key(|removal| removal.start))
+}
+
+/// The job that moves the blocks of a vdev away, if it is the pool's last job.
+fn moved_removal(pool: &Pool, root: &VdevStatus) -> Option<Removal> {
+    let job = pool.move_job()?;
+    let record = job.record;
+    let MoveWork::Remove { vdev } = record.work else { return None };
+    let state = match record.state {
+        MoveState::Active | MoveState::Paused => 1,
+        MoveState::Complete => 2,
+        MoveState::Canceled | MoveState::Failed => 3,
+    };
+    let (id, _) = record.position;
+    let name = root.children.iter().find(|v| v.guid == vdev).map(|v| v.name.clone());
+    let copied = record.moved.saturating_add(record.metadata);
+    let to_copy = record.to_move.unwrap_or(0);
+    let failed = record.state == MoveState::Failed;
+    let kept = || format!("{} blocks could not be moved", record.kept);
+    Some(Removal {
+        state,
+        vdev: id,
+        name: name.unwrap_or_else(|| id.to_string()),
+        start: record.start,
+        end: record.end,
+        copied: if state == 1 { copied.min(to_copy) } else { copied },
+        to_copy,
+        mapping_memory: 0,
+        why: job.waiting.or_else(|| failed.then(kept)),
+    })
+}
+
+/// The last removal with a mapping.
+fn mapped_removal(pool: &Pool, root: &VdevStatus) -> Result<Option<Removal>> {
     let Some(words) = pool.spa().mos().lookup_words(REMOVING)? else { return Ok(None) };
     let Some(&[code, vdev, _, start, end, to_copy, copied]) = words.first_chunk::<7>() else {
         return Ok(None);
@@ -55,6 +90,7 @@ pub(super) fn removal(pool: &Pool, root: &VdevStatus) -> Result<Option<Removal>>
         copied,
         to_copy,
         mapping_memory,
+        why: None,
     }))
 }
 

@@ -11,6 +11,7 @@
 //! 3. [`job`] is the work in the background, with its record in the pool.
 //! 4. [`defrag`] chooses the work of `zpool defrag`: files by their layout ([`layout`]) and
 //!    metaslabs by their fragmentation.
+//! 5. [`evacuate`] empties a whole vdev, so that it can leave the pool: `zpool remove` of a raidz.
 //!
 //! What was found is a hint. A block may have died, or been moved with another batch, before its
 //! turn comes: a batch verifies each pointer by place and birth.
@@ -26,6 +27,7 @@
 mod batch;
 pub mod defrag;
 pub mod empty;
+pub mod evacuate;
 pub mod find;
 pub mod job;
 pub mod layout;

@@ -8,20 +8,15 @@ mod common;
 #[allow(dead_code, unreachable_pub)]
 mod pools;
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
-use base::ObjectId;
 use cenote::inspect::spa::audit::{AuditOptions, Verify};
 use common::history::{MoverHistory, MoverShape};
-use common::{digest, full_metaslabs};
+use common::{full_metaslabs, object_contents};
 use device::sim::{SimConfig, SimDisks};
-use dmu::{Io, Objset};
-use dsl::write::relocate;
 use mover::{MoveLimits, empty_metaslab};
 use pools::{image_of, leaves, open, writing};
-use spa::Spa;
 use spa::engine::WriterOptions;
 use testkit::Scratch;
 
@@ -30,33 +25,6 @@ const SIMULATED: u64 = 80 << 20;
 /// Reserved instead of the slop, which would be half of so small a pool.
 const SLOP: u64 = 16 << 20;
 const LIMITS: MoveLimits = MoveLimits { batch_bytes: 1 << 20, batch_blocks: 128 };
-
-/// The content of all objects of all datasets, and the places of their roots.
-fn contents(spa: &Spa) -> (Vec<(u64, usize, u64)>, Vec<ondisk::BlkPtr>) {
-    let (mut out, mut roots) = (Vec::new(), Vec::new());
-    for ds in relocate::datasets(spa.mos()).unwrap() {
-        if ds.root.is_hole() {
-            continue;
-        }
-        roots.push(ds.root);
-        let os = Objset::open(Arc::clone(spa.zio()), ds.object, ds.root, Io::WAIT).unwrap();
-        let (mut at, mut all) = (ObjectId(0), Vec::new());
-        while let Some(id) = os.next_object(at, Io::WAIT).unwrap() {
-            at = id;
-            let object = os.object(id, Io::WAIT).unwrap();
-            all.extend_from_slice(&id.0.to_le_bytes());
-            all.extend_from_slice(&object.dnode().bonus);
-            for blkid in 0..=object.dnode().max_blkid {
-                let (_, sum) = digest(&object.read_block(blkid, Io::WAIT).unwrap());
-                all.extend_from_slice(&sum.to_le_bytes());
-            }
-        }
-        let (len, sum) = digest(&all);
-        out.push((ds.object, len, sum));
-    }
-    out.sort_unstable();
-    (out, roots)
-}
 
 #[test]
 fn a_crash_at_any_event_loses_nothing() {
@@ -84,7 +52,7 @@ fn a_crash_at_any_event_loses_nothing() {
         let images = (0..shape.disks).map(disk).collect();
         let disks = SimDisks::new(SimConfig::new(7 + n as u64), images);
         let spa = open(&leaves(&disks), &writing());
-        let (expected, first) = contents(&spa);
+        let (expected, first) = object_contents(&spa);
         let options = WriterOptions { threads: 1, ..WriterOptions::default() };
         let w = spa.start_writer(options).unwrap();
         w.plants.slop.store(SLOP, Relaxed);
@@ -118,7 +86,7 @@ fn a_crash_at_any_event_loses_nothing() {
             let report = spa.audit(options, &()).unwrap();
             let what = format!("{shape:?} {event}:{seed}");
             assert!(report.is_clean() && report.leaked == 0, "{what}: {:#?}", report.problems);
-            let (found, roots) = contents(&spa);
+            let (found, roots) = object_contents(&spa);
             assert_eq!(found, expected, "{what}");
             middle.fetch_add(usize::from(roots != first), Relaxed);
         });

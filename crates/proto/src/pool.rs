@@ -350,6 +350,9 @@ pub struct Removal {
     pub to_copy: u64,
     /// Bytes of memory for its mapping.
     pub mapping_memory: u64,
+    /// Why it waits, or why it could not go on.
+    #[serde(default)]
+    pub why: Option<String>,
 }
 
 /// The expansion of a raidz vdev.

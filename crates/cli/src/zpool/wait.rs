@@ -128,7 +128,8 @@ fn left(activity: &str, pool: &Pool, freeing: u64) -> u64 {
         "resilver" => resilvers().max(u64::from(pool.resilver_pending)),
         "remove" => {
             let running = pool.removal.as_ref().filter(|r| r.state == 1);
-            running.map_or(0, |r| rest(r.to_copy, r.copied))
+            // As long as it runs, something is left.
+            running.map_or(0, |r| rest(r.to_copy, r.copied).max(1))
         }
         "raidz_expand" => {
             let running = pool.expand.as_ref().filter(|e| e.state == 1);

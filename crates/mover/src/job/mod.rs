@@ -37,6 +37,7 @@ use spa::engine::{BlockPosition, Command, RelocationBatch, Writer};
 
 use crate::batch::{self, MoveLimits};
 use crate::defrag::{self, DefragEstimate};
+use crate::evacuate;
 
 pub use record::{
     DATASETS_MAX, MovePhase, MoveRecord, MoveRequest, MoveState, MoveWork, WHOLE_SCORE,
@@ -143,6 +144,8 @@ pub(crate) enum Next {
     Look,
     /// The job is over.
     Complete,
+    /// The job cannot go on, for this reason.
+    Failed(String),
 }
 
 /// Chooses what a job moves.
@@ -169,6 +172,7 @@ pub(crate) trait Planner {
 fn planner(work: MoveWork) -> Result<Box<dyn Planner>> {
     match work {
         MoveWork::Defrag => Ok(Box::new(defrag::DefragPlanner::default())),
+        MoveWork::Remove { vdev } => Ok(Box::new(evacuate::RemovePlanner::new(vdev))),
         other => Err(Error::unsupported(format!("{other:?} is not there"))),
     }
 }
@@ -292,7 +296,13 @@ impl MoveJob {
             thread.join();
         }
         match self.shared.record() {
-            Some(record) => store(writer, &record, command),
+            Some(record) => {
+                // A crash in between finds the job active.
+                if let (MoveWork::Remove { vdev }, MoveState::Canceled) = (record.work, to) {
+                    evacuate::release(writer, vdev)?;
+                }
+                store(writer, &record, command)
+            }
             None => Ok(()),
         }
     }
@@ -396,15 +406,24 @@ fn step(cx: &JobCx<'_>, progress: &mut JobProgress) -> Result<()> {
                 Ok(())
             }
             Next::Look => Ok(()),
-            Next::Complete => {
-                cx.update(|record| {
-                    record.state = MoveState::Complete;
-                    record.end = base::rt::wall_clock().as_secs();
-                });
-                cx.store()
-            }
+            Next::Complete => end(cx, MoveState::Complete, None),
+            Next::Failed(why) => end(cx, MoveState::Failed, Some(why)),
         },
     }
+}
+
+/// The job has come to its end, perhaps for a reason that is worth telling.
+fn end(cx: &JobCx<'_>, to: MoveState, why: Option<String>) -> Result<()> {
+    {
+        let mut now = cx.shared.now.lock();
+        // Unless it was stopped meanwhile.
+        if let Some(record) = now.record.as_mut().filter(|r| r.state == MoveState::Active) {
+            record.state = to;
+            record.end = base::rt::wall_clock().as_secs();
+            now.waiting = why;
+        }
+    }
+    cx.store()
 }
 
 /// Moves a batch of the part.

@@ -141,7 +141,8 @@ pub struct MoveRecord {
     pub target: u64,
     /// What it is doing.
     pub phase: MovePhase,
-    /// Of the phase of files: those before this head and object are done.
+    /// Of the phase of files: those before this head and object are done. Of a removal: the id of
+    /// the vdev, and 0.
     pub position: (u64, u64),
     /// Bytes that are expected to move, once they were estimated.
     pub to_move: Option<u64>,

@@ -8,13 +8,15 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use base::VdevId;
+use base::{ObjectId, VdevId};
 use cenote::inspect::spa::audit::{AuditOptions, Verify};
 use cenote::{ImportOptions, Pool, SendOptions};
+use dmu::{Io, Objset};
 use dsl::write::{MosRead, Ratios, relocate};
 use metaslab::MsKey;
 use mover::{EmptyReport, MoveLimits, empty_metaslab};
 use ondisk::BlkPtr;
+use spa::Spa;
 use spa::engine::{TaskCx, Writer};
 use testkit::Rng;
 
@@ -205,4 +207,31 @@ pub fn destroy_all(pool: &Pool, rng: &mut Rng) -> bool {
             return false;
         }
     }
+}
+
+/// The content of all objects of all datasets, and the places of their roots.
+pub fn object_contents(spa: &Spa) -> (Vec<(u64, usize, u64)>, Vec<ondisk::BlkPtr>) {
+    let (mut out, mut roots) = (Vec::new(), Vec::new());
+    for ds in relocate::datasets(spa.mos()).unwrap() {
+        if ds.root.is_hole() {
+            continue;
+        }
+        roots.push(ds.root);
+        let os = Objset::open(Arc::clone(spa.zio()), ds.object, ds.root, Io::WAIT).unwrap();
+        let (mut at, mut all) = (ObjectId(0), Vec::new());
+        while let Some(id) = os.next_object(at, Io::WAIT).unwrap() {
+            at = id;
+            let object = os.object(id, Io::WAIT).unwrap();
+            all.extend_from_slice(&id.0.to_le_bytes());
+            all.extend_from_slice(&object.dnode().bonus);
+            for blkid in 0..=object.dnode().max_blkid {
+                let (_, sum) = digest(&object.read_block(blkid, Io::WAIT).unwrap());
+                all.extend_from_slice(&sum.to_le_bytes());
+            }
+        }
+        let (len, sum) = digest(&all);
+        out.push((ds.object, len, sum));
+    }
+    out.sort_unstable();
+    (out, roots)
 }

@@ -109,7 +109,13 @@ pub(super) fn removal_lines(r: &Removal) -> String {
             }
             out
         }
-        3 => format!("remove: Removal of {} canceled on {}\n", r.name, ctime(r.end)),
+        3 => {
+            let mut out = format!("remove: Removal of {} canceled on {}\n", r.name, ctime(r.end));
+            if let Some(why) = &r.why {
+                let _ = writeln!(out, "\t{why}");
+            }
+            out
+        }
         1 => {
             let now = base::rt::wall_clock().as_secs();
             let mut out =
@@ -131,6 +137,9 @@ pub(super) fn removal_lines(r: &Removal) -> String {
                 true => format!(", {} to go\n", hours_minutes(left)),
                 false => ", (copy is slow, no estimated time)\n".to_owned(),
             });
+            if let Some(why) = &r.why {
+                let _ = writeln!(out, "\twaiting: {why}");
+            }
             out
         }
         _ => String::new(),

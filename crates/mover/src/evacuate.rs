@@ -1,0 +1,404 @@
+//! Emptying a whole vdev: what is on it moves to the others, step by step.
+//!
+//! # Theory
+//! [`spa::engine`]'s module `emptying` says what can be on a vdev and why nothing new comes to it.
+//! An [`Evacuation`] goes round these phases:
+//! 1. *Blocks of datasets* are found ([`find_in`]), at most [`FOUND_MAX`] in one walk, and move in
+//!    batches.
+//! 2. *The MOS* is walked until a walk finds nothing of it.
+//! 3. *Waiting*: what was freed becomes free within a few txgs.
+//!
+//! If the vdev is empty then, it is over. If not, something was written, freed or moved in between,
+//! and another round follows.
+//!
+//! # Progress
+//! The bytes that are left on the vdev never grow. A round after which they are not less than
+//! after the one before has found only what cannot be moved; [`ROUNDS_MAX`] of these in a
+//! row, and the evacuation gives up and tells what is left ([`EvacuationRest`]). Within a
+//! round each block is given to one batch, and a walk begins anew only if its predecessor moved
+//! something. So it ends whatever others write.
+//!
+//! # The job
+//! [`RemovePlanner`] is the work of `zpool remove` in a pool with raidz: the record of the job is
+//! stored first, then the vdev is not allocated from. A job that ends without removing the vdev
+//! has it allocated from again before its record says so. So a crash at any time finds a vdev that is
+//! in use, an active job, or a hole; a job whose vdev is a hole is complete.
+//!
+//! # Invariants
+//! * Memory is bounded by [`FOUND_MAX`] and [`KEPT_MAX`].
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use base::{Error, ErrorKind, Guid, Result, Txg, VdevId};
+use ondisk::blkptr::{Block, BlockPlace};
+use spa::engine::{
+    BlockPosition, EmptyRange, Immovable, MosPlace, RelocationBatch, RelocationOutcome, Writer,
+};
+
+use crate::batch::{MoveLimits, batch_len};
+use crate::find::{FindFlow, find_in};
+use crate::job::{JobCx, MoveRecord, Next, Part, Planner};
+
+/// Blocks that one walk finds.
+const FOUND_MAX: u64 = 500_000;
+/// Blocks that stay: more of them, and it is not worth going on.
+const KEPT_MAX: usize = 1_000_000;
+/// Rounds in a row without progress.
+const ROUNDS_MAX: u32 = 3;
+/// Walks over the MOS in one round.
+const MOS_WALKS_MAX: u32 = 8;
+/// Txgs after which everything that was freed is free.
+const FREE_TXGS: u32 = 12;
+/// Txgs in a row in which a batch finds too little space.
+const CRAMPED_MAX: u32 = 32;
+
+/// What cannot be moved away.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EvacuationRest {
+    /// Gang blocks.
+    pub gangs: u64,
+    /// Blocks with an entry in the dedup tables, or that may have one.
+    pub deduplicated: u64,
+    /// Blocks that may be cloned.
+    pub cloned: u64,
+    /// Blocks that another program rewrote physically.
+    pub rewritten: u64,
+    /// Blocks for which there was no place that counts the same, or below a block of pointers that
+    /// does not fit its old size any more.
+    pub unplaced: u64,
+    /// Bytes on the vdev, whatever they are.
+    pub bytes: u64,
+}
+
+impl EvacuationRest {
+    /// The blocks that no attempt could move.
+    pub fn immovable(&self) -> u64 {
+        self.gangs + self.deduplicated + self.cloned + self.rewritten
+    }
+}
+
+impl std::fmt::Display for EvacuationRest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let kinds = [
+            (self.deduplicated, "deduplicated"),
+            (self.cloned, "cloned"),
+            (self.gangs, "gang"),
+            (self.rewritten, "physically rewritten"),
+            (self.unplaced, "unplaceable"),
+        ];
+        let mut parts = Vec::new();
+        for (count, kind) in kinds.into_iter().filter(|(count, _)| *count > 0) {
+            parts.push(format!("{count} {kind} block{}", if count == 1 { "" } else { "s" }));
+        }
+        match parts.is_empty() {
+            true => write!(f, "{} bytes that belong to no block that was found", self.bytes),
+            false => f.write_str(&parts.join(", ")),
+        }
+    }
+}
+
+/// What of a vdev is never moved, as of now. Nothing is changed.
+///
+/// # Errors
+/// Those of reading the MOS.
+pub fn survey(writer: &Writer, vdev: VdevId) -> Result<EvacuationRest> {
+    let range = EmptyRange::whole(vdev);
+    let counts = [const { AtomicU64::new(0) }; 5];
+    let wanted = |_: &BlockPosition, block: &Block| {
+        if range.touches(block) {
+            let kind = match writer.immovable(block) {
+                Some(Immovable::Gang) => 0,
+                Some(Immovable::Deduplicated) => 1,
+                Some(Immovable::Cloned) => 2,
+                Some(Immovable::Rewritten) => 3,
+                None => 4,
+            };
+            if let Some(count) = counts.get(kind) {
+                count.fetch_add(1, Relaxed);
+            }
+        }
+        FindFlow::Descend
+    };
+    find_in(writer, None, &wanted)?;
+    let [gangs, deduplicated, cloned, rewritten, unplaced] = counts.map(AtomicU64::into_inner);
+    let bytes = writer.emptying_left(vdev)?;
+    Ok(EvacuationRest { gangs, deduplicated, cloned, rewritten, unplaced, bytes })
+}
+
+/// What a step did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EvacuationStep {
+    /// It goes on. Allocated bytes that moved, without and of blocks of pointers and the MOS.
+    More(u64, u64),
+    /// Nothing is on the vdev.
+    Empty,
+    /// This much is on it, and cannot be moved.
+    Stuck(EvacuationRest),
+}
+
+enum EvacuationPhase {
+    Find,
+    Move(VecDeque<(BlockPosition, Block)>),
+    Mos(Option<MosPlace>),
+    Wait(u32),
+}
+
+/// The evacuation of a vdev from which nothing is allocated.
+pub struct Evacuation {
+    range: EmptyRange,
+    limits: MoveLimits,
+    /// Gangs that are not newer may have members on the vdev.
+    begun: Txg,
+    phase: EvacuationPhase,
+    kept: BTreeSet<BlockPlace>,
+    /// Blocks that the walk over the MOS has found, and how many walks there were.
+    mos: (u64, u32),
+    /// Bytes left after the last round, and rounds without progress.
+    least: u64,
+    rounds: u32,
+    cramped: u32,
+}
+
+impl Evacuation {
+    /// Begins: nothing is allocated from the vdev any more
+    /// ([`Writer::set_vdev_allocating`]).
+    ///
+    /// # Errors
+    /// As [`Writer::set_vdev_allocating`].
+    pub fn begin(writer: &Writer, vdev: VdevId, limits: MoveLimits) -> Result<Evacuation> {
+        writer.set_vdev_allocating(vdev, false, None)?;
+        Ok(Evacuation {
+            range: EmptyRange::whole(vdev),
+            limits,
+            begun: writer.txgs().synced_txg(),
+            phase: EvacuationPhase::Find,
+            kept: BTreeSet::new(),
+            mos: (0, 0),
+            least: u64::MAX,
+            rounds: 0,
+            cramped: 0,
+        })
+    }
+
+    /// Does a small piece of the work.
+    ///
+    /// # Errors
+    /// As [`Writer::relocate`]; the step can be repeated.
+    pub fn step(&mut self, writer: &Writer) -> Result<EvacuationStep> {
+        writer.note_emptying(self.range.vdev)?;
+        match &mut self.phase {
+            EvacuationPhase::Find => self.find(writer),
+            EvacuationPhase::Move(list) if list.is_empty() => {
+                self.phase = EvacuationPhase::Find;
+                Ok(EvacuationStep::More(0, 0))
+            }
+            EvacuationPhase::Move(_) => self.move_some(writer),
+            EvacuationPhase::Mos(from) => {
+                let from = *from;
+                self.leave_mos(writer, from)
+            }
+            EvacuationPhase::Wait(waited) => {
+                let waited = *waited;
+                self.wait(writer, waited)
+            }
+        }
+    }
+
+    fn find(&mut self, writer: &Writer) -> Result<EvacuationStep> {
+        let taken = AtomicU64::new(0);
+        let (range, kept) = (self.range, &self.kept);
+        let wanted = |_: &BlockPosition, block: &Block| {
+            if taken.load(Relaxed) >= FOUND_MAX {
+                return FindFlow::Skip;
+            }
+            let moves = range.touches(block)
+                && writer.immovable(block).is_none()
+                && !kept.contains(&block.place());
+            if moves {
+                taken.fetch_add(1, Relaxed);
+                return FindFlow::Take;
+            }
+            FindFlow::Descend
+        };
+        let found = find_in(writer, None, &wanted)?;
+        self.phase = match found.blocks.is_empty() {
+            true => {
+                self.mos = (0, 0);
+                EvacuationPhase::Mos(None)
+            }
+            false => EvacuationPhase::Move(found.blocks.into()),
+        };
+        Ok(EvacuationStep::More(0, 0))
+    }
+
+    fn move_some(&mut self, writer: &Writer) -> Result<EvacuationStep> {
+        let EvacuationPhase::Move(list) = &mut self.phase else {
+            return Ok(EvacuationStep::More(0, 0));
+        };
+        let count = batch_len(list.make_contiguous(), writer, &self.limits);
+        let blocks: Vec<_> = list.range(..count).copied().collect();
+        let batch = RelocationBatch { blocks, avoid: Vec::new() };
+        let done: RelocationOutcome = match writer.relocate(batch) {
+            Err(e) if e.kind() == ErrorKind::NoSpace => {
+                // The space of earlier batches is free in a later txg.
+                self.cramped += 1;
+                if self.cramped > CRAMPED_MAX {
+                    return Ok(EvacuationStep::Stuck(survey(writer, self.range.vdev)?));
+                }
+                writer.touch();
+                writer.sync()?;
+                return Ok(EvacuationStep::More(0, 0));
+            }
+            other => other?,
+        };
+        if done.incomplete {
+            return Err(Error::busy("a device did not take all copies"));
+        }
+        self.cramped = 0;
+        list.drain(..count);
+        self.kept.extend(&done.kept);
+        if self.kept.len() > KEPT_MAX {
+            return Ok(EvacuationStep::Stuck(survey(writer, self.range.vdev)?));
+        }
+        Ok(EvacuationStep::More(done.moved_bytes, done.metadata_bytes))
+    }
+
+    fn leave_mos(&mut self, writer: &Writer, from: Option<MosPlace>) -> Result<EvacuationStep> {
+        let step = writer.evacuate_mos(self.range, self.begun, from)?;
+        self.mos.0 += step.found;
+        self.phase = match step.next {
+            Some(next) => EvacuationPhase::Mos(Some(next)),
+            None if self.mos.0 == 0 || self.mos.1 >= MOS_WALKS_MAX => EvacuationPhase::Wait(0),
+            None => {
+                self.mos = (0, self.mos.1 + 1);
+                EvacuationPhase::Mos(None)
+            }
+        };
+        Ok(EvacuationStep::More(0, step.bytes))
+    }
+
+    fn wait(&mut self, writer: &Writer, waited: u32) -> Result<EvacuationStep> {
+        let left = writer.emptying_left(self.range.vdev)?;
+        if left == 0 {
+            return Ok(EvacuationStep::Empty);
+        }
+        if waited < FREE_TXGS {
+            writer.touch();
+            writer.sync()?;
+            self.phase = EvacuationPhase::Wait(waited + 1);
+            return Ok(EvacuationStep::More(0, 0));
+        }
+        self.rounds = if left < self.least { 0 } else { self.rounds + 1 };
+        self.least = left.min(self.least);
+        if self.rounds >= ROUNDS_MAX {
+            return Ok(EvacuationStep::Stuck(survey(writer, self.range.vdev)?));
+        }
+        // What stayed may have a place now.
+        self.kept.clear();
+        self.phase = EvacuationPhase::Find;
+        Ok(EvacuationStep::More(0, 0))
+    }
+}
+
+/// The top-level vdev with this guid, unless it has left the pool.
+fn top_of(writer: &Writer, guid: Guid) -> Option<VdevId> {
+    let config = writer.published().config;
+    config.vdev_tree.children.iter().find(|top| top.guid == guid).map(|top| VdevId(top.id))
+}
+
+/// Refuses a removal that would come to nothing.
+///
+/// # Errors
+/// As [`Writer::check_emptied_removal`]; `Unsupported` if blocks on the vdev are never moved.
+pub fn check(writer: &Writer, vdev: Guid) -> Result<EvacuationRest> {
+    let id = writer.check_emptied_removal(vdev, true)?;
+    let rest = EvacuationRest { unplaced: 0, ..survey(writer, id)? };
+    match rest.immovable() {
+        0 => Ok(rest),
+        _ => Err(Error::unsupported(format!("{rest} cannot be moved"))),
+    }
+}
+
+/// A vdev that is not removed is allocated from again.
+///
+/// # Errors
+/// Those of a suspension.
+pub(crate) fn release(writer: &Writer, vdev: Guid) -> Result<()> {
+    match top_of(writer, vdev) {
+        Some(id) => writer.set_vdev_allocating(id, true, None),
+        None => Ok(()),
+    }
+}
+
+/// The removal of a vdev by moving its blocks.
+pub(crate) struct RemovePlanner {
+    vdev: Guid,
+    evacuation: Option<Evacuation>,
+    /// Nothing is left on it.
+    empty: bool,
+}
+
+impl RemovePlanner {
+    pub(crate) fn new(vdev: Guid) -> RemovePlanner {
+        RemovePlanner { vdev, evacuation: None, empty: false }
+    }
+
+    /// The vdev stays in the pool.
+    fn give_up(&self, cx: &JobCx<'_>, why: String) -> Result<Next> {
+        release(cx.writer, self.vdev)?;
+        Ok(Next::Failed(why))
+    }
+
+    fn remove(&self, cx: &JobCx<'_>) -> Result<Next> {
+        match cx.writer.end_emptied_removal(self.vdev) {
+            Ok(()) => Ok(Next::Complete),
+            Err(e) => match e.kind() {
+                ErrorKind::Unsupported | ErrorKind::Invalid => {
+                    self.give_up(cx, e.message().to_owned())
+                }
+                _ => Err(e),
+            },
+        }
+    }
+}
+
+impl Planner for RemovePlanner {
+    fn estimate(&mut self, cx: &JobCx<'_>, _record: &MoveRecord) -> Result<u64> {
+        let Some(id) = top_of(cx.writer, self.vdev) else { return Ok(0) };
+        cx.update(|record| record.position = (id.0.into(), 0));
+        Ok(cx.writer.space().vdev_totals(id)?.allocated)
+    }
+
+    fn next(&mut self, cx: &JobCx<'_>, _record: &MoveRecord) -> Result<Next> {
+        let Some(id) = top_of(cx.writer, self.vdev) else { return Ok(Next::Complete) };
+        if self.empty {
+            return self.remove(cx);
+        }
+        let evacuation = match &mut self.evacuation {
+            Some(evacuation) => evacuation,
+            none => none.insert(Evacuation::begin(cx.writer, id, MoveLimits::default())?),
+        };
+        match evacuation.step(cx.writer)? {
+            EvacuationStep::More(moved, metadata) => {
+                cx.update(|record| {
+                    record.moved += moved;
+                    record.metadata += metadata;
+                });
+                Ok(Next::Look)
+            }
+            EvacuationStep::Empty => {
+                self.empty = true;
+                Ok(Next::Look)
+            }
+            EvacuationStep::Stuck(rest) => {
+                cx.update(|record| record.kept = rest.immovable() + rest.unplaced);
+                self.give_up(cx, format!("{rest} could not be moved"))
+            }
+        }
+    }
+
+    fn moved(&mut self, _cx: &JobCx<'_>, _part: &Part) -> Result<()> {
+        Ok(())
+    }
+}
