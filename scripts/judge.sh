@@ -50,6 +50,8 @@ lineage      | lineage      | 2 | 400 | ashift=12 | mirror @1 @2
 lineageraidz | lineage      | 5 | 200 | ashift=9  | raidz1 @1 @2 @3 @4 @5
 lineagemoved | defragged    | 2 | 400 | ashift=12 | mirror @1 @2
 lineagemovedraidz | defragged | 5 | 200 | ashift=9  | raidz1 @1 @2 @3 @4 @5
+rebalanced   | rebalanced   | 6 | 400 | ashift=12 | mirror @1 @2
+rebalancedraidz | rebalanced | 9 | 200 | ashift=9  | raidz1 @1 @2 @3
 received     | received     | 2 | 400 | ashift=12 | mirror @1 @2
 receivedraidz| received     | 5 | 200 | ashift=9  | raidz1 @1 @2 @3 @4 @5
 evacuated    | removed      | 3 | 400 | ashift=12 | @1 mirror @2 @3
@@ -266,7 +268,7 @@ make_case() {
 	removing|expanding) bulk "$mnt/$name" || return 1 ;;
 	expanded)
 		bulk "$mnt/$name" && zpool attach -w "$name" raidz1-0 "$dir/disk4" && rm -r "$mnt/$name/sizes" || return 1 ;;
-	lineage | defragged)
+	lineage | defragged | rebalanced)
 		# A clone that is rolled back and renamed, another one that is promoted, a snapshot that is
 		# renamed and held, one whose destruction waits for its hold, and bookmarks.
 		zfs snapshot "$name/small@second" && zfs clone "$name/small@second" "$name/clone" || return 1
@@ -289,6 +291,17 @@ make_case() {
 				zpool sync "$name" || return 1
 			done
 			zpool defrag -w -l 1 "$name" && zpool status "$name" | grep -q 'files laid out' || return 1
+		fi
+		# New vdevs take half of everything, and then all metadata and small files.
+		if [ "$state" = rebalanced ]; then
+			# Disks of the pool, then as many for each new vdev.
+			local kind=${spec%% *} group more=()
+			group=$((disks / 3))
+			for ((n = group + 1; n <= disks; n++)); do more+=("$dir/disk$n"); done
+			zpool add "$name" "$kind" "${more[@]:0:group}" && zpool rebalance -w "$name" || return 1
+			zpool status "$name" | grep -q 'rebalance: rebalanced' || return 1
+			zpool add "$name" special "$kind" "${more[@]:group}" && zfs set special_small_blocks=16k "$name" || return 1
+			zpool rebalance -w --special "$name" && zpool status "$name" | grep -q 'moved to special' || return 1
 		fi
 		zfs list -Hp -t snapshot -o name,referenced,written,origin,userrefs,defer_destroy -r "$name" >"$dir/lineage"
 		zfs list -Hp -t bookmark -o name,referenced,guid -r "$name" >>"$dir/lineage" ;;
@@ -399,7 +412,7 @@ for dir in /host/*/; do
 		echo 40000000 >/sys/module/zfs/parameters/raidz_expand_max_reflow_bytes
 		zpool attach "$name" raidz1-0 "${dir%/}/disk5" || say tended "not begun"
 		sleep 10; zpool status "$name" >"$dir/began.txt" ;;
-	lineage*)
+	lineage* | rebalanced*)
 		zfs list -Hp -t snapshot -o name,referenced,written,origin,userrefs,defer_destroy -r "$name" >/tmp/lineage
 		zfs list -Hp -t bookmark -o name,referenced,guid -r "$name" >>/tmp/lineage
 		cmp -s /tmp/lineage "$dir/lineage" || { diff /tmp/lineage "$dir/lineage" >"$dir/lineage.diff"; say tended "not as listed"; } ;;

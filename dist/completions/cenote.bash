@@ -5,7 +5,7 @@
 _cenote_commands() {
 	case $1 in
 	cenote) echo 'zpool zfs daemon zdb zstream arc arcstat arc_summary zilstat trace kstat tune ls tree cat cp clone uberblocks map io bench sim completion mount.cenote help version' ;;
-	zpool) echo 'create destroy add advise checkpoint clear attach detach replace split reopen offline online scrub defrag resilver remove labelclear initialize list map status iostat import export upgrade reguid events history get set sync ddtprune prefetch trim wait version' ;;
+	zpool) echo 'create destroy add advise checkpoint clear attach detach replace split reopen offline online scrub defrag rebalance resilver remove labelclear initialize list map status iostat import export upgrade reguid events history get set sync ddtprune prefetch trim wait version' ;;
 	zfs) echo 'create destroy snapshot snap clone promote rollback rename bookmark redact hold holds release set inherit list get mount unmount umount rewrite send allow unallow userspace groupspace projectspace project upgrade diff receive recv version' ;;
 	esac
 }
@@ -25,6 +25,7 @@ _cenote_flags() {
 	'zpool online') echo '-e' ;;
 	'zpool scrub') echo '-e -s -p -C -w' ;;
 	'zpool defrag') echo '-n -s -p -w -l' ;;
+	'zpool rebalance') echo '-n -s -p -w --special --from-special' ;;
 	'zpool remove') echo '-n -p -s -w' ;;
 	'zpool labelclear') echo '-f' ;;
 	'zpool initialize') echo '-c --cancel -s --suspend -u --uninit -w --wait' ;;
@@ -215,7 +216,7 @@ _cenote_value() {
 	'zpool wait')
 		case $2 in
 		-T) echo 'one u d' ;;
-		-t) echo 'some discard free initialize replace remove resilver scrub trim raidz_expand defrag' ;;
+		-t) echo 'some discard free initialize replace remove resilver scrub trim raidz_expand defrag rebalance' ;;
 		*) return 1 ;;
 		esac
 		;;
@@ -566,6 +567,11 @@ _cenote_operand() {
 		case $2 in
 		0) echo 'pool' ;;
 		*) echo 'dataset' ;;
+		esac
+		;;
+	'zpool rebalance')
+		case $2 in
+		*) echo 'pool' ;;
 		esac
 		;;
 	'zpool resilver')

@@ -17,6 +17,11 @@ pub struct DefragTargets {
     pub datasets: Vec<String>,
 }
 
+/// Whether a job is one of `zpool defrag`.
+fn is_defrag(work: MoveWork) -> bool {
+    work == MoveWork::Defrag
+}
+
 impl Pool {
     fn defrag_request(&self, targets: &DefragTargets) -> Result<MoveRequest> {
         let target = targets.score.unwrap_or(TARGET);
@@ -60,8 +65,9 @@ impl Pool {
     /// # Errors
     /// `ReadOnly`; `NotFound` if none is active; that of a suspension.
     pub fn pause_defrag(&self, command: Option<&str>) -> Result<()> {
-        self.refuse_removal()?;
-        self.core.move_job.pause(self.writer()?, command.map(Command::new))
+        let writer = self.writer()?;
+        self.check_move_job(is_defrag, "there is no active defragmentation")?;
+        self.core.move_job.pause(writer, command.map(Command::new))
     }
 
     /// Stops the defragmentation; what was moved stays moved.
@@ -69,18 +75,9 @@ impl Pool {
     /// # Errors
     /// `ReadOnly`; `NotFound` if none is active or paused; that of a suspension.
     pub fn cancel_defrag(&self, command: Option<&str>) -> Result<()> {
-        self.refuse_removal()?;
-        self.core.move_job.cancel(self.writer()?, command.map(Command::new))
-    }
-
-    /// Fails if the job removes a vdev, which other commands control.
-    fn refuse_removal(&self) -> Result<()> {
-        match self.core.move_job.status().map(|job| job.record.work) {
-            Some(MoveWork::Remove { .. }) => {
-                Err(Error::not_found("there is no active defragmentation"))
-            }
-            _ => Ok(()),
-        }
+        let writer = self.writer()?;
+        self.check_move_job(is_defrag, "there is no active defragmentation")?;
+        self.core.move_job.cancel(writer, command.map(Command::new))
     }
 
     /// The job that moves blocks, or the last one: a defragmentation, or one of its kin.

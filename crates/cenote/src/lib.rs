@@ -55,6 +55,7 @@ mod outage;
 mod owners;
 mod pool;
 mod pool_props;
+mod rebalance;
 mod receive;
 pub mod space_map;
 mod split;
@@ -77,6 +78,7 @@ pub use dsl::props;
 pub use dsl::props::{PropData, PropValue, Source};
 pub use mover::defrag::DefragEstimate;
 pub use mover::job::{MoveRecord, MoveState, MoveStatus, MoveWork, WHOLE_SCORE};
+pub use mover::special::SpecialEstimate;
 pub use ondisk::config::PoolState;
 pub use ondisk::ddt::StatBucket;
 pub use ondisk::removal::Removing;
@@ -103,6 +105,7 @@ pub use objects::{NewObject, Objects, WRITE_MAX};
 pub use opening::Opening;
 pub use owners::{OwnerSpace, owner_of_prop};
 pub use pool::{ErrorScrubStatus, Pool, PoolStatus, ScanState, ScanStatus};
+pub use rebalance::{RebalanceKind, RebalancePlan, RebalancedVdev};
 pub use receive::{
     CorrectedBlocks, IncomingSnapshot, IncomingStream, ReceiveNames, ReceiveObserver,
     ReceiveOptions, ReceivedStream,

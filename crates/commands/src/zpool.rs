@@ -15,6 +15,7 @@ const ACTIVITIES: &[&str] = &[
     "trim",
     "raidz_expand",
     "defrag",
+    "rebalance",
 ];
 /// Words of a vdev specification, besides devices.
 const VDEVS: Word = Word::File;
@@ -207,6 +208,21 @@ pub(super) const COMMANDS: &[Command] = &[
             arg('l', "score", Word::Any, "lay out files with a lower layout score (0 to 1, 0.95)"),
         ],
         words: &[Word::Pool, Word::Dataset],
+        ..POOL
+    },
+    Command {
+        name: "rebalance",
+        about: "move blocks until vdevs are equally full; snapshots stay shared",
+        synopsis: "rebalance [-n] [-w] [--special|--from-special] <pool>\n\trebalance -s|-p <pool>",
+        flags: &[
+            flag('n', "only show what would be moved"),
+            flag('s', "stop the rebalance; what was moved stays moved"),
+            flag('p', "pause the rebalance; run the command again to continue"),
+            flag('w', "wait until the rebalance has ended"),
+            flag('S', "move what the special class takes to special vdevs").named("special"),
+            flag('F', "move everything on special vdevs to normal ones").named("from-special"),
+        ],
+        words: &[Word::Pool],
         ..POOL
     },
     Command {

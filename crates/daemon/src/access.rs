@@ -359,6 +359,9 @@ fn refused_change(pool: &str, change: &Change) -> String {
         Change::Defrag(_) | Change::EstimateDefrag(_) => ("cannot defragment", true),
         Change::PauseDefrag => ("cannot pause defragmenting", true),
         Change::CancelDefrag => ("cannot cancel defragmenting", true),
+        Change::Rebalance(_) | Change::EstimateRebalance(_) => ("cannot rebalance", true),
+        Change::PauseRebalance => ("cannot pause rebalancing", true),
+        Change::CancelRebalance => ("cannot cancel rebalancing", true),
     };
     match quoted {
         true => format!("{action} '{pool}': permission denied"),

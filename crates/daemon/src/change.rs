@@ -17,12 +17,12 @@ use cenote::features::by_name;
 use cenote::nvlist::{NvList, Value};
 use cenote::{
     AttachMode, AttachRequest, DefragTargets, JobAction, JobKind, NewDevice, Offline, OfflineMode,
-    Pool, PruneRequest, ScanRequest, SplitRequest,
+    Pool, PruneRequest, RebalanceKind, ScanRequest, SplitRequest,
 };
 use proto::{
     AddArgs, AttachArgs, AttachDevice, Change, CreateArgs, DEVICES_MAX, DefragArgs, HISTORY_MAX,
-    HistoryEvent, HistoryRecord, ImportArgs, PruneArgs, Reply, ScanCommand, SearchArgs, SplitArgs,
-    SplitReport, VdevRole,
+    HistoryEvent, HistoryRecord, ImportArgs, PruneArgs, RebalanceArgs, Reply, ScanCommand,
+    SearchArgs, SplitArgs, SplitReport, VdevRole,
 };
 
 use super::handle::RowListener;
@@ -179,7 +179,15 @@ fn defrag_request(args: &DefragArgs) -> DefragTargets {
     DefragTargets { score: args.target, datasets: args.datasets.clone() }
 }
 
-/// The message about a defragmentation of this pool.
+fn rebalance_kind(args: RebalanceArgs) -> RebalanceKind {
+    match args {
+        RebalanceArgs::Vdevs => RebalanceKind::Vdevs,
+        RebalanceArgs::ToSpecial => RebalanceKind::ToSpecial,
+        RebalanceArgs::FromSpecial => RebalanceKind::FromSpecial,
+    }
+}
+
+/// The message about moving blocks of this pool.
 fn defrag_failed(action: &str, pool: &str) -> impl Fn(Error) -> Error {
     move |e| Error::new(e.kind(), format!("cannot {action} '{pool}': {}", e.message()))
 }
@@ -317,6 +325,23 @@ pub(super) fn change(
         Change::CancelDefrag => {
             let fail = defrag_failed("cancel defragmenting", name);
             pool()?.cancel_defrag(command).map_err(fail)?;
+        }
+        Change::Rebalance(args) => {
+            let done = pool()?.rebalance(rebalance_kind(*args), command);
+            done.map_err(defrag_failed("rebalance", name))?;
+        }
+        Change::EstimateRebalance(args) => {
+            let plan = pool()?.estimate_rebalance(rebalance_kind(*args));
+            let plan = plan.map_err(defrag_failed("rebalance", name))?;
+            return Ok(Reply::RebalancePlan(super::convert::rebalance_plan(plan)));
+        }
+        Change::PauseRebalance => {
+            let fail = defrag_failed("pause rebalancing", name);
+            pool()?.pause_rebalance(command).map_err(fail)?;
+        }
+        Change::CancelRebalance => {
+            let fail = defrag_failed("cancel rebalancing", name);
+            pool()?.cancel_rebalance(command).map_err(fail)?;
         }
         Change::PruneDedup(args) => {
             let fail = |e: Error| {

@@ -3,8 +3,8 @@
 use cenote::layout::LayoutScore;
 use cenote::{
     CheckpointState, ClassDetail, DataError, DatasetKind, DedupReport, DefragEstimate, FoundPool,
-    ImportReason, JobStatus, MoveStatus, PoolState, PoolStatus, RebuildProgress, ScanState,
-    StatBucket, VdevStatus, WHOLE_SCORE,
+    ImportReason, JobStatus, MoveStatus, MoveWork, PoolState, PoolStatus, RebalancePlan,
+    RebuildProgress, ScanState, StatBucket, VdevStatus, WHOLE_SCORE,
 };
 use proto::{
     Checkpoint, ClassIo, DatasetType, ErrorScrub, ImportCandidate, LeafJob, Pool, RebuildScan,
@@ -212,6 +212,12 @@ pub(crate) fn defrag(status: MoveStatus) -> proto::Defrag {
     let record = status.record;
     let score = |n: u64| (n * WHOLE_SCORE).checked_div(record.steps).unwrap_or(WHOLE_SCORE);
     proto::Defrag {
+        kind: match record.work {
+            MoveWork::Rebalance => proto::MoveKind::Rebalance,
+            MoveWork::ToSpecial => proto::MoveKind::ToSpecial,
+            MoveWork::FromSpecial => proto::MoveKind::FromSpecial,
+            _ => proto::MoveKind::Defrag,
+        },
         state: record.state as u8,
         start: record.start,
         end: record.end,
@@ -239,6 +245,26 @@ pub(crate) fn defrag_plan(estimate: &DefragEstimate) -> proto::DefragPlan {
         metaslabs: estimate.metaslabs,
         metaslab_bytes: estimate.metaslab_bytes,
         scattered: estimate.lost_bytes,
+    }
+}
+
+pub(crate) fn rebalance_plan(plan: RebalancePlan) -> proto::RebalancePlan {
+    match plan {
+        RebalancePlan::Vdevs(vdevs) => {
+            let one = |vdev: cenote::RebalancedVdev| proto::RebalancedVdev {
+                name: vdev.name,
+                capacity: vdev.capacity,
+                used: vdev.used,
+                after: vdev.after,
+            };
+            proto::RebalancePlan::Vdevs(vdevs.into_iter().map(one).collect())
+        }
+        RebalancePlan::Special(estimate) => proto::RebalancePlan::Special {
+            metadata: estimate.metadata,
+            data: estimate.data,
+            to_move: estimate.to_move(),
+            immovable: estimate.immovable,
+        },
     }
 }
 

@@ -93,7 +93,7 @@ fn move_batch(
     blocks: &[(BlockPosition, Block)],
 ) -> Result<RelocationOutcome> {
     for waited in 0.. {
-        let batch = RelocationBatch { blocks: blocks.to_vec(), avoid: vec![key] };
+        let batch = RelocationBatch { blocks: blocks.to_vec(), avoid: vec![key], to: None };
         match writer.relocate(batch) {
             Err(e) if e.kind() == ErrorKind::NoSpace && waited < WAITS_MAX => {
                 writer.sync()?;

@@ -56,7 +56,7 @@ const CRAMPED_MAX: u32 = 32;
 /// What cannot be moved away.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EvacuationRest {
-    /// Gang blocks.
+    /// Gang blocks for which there was no place in one piece.
     pub gangs: u64,
     /// Blocks with an entry in the dedup tables, or that may have one.
     pub deduplicated: u64,
@@ -74,7 +74,7 @@ pub struct EvacuationRest {
 impl EvacuationRest {
     /// The blocks that no attempt could move.
     pub fn immovable(&self) -> u64 {
-        self.gangs + self.deduplicated + self.cloned + self.rewritten
+        self.deduplicated + self.cloned + self.rewritten
     }
 }
 
@@ -106,9 +106,9 @@ pub fn survey(writer: &Writer, vdev: VdevId) -> Result<EvacuationRest> {
     let range = EmptyRange::whole(vdev);
     let counts = [const { AtomicU64::new(0) }; 5];
     let wanted = |_: &BlockPosition, block: &Block| {
-        if range.touches(block) {
+        if range.touches(block) || block.is_gang() {
             let kind = match writer.immovable(block) {
-                Some(Immovable::Gang) => 0,
+                None if block.is_gang() => 0,
                 Some(Immovable::Deduplicated) => 1,
                 Some(Immovable::Cloned) => 2,
                 Some(Immovable::Rewritten) => 3,
@@ -207,12 +207,14 @@ impl Evacuation {
 
     fn find(&mut self, writer: &Writer) -> Result<EvacuationStep> {
         let taken = AtomicU64::new(0);
-        let (range, kept) = (self.range, &self.kept);
+        let (range, begun, kept) = (self.range, self.begun, &self.kept);
         let wanted = |_: &BlockPosition, block: &Block| {
             if taken.load(Relaxed) >= FOUND_MAX {
                 return FindFlow::Skip;
             }
-            let moves = range.touches(block)
+            // Members of a gang may be there, and only its header says so.
+            let gang = block.is_gang() && block.effective_physical_birth() <= begun;
+            let moves = (gang || range.touches(block))
                 && writer.immovable(block).is_none()
                 && !kept.contains(&block.place());
             if moves {
@@ -238,7 +240,7 @@ impl Evacuation {
         };
         let count = batch_len(list.make_contiguous(), writer, &self.limits);
         let blocks: Vec<_> = list.range(..count).copied().collect();
-        let batch = RelocationBatch { blocks, avoid: Vec::new() };
+        let batch = RelocationBatch { blocks, ..RelocationBatch::default() };
         let done: RelocationOutcome = match writer.relocate(batch) {
             Err(e) if e.kind() == ErrorKind::NoSpace => {
                 // The space of earlier batches is free in a later txg.
@@ -313,7 +315,7 @@ fn top_of(writer: &Writer, guid: Guid) -> Option<VdevId> {
 /// As [`Writer::check_emptied_removal`]; `Unsupported` if blocks on the vdev are never moved.
 pub fn check(writer: &Writer, vdev: Guid) -> Result<EvacuationRest> {
     let id = writer.check_emptied_removal(vdev, true)?;
-    let rest = EvacuationRest { unplaced: 0, ..survey(writer, id)? };
+    let rest = EvacuationRest { unplaced: 0, gangs: 0, ..survey(writer, id)? };
     match rest.immovable() {
         0 => Ok(rest),
         _ => Err(Error::unsupported(format!("{rest} cannot be moved"))),

@@ -12,7 +12,7 @@ use base::rt::Mutex;
 use base::{Error, Result};
 use dmu::Io;
 use dmu::traverse::{Bookmark, Flow, Options, Visitor, traverse};
-use dsl::write::relocate;
+use dsl::write::relocate::{self, RelocatableDataset};
 use ondisk::BlkPtr;
 use ondisk::blkptr::Block;
 use spa::engine::{BlockPosition, Writer, is_immovable};
@@ -43,9 +43,13 @@ pub enum FindFlow {
 /// Decides about a block at a position.
 pub type Wanted<'a> = &'a (dyn Fn(&BlockPosition, &Block) -> FindFlow + Sync);
 
+/// The same, by the dataset from which the block is seen first: the oldest that has it.
+pub type WantedOf<'a> =
+    &'a (dyn Fn(&RelocatableDataset, &BlockPosition, &Block) -> FindFlow + Sync);
+
 struct Finder<'a> {
-    lineage: u64,
-    wanted: Wanted<'a>,
+    ds: &'a RelocatableDataset,
+    wanted: WantedOf<'a>,
     found: &'a Mutex<FoundBlocks>,
 }
 
@@ -53,8 +57,8 @@ impl Visitor for Finder<'_> {
     fn visit(&self, bp: &BlkPtr, at: Bookmark) -> Result<Flow> {
         let BlkPtr::Block(block) = bp else { return Ok(Flow::Descend) };
         let Bookmark { object, level, blkid, .. } = at;
-        let position = BlockPosition { lineage: self.lineage, object, level, blkid };
-        let flow = (self.wanted)(&position, block);
+        let position = BlockPosition { lineage: self.ds.lineage, object, level, blkid };
+        let flow = (self.wanted)(self.ds, &position, block);
         if flow == FindFlow::Take {
             let mut found = self.found.lock();
             if is_immovable(block) {
@@ -88,12 +92,20 @@ pub fn find(writer: &Writer, wanted: &(dyn Fn(&Block) -> bool + Sync)) -> Result
 /// # Errors
 /// Those of reading the MOS.
 pub fn find_in(writer: &Writer, lineage: Option<u64>, wanted: Wanted<'_>) -> Result<FoundBlocks> {
+    find_of(writer, lineage, &|_, at, block| wanted(at, block))
+}
+
+/// As [`find_in`], where the dataset matters.
+///
+/// # Errors
+/// Those of reading the MOS.
+pub fn find_of(writer: &Writer, lineage: Option<u64>, wanted: WantedOf<'_>) -> Result<FoundBlocks> {
     let found = Mutex::new(FoundBlocks::default());
     for ds in relocate::datasets(writer.mos())? {
         if lineage.is_some_and(|lineage| ds.lineage != lineage) {
             continue;
         }
-        let finder = Finder { lineage: ds.lineage, wanted, found: &found };
+        let finder = Finder { ds: &ds, wanted, found: &found };
         let options = Options { min_txg: ds.prev_txg, threads: THREADS, io: Io::WAIT };
         traverse(writer.zio(), ds.object, &ds.root, &finder, options)?;
     }

@@ -11,7 +11,9 @@
 //! 3. [`job`] is the work in the background, with its record in the pool.
 //! 4. [`defrag`] chooses the work of `zpool defrag`: files by their layout ([`layout`]) and
 //!    metaslabs by their fragmentation.
-//! 5. [`evacuate`] empties a whole vdev, so that it can leave the pool: `zpool remove` of a raidz.
+//! 5. [`balance`] chooses that of `zpool rebalance`: vdevs get equal shares; [`special`] that of its
+//!    options: blocks change to the special class, and back.
+//! 6. [`evacuate`] empties a whole vdev, so that it can leave the pool: `zpool remove` of a raidz.
 //!
 //! What was found is a hint. A block may have died, or been moved with another batch, before its
 //! turn comes: a batch verifies each pointer by place and birth.
@@ -24,6 +26,7 @@
 //! # Invariants
 //! * Nothing here writes to a pool; only batches do.
 
+pub mod balance;
 mod batch;
 pub mod defrag;
 pub mod empty;
@@ -31,6 +34,7 @@ pub mod evacuate;
 pub mod find;
 pub mod job;
 pub mod layout;
+pub mod special;
 
 pub use batch::MoveLimits;
 pub use empty::{EmptyReport, empty_metaslab};

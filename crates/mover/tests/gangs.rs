@@ -45,7 +45,9 @@ fn one((shape, copies): &(MoverShape, u64)) {
     assert!(data(&found) > 10, "{what}: {} gangs", found.len());
     let (mut moved, mut kept) = (0, 0);
     for blocks in found.chunks(BATCH) {
-        let done = w.relocate(RelocationBatch { blocks: blocks.to_vec(), avoid: vec![] }).unwrap();
+        let done = w
+            .relocate(RelocationBatch { blocks: blocks.to_vec(), ..RelocationBatch::default() })
+            .unwrap();
         moved += done.moved;
         kept += done.kept.len();
         // What was freed can be allocated again.

@@ -165,6 +165,57 @@ pub enum Change {
     PauseDefrag,
     /// Stop the defragmentation.
     CancelDefrag,
+    /// Begin or continue a rebalance.
+    Rebalance(RebalanceArgs),
+    /// What a rebalance would do; nothing is changed.
+    EstimateRebalance(RebalanceArgs),
+    /// Pause the rebalance.
+    PauseRebalance,
+    /// Stop the rebalance.
+    CancelRebalance,
+}
+
+/// What a rebalance moves.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RebalanceArgs {
+    /// Blocks, from fuller vdevs to emptier ones.
+    #[default]
+    Vdevs,
+    /// What the special class takes, to special vdevs.
+    ToSpecial,
+    /// Everything on special vdevs, to normal ones.
+    FromSpecial,
+}
+
+/// What a rebalance would do.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RebalancePlan {
+    /// The vdevs that can exchange blocks.
+    Vdevs(Vec<RebalancedVdev>),
+    /// The blocks that are to change their class.
+    Special {
+        /// Bytes of metadata.
+        metadata: u64,
+        /// Bytes of data blocks.
+        data: u64,
+        /// Bytes that move as far as there is room.
+        to_move: u64,
+        /// Blocks that are never moved.
+        immovable: u64,
+    },
+}
+
+/// A vdev before and after a rebalance.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RebalancedVdev {
+    /// Its name, as `zpool status` shows it.
+    pub name: String,
+    /// Bytes, parity included.
+    pub capacity: u64,
+    /// Bytes in use.
+    pub used: u64,
+    /// Bytes in use afterwards.
+    pub after: u64,
 }
 
 /// What is to be defragmented.

@@ -42,7 +42,7 @@ use serde::{Deserialize, Serialize};
 pub use change::{
     AddArgs, AttachArgs, AttachDevice, Change, CreateArgs, DEVICES_MAX, DefragArgs, DefragPlan,
     Force, HISTORY_MAX, HistoryEvent, HistoryRecord, JobAction, NewKind, NewVdev, PruneArgs,
-    ScanCommand, SplitArgs, SplitReport,
+    RebalanceArgs, RebalancePlan, RebalancedVdev, ScanCommand, SplitArgs, SplitReport,
 };
 pub use dataset::{
     Assign, BookmarkArgs, CloneArgs, DatasetChange, DestroyArgs, HeldSnapshot, HoldArgs,
@@ -54,8 +54,8 @@ pub use diff::{DiffArgs, DiffKind, DiffRecord};
 pub use events::{EVENTS_PAGE, EventInfo, EventsPage};
 pub use owners::{OWNERS_PAGE, OwnerKind, OwnerUsage};
 pub use pool::{
-    Checkpoint, ClassIo, DedupReport, Defrag, ErrorScrub, Expand, ImportCandidate, LeafJob, Pool,
-    RebuildScan, Removal, Scan, Vdev, VdevHealth, VdevIoCounts, VdevRole,
+    Checkpoint, ClassIo, DedupReport, Defrag, ErrorScrub, Expand, ImportCandidate, LeafJob,
+    MoveKind, Pool, RebuildScan, Removal, Scan, Vdev, VdevHealth, VdevIoCounts, VdevRole,
 };
 pub use receiving::{ClientInput, INPUT_MAX, ReceiveArgs, ReceiveNaming, receive_input};
 pub use sending::{Frame, PackageArgs, SendArgs, SendSize, receive_frame, send_bytes};
@@ -511,6 +511,8 @@ pub enum Reply {
     RemovalMemory(u64),
     /// What a defragmentation would do.
     DefragPlan(DefragPlan),
+    /// What a rebalance would do.
+    RebalancePlan(RebalancePlan),
     /// Answer to [`Change::Upgrade`].
     Upgraded {
         /// The version before.

@@ -372,9 +372,33 @@ pub struct Expand {
     pub to_copy: u64,
 }
 
-/// A defragmentation.
+/// What a job that moves blocks is for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MoveKind {
+    /// A defragmentation.
+    #[default]
+    Defrag,
+    /// Vdevs get equal shares of what is used.
+    Rebalance,
+    /// Blocks go to the special class.
+    ToSpecial,
+    /// Blocks leave the special class.
+    FromSpecial,
+}
+
+impl MoveKind {
+    /// Whether it is a rebalance.
+    pub fn is_rebalance(self) -> bool {
+        self != MoveKind::Defrag
+    }
+}
+
+/// A defragmentation or a rebalance.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Defrag {
+    /// What it is.
+    #[serde(default)]
+    pub kind: MoveKind,
     /// 1 running, 2 finished, 3 canceled, 4 paused.
     pub state: u8,
     /// Seconds since 1970.
@@ -453,7 +477,7 @@ pub struct Pool {
     pub removal: Option<Removal>,
     /// Last expansion.
     pub expand: Option<Expand>,
-    /// Last defragmentation.
+    /// Last defragmentation or rebalance.
     #[serde(default)]
     pub defrag: Option<Defrag>,
     /// The checkpoint.

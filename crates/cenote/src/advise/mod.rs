@@ -33,6 +33,8 @@ pub enum Rule {
     Capacity,
     /// One top-level vdev is nearly full, and others are not.
     FullVdev,
+    /// Vdevs of one kind are unequally full.
+    UnevenVdevs,
     /// A device is slower than its siblings.
     SlowDevice,
     /// The free space is fragmented.
@@ -67,6 +69,7 @@ impl Rule {
             Rule::DeviceErrors => "device_errors",
             Rule::Capacity => "capacity",
             Rule::FullVdev => "full_vdev",
+            Rule::UnevenVdevs => "uneven_vdevs",
             Rule::SlowDevice => "slow_device",
             Rule::Fragmentation => "fragmentation",
             Rule::Ganging => "ganging",

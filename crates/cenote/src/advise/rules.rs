@@ -9,11 +9,12 @@ pub(crate) const ENOUGH_REQUESTS: u64 = 1000;
 
 /// Everything that hurts a pool, the most urgent first.
 pub fn advise(pool: &PoolFacts) -> Vec<Advice> {
-    let rules: [fn(&PoolFacts) -> Vec<Advice>; 16] = [
+    let rules: [fn(&PoolFacts) -> Vec<Advice>; 17] = [
         data_errors,
         device_errors,
         capacity,
         full_vdev,
+        uneven_vdevs,
         slow_device,
         fragmentation,
         ganging,
@@ -117,18 +118,70 @@ fn full_vdev(pool: &PoolFacts) -> Vec<Advice> {
     let target = pool.datasets.iter().max_by_key(|d| d.referenced);
     let path = target.and_then(|d| d.mountpoint.clone()).unwrap_or_else(|| "<directory>".into());
     let full = normal().filter(|v| used(v) >= VDEV_FULL && least <= VDEV_EMPTY);
+    let has_like = |v: &TopFacts| normal().any(|to| used(to) <= VDEV_EMPTY && alike(v, to));
     let one = |v: &TopFacts| Advice {
         about: v.name.clone(),
         problem: format!(
             "{{}} of the vdev are in use, and only {least} % of another one: new data goes to \
              few devices, and reads of old data, too."
         ),
-        gain: "Files that are rewritten are spread over all vdevs; snapshots keep their blocks."
-            .into(),
-        command: format!("zfs rewrite -r -S {path}"),
+        gain: match has_like(v) {
+            true => "Blocks move until the vdevs are equally full; snapshots stay shared.",
+            false => {
+                "Files that are rewritten are spread over all vdevs; snapshots keep their \
+                      blocks."
+            }
+        }
+        .into(),
+        command: match has_like(v) {
+            true => format!("zpool rebalance {}", pool.name),
+            false => format!("zfs rewrite -r -S {path}"),
+        },
         ..of_pool(pool, Rule::FullVdev, "", Figure::Percent(used(v)))
     };
     full.map(one).collect()
+}
+
+/// Whether blocks can move from one vdev to the other, as far as names and devices tell: raidz
+/// and draid vdevs exchange blocks with their like, mirrors and single devices with each other.
+fn alike(a: &TopFacts, b: &TopFacts) -> bool {
+    let parity = |v: &TopFacts| {
+        let kind = v.name.rsplit_once('-').map_or("", |(kind, _)| kind);
+        let counts = kind.starts_with("raidz") || kind.starts_with("draid");
+        counts.then(|| (kind.to_owned(), v.leaves.len()))
+    };
+    a.class == b.class && a.ashift == b.ashift && parity(a) == parity(b)
+}
+
+/// Points between the shares that are in use.
+const UNEVEN: u64 = 20;
+
+fn uneven_vdevs(pool: &PoolFacts) -> Vec<Advice> {
+    if !full_vdev(pool).is_empty() {
+        return Vec::new();
+    }
+    let used = |v: &TopFacts| percent(v.allocated, v.size);
+    let balanced = [VdevClass::Normal, VdevClass::Special];
+    let all = || pool.vdevs.iter().filter(|v| balanced.contains(&v.class) && v.size > 0);
+    let pairs = all().flat_map(|a| all().map(move |b| (a, b)));
+    let uneven = pairs.filter(|(a, b)| alike(a, b) && used(a) > used(b).saturating_add(UNEVEN));
+    let Some((full, empty)) = uneven.max_by_key(|(a, b)| used(a) - used(b)) else {
+        return Vec::new();
+    };
+    vec![Advice {
+        about: full.name.clone(),
+        problem: format!(
+            "{{}} of the vdev are in use, and {} % of '{}': old data is read from few devices, \
+             and new data goes to few.",
+            used(empty),
+            empty.name
+        ),
+        gain: "Blocks move until the vdevs are equally full; snapshots stay shared. -n shows how \
+               much would move."
+            .into(),
+        command: format!("zpool rebalance {}", pool.name),
+        ..of_pool(pool, Rule::UnevenVdevs, "", Figure::Percent(used(full)))
+    }]
 }
 
 /// The mean of a histogram of times by log2 of nanoseconds, and how many there are. Each time

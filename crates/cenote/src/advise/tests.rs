@@ -162,11 +162,30 @@ fn one_full_vdev() {
         },
         |f| f.vdevs.iter_mut().for_each(|v| v.allocated = v.size / 100 * 93),
     );
-    assert_eq!(advice.command, "zfs rewrite -r -S /home");
+    assert_eq!(advice.command, "zpool rebalance tank");
+    // A raidz exchanges blocks only with its like.
+    let mut facts = healthy();
+    facts.vdevs[1] = top("raidz1-1", &["c", "d", "e"]);
+    facts.vdevs[1].allocated = facts.vdevs[1].size / 100 * 93;
+    facts.datasets[1].referenced = 1 << 38;
+    assert_eq!(advise(&facts)[0].command, "zfs rewrite -r -S /home");
     // A full log vdev is no matter of balance.
     let mut facts = healthy();
     facts.vdevs.push(TopFacts { class: VdevClass::Log, allocated: 1 << 40, ..top("e", &["e"]) });
     assert_eq!(advise(&facts), []);
+}
+
+#[test]
+fn vdevs_of_one_kind_are_unequally_full() {
+    let advice = rule(
+        Rule::UnevenVdevs,
+        "mirror-1",
+        Figure::Percent(59),
+        |f| f.vdevs[1].allocated = f.vdevs[1].size / 100 * 60,
+        // The other one has a quarter in use.
+        |f| f.vdevs[1].allocated = f.vdevs[1].size / 100 * 45,
+    );
+    assert_eq!(advice.command, "zpool rebalance tank");
 }
 
 #[test]

@@ -19,6 +19,7 @@ mod json;
 mod layout;
 mod list;
 mod map;
+mod rebalance;
 mod scan;
 mod scan_text;
 mod scripts;
@@ -61,6 +62,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
         "list" => list::main(rest),
         "scrub" => scan::scrub(rest),
         "defrag" => defrag::main(rest),
+        "rebalance" => rebalance::main(rest),
         "resilver" => scan::resilver(rest),
         "map" => map::main(rest),
         "status" => status::main(rest),

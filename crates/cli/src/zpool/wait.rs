@@ -1,7 +1,7 @@
 //! `zpool wait` (chapter 09 §4.7).
 //!
-//! The pool's activities are queried once a second. `defrag` is an activity that OpenZFS does not
-//! have; it is in the last column.
+//! The pool's activities are queried once a second. `defrag` and `rebalance` are activities that
+//! OpenZFS does not have; they are in the last columns.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use ui::{Exit, time};
 use super::{Pools, misuse, no_such_pool, options};
 
 /// In the order of the columns.
-const ACTIVITIES: [&str; 10] = [
+const ACTIVITIES: [&str; 11] = [
     "discard",
     "free",
     "initialize",
@@ -25,6 +25,7 @@ const ACTIVITIES: [&str; 10] = [
     "trim",
     "raidz_expand",
     "defrag",
+    "rebalance",
 ];
 /// Time between two queries, without an interval.
 pub(super) const PAUSE: Duration = Duration::from_secs(1);
@@ -136,9 +137,12 @@ fn left(activity: &str, pool: &Pool, freeing: u64) -> u64 {
             // As long as it runs, something is left.
             running.map_or(0, |e| rest(e.to_copy, e.copied).max(1))
         }
-        "defrag" => {
-            let running = pool.defrag.as_ref().filter(|d| d.state == 1);
-            running.map_or(0, |d| rest(d.to_move.unwrap_or(0), d.moved))
+        "defrag" | "rebalance" => {
+            let rebalances = activity == "rebalance";
+            let is_it = |d: &&proto::Defrag| d.state == 1 && d.kind.is_rebalance() == rebalances;
+            let running = pool.defrag.as_ref().filter(is_it);
+            // As long as it runs, something is left.
+            running.map_or(0, |d| rest(d.to_move.unwrap_or(0), d.moved).max(1))
         }
         _ => 0,
     }
@@ -261,19 +265,19 @@ mod tests {
         assert_eq!(some.interval, Some(Duration::from_millis(500)));
         assert_eq!(parse("5").unwrap().pool, "5", "a pool's name may be a number to us");
         let all = parse("live").unwrap();
-        assert_eq!(all.activities.len(), 10);
+        assert_eq!(all.activities.len(), 11);
         let names: Vec<String> = all.activities.iter().map(|a| a.to_uppercase()).collect();
-        // Recorded from OpenZFS 2.3.2, which has no DEFRAG.
+        // Recorded from OpenZFS 2.3.2, which has neither DEFRAG nor REBALANCE.
         assert_eq!(
             row(&all, &names),
             "  DISCARD    FREE  INITIALIZE  REPLACE  REMOVE  RESILVER   SCRUB    TRIM  \
-             RAIDZ_EXPAND  DEFRAG\n"
+             RAIDZ_EXPAND  DEFRAG  REBALANCE\n"
         );
-        let zeros = vec![amount(0, &all); 10];
+        let zeros = vec![amount(0, &all); 11];
         assert_eq!(
             row(&all, &zeros),
             "        0       0           0        0       0         0       0       0             \
-             0       0\n"
+             0       0          0\n"
         );
         assert_eq!(row(&some, &["1".into(), "2".into()]), "1\t2\n");
     }

@@ -133,10 +133,10 @@ impl DefragPlanner {
         }
         Ok(Next::Part(Part {
             blocks: chunk.blocks.into(),
-            avoid: Vec::new(),
             files: chunk.files.map(|(ds, files)| (ds.object, files)),
             in_sequence: chunk.bad.in_sequence,
             next: chunk.next,
+            ..Part::default()
         }))
     }
 }

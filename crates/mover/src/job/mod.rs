@@ -32,12 +32,14 @@ use std::time::Duration;
 use base::rt::{Condvar, JoinHandle, Mutex, spawn};
 use base::{Error, Result};
 use metaslab::MsKey;
-use ondisk::blkptr::Block;
-use spa::engine::{BlockPosition, Command, RelocationBatch, Writer};
+use ondisk::blkptr::{Block, BlockPlace};
+use spa::engine::{BlockPosition, Command, CopyTarget, RelocationBatch, Writer};
 
+use crate::balance::BalancePlanner;
 use crate::batch::{self, MoveLimits};
 use crate::defrag::{self, DefragEstimate};
 use crate::evacuate;
+use crate::special::{SpecialMove, SpecialPlanner};
 
 pub use record::{
     DATASETS_MAX, MovePhase, MoveRecord, MoveRequest, MoveState, MoveWork, WHOLE_SCORE,
@@ -128,6 +130,10 @@ pub(crate) struct Part {
     pub(crate) blocks: VecDeque<(BlockPosition, Block)>,
     /// Metaslabs that take no copies.
     pub(crate) avoid: Vec<MsKey>,
+    /// Where the copies are to lie.
+    pub(crate) to: Option<CopyTarget>,
+    /// Blocks that were to be moved, and stay.
+    pub(crate) kept: BTreeSet<BlockPlace>,
     /// Files that are laid out, for the score afterwards: their head and objects.
     pub(crate) files: Option<(u64, BTreeSet<u64>)>,
     /// Blocks of these files in sequence before.
@@ -173,6 +179,9 @@ fn planner(work: MoveWork) -> Result<Box<dyn Planner>> {
     match work {
         MoveWork::Defrag => Ok(Box::new(defrag::DefragPlanner::default())),
         MoveWork::Remove { vdev } => Ok(Box::new(evacuate::RemovePlanner::new(vdev))),
+        MoveWork::Rebalance => Ok(Box::new(BalancePlanner::default())),
+        MoveWork::ToSpecial => Ok(Box::new(SpecialPlanner::new(SpecialMove::To))),
+        MoveWork::FromSpecial => Ok(Box::new(SpecialPlanner::new(SpecialMove::From))),
         other => Err(Error::unsupported(format!("{other:?} is not there"))),
     }
 }
@@ -433,7 +442,8 @@ fn move_some(cx: &JobCx<'_>, part: &mut Part) -> Result<()> {
         batch::batch_len(list, cx.writer, &MoveLimits::default())
     };
     let blocks: Vec<_> = part.blocks.range(..count).copied().collect();
-    let done = cx.writer.relocate(RelocationBatch { blocks, avoid: part.avoid.clone() })?;
+    let (avoid, to) = (part.avoid.clone(), part.to.clone());
+    let done = cx.writer.relocate(RelocationBatch { blocks, avoid, to })?;
     if done.incomplete {
         return Err(Error::busy("a device did not take all copies"));
     }
@@ -443,5 +453,6 @@ fn move_some(cx: &JobCx<'_>, part: &mut Part) -> Result<()> {
         record.metadata += done.metadata_bytes;
         record.kept += done.kept.len() as u64;
     });
+    part.kept.extend(done.kept);
     Ok(())
 }

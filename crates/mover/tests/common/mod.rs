@@ -27,7 +27,7 @@ pub fn import(dir: &Path) -> Arc<Pool> {
     pool
 }
 
-fn ratios(w: &Writer) -> Ratios {
+pub fn ratios(w: &Writer) -> Ratios {
     let tree = w.zio().tree();
     let of = |id| tree.deflate_ratio(VdevId(id)).unwrap_or(512);
     Ratios::new((0..16).map(of).collect())

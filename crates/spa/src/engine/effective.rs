@@ -63,3 +63,14 @@ pub fn effective(mos: &dyn MosRead, dir: u64, name: &str) -> Result<Option<Store
 pub(super) fn effective_number(mos: &dyn MosRead, dir: u64, name: &str) -> Result<Option<u64>> {
     Ok(effective(mos, dir, name)?.and_then(|v| v.number()))
 }
+
+impl super::Writer {
+    /// Property `special_small_blocks` of a dataset, by its directory: data blocks up to this size
+    /// belong on special vdevs, in bytes; 0 = none.
+    ///
+    /// # Errors
+    /// Those of reading the MOS.
+    pub fn special_small_blocks(&self, dir: u64) -> Result<u64> {
+        Ok(effective_number(self.mos(), dir, "special_small_blocks")?.unwrap_or(0))
+    }
+}

@@ -133,7 +133,7 @@ pub use pools::{Devices, PoolChange, init_aux_labels};
 pub use receive::{EndReceive, NewReceive, ReceivePlants, ReceiveTarget};
 pub use receive_raw::RawReceive;
 pub use relocation::{
-    BlockPosition, RelocationBatch, RelocationOutcome, RelocationPlants, is_immovable,
+    BlockPosition, CopyTarget, RelocationBatch, RelocationOutcome, RelocationPlants, is_immovable,
 };
 pub use resilver_request::ResilverTuning;
 pub use scan::ErrorScrubProgress;

@@ -49,8 +49,10 @@ pub struct CopyPolicy<'a> {
     pub hint: u64,
     /// Bytes that addresses count in space accounting (chapter 02 §13).
     pub dsize: &'a dyn Fn(&[Dva]) -> u64,
-    /// Whether a copy on a vdev counts as much in space accounting (chapter 02 §13) as this
-    /// address of the block.
+    /// Whether a vdev may take the copy at all.
+    pub takes: &'a dyn Fn(VdevId) -> bool,
+    /// Whether a vdev may take the copy, and it counts as much there as this address of the block
+    /// does.
     pub fits: &'a dyn Fn(&Dva, VdevId) -> bool,
 }
 
@@ -131,7 +133,7 @@ impl Zio {
         };
         let before: Vec<Dva> = old.dvas().collect();
         let dvas = match old.is_gang() {
-            true => self.allocate_joined(&*space, &want, &before),
+            true => self.allocate_joined(&*space, &want, &before, policy),
             false => self.places_of(old, &*space, &want, policy),
         };
         let dvas = match dvas {
@@ -152,6 +154,7 @@ impl Zio {
         space: &dyn SpaceSource,
         want: &Want,
         gang: &[Dva],
+        policy: &CopyPolicy<'_>,
     ) -> Result<Vec<Dva>> {
         let tree = self.tree();
         let needs = |dva: &Dva| tree.asize(dva.vdev, Psize(want.psize), want.txg);
@@ -181,7 +184,7 @@ impl Zio {
             let asize = |of| tree.asize(of, Psize(one.psize), want.txg).ok();
             let ratio = |of| tree.deflate_ratio(of).ok();
             let same = |of| asize(of) == asize(vdev) && ratio(of) == ratio(vdev);
-            let place = space.allocate_on(&one, &same);
+            let place = space.allocate_on(&one, &|of| (policy.takes)(of) && same(of));
             match place.and_then(|place| self.checked(space, &one, place)) {
                 Ok(dvas) => all.extend(dvas),
                 Err(e) => {
@@ -192,9 +195,7 @@ impl Zio {
         }
         Ok(all)
     }
-}
 
-impl Zio {
     /// Addresses for a copy: all together if one kind of vdev serves, so that they are apart from
     /// each other; otherwise one after the other.
     fn places_of(

@@ -2,8 +2,8 @@
 
 use cenote::props::{nicebytes, nicenum};
 use proto::{
-    Checkpoint, Defrag, Expand, LeafJob, Pool, RebuildScan, Removal, Scan, Vdev, VdevHealth,
-    VdevRole,
+    Checkpoint, Defrag, Expand, LeafJob, MoveKind, Pool, RebuildScan, Removal, Scan, Vdev,
+    VdevHealth, VdevRole,
 };
 use ui::json::Json;
 use ui::time::strftime;
@@ -159,7 +159,10 @@ impl JsonReport<'_> {
         if p.scan.is_some() || p.error_scrub.is_some() || !p.rebuilds.is_empty() {
             put(&mut out, "scan_stats", self.scan(p));
         }
-        out.extend(p.defrag.as_ref().map(|d| ("defrag_stats".to_owned(), self.defrag(d))));
+        out.extend(p.defrag.as_ref().map(|d| {
+            let key = if d.kind.is_rebalance() { "rebalance_stats" } else { "defrag_stats" };
+            (key.to_owned(), self.defrag(d))
+        }));
         out.extend(p.removal.as_ref().map(|r| ("removal_stats".to_owned(), self.removal(r))));
         let checkpoint = p.checkpoint.as_ref();
         out.extend(checkpoint.map(|c| ("checkpoint_stats".to_owned(), self.checkpoint(c))));
@@ -262,6 +265,14 @@ impl JsonReport<'_> {
         let state = if d.state == 4 { "PAUSED" } else { scan_state(d.state) };
         let mut out: Members = Vec::new();
         put(&mut out, "state", Json::str(state));
+        if d.kind.is_rebalance() {
+            let to = match d.kind {
+                MoveKind::ToSpecial => "SPECIAL",
+                MoveKind::FromSpecial => "NORMAL",
+                MoveKind::Rebalance | MoveKind::Defrag => "EMPTIER",
+            };
+            put(&mut out, "to", Json::str(to));
+        }
         put(&mut out, "start_time", n.time(d.start));
         put(&mut out, "end_time", n.time(d.end));
         put(&mut out, "to_move", n.bytes(d.to_move.unwrap_or(0)));

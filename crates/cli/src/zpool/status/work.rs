@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use cenote::props::{nicebytes, nicenum};
-use proto::{Checkpoint, Defrag, ErrorScrub, Expand, LeafJob, Removal};
+use proto::{Checkpoint, Defrag, ErrorScrub, Expand, LeafJob, MoveKind, Removal};
 use ui::progress::bar;
 use ui::time::{ctime, duration};
 
@@ -186,24 +186,40 @@ pub(in super::super) fn score(thousandths: u64) -> String {
     format!("{}.{:03}", thousandths / 1000, thousandths % 1000)
 }
 
-/// The lines about a defragmentation, in the manner of those about a removal.
+/// The words about a job that moves blocks: its label, its name, and what was done.
+fn move_words(kind: MoveKind) -> [&'static str; 3] {
+    match kind {
+        MoveKind::Defrag => ["defrag", "defragmentation", "defragmented"],
+        MoveKind::Rebalance => ["rebalance", "rebalance", "rebalanced"],
+        MoveKind::ToSpecial => ["rebalance", "move to special vdevs", "moved to special vdevs:"],
+        MoveKind::FromSpecial => {
+            ["rebalance", "move from special vdevs", "moved from special vdevs:"]
+        }
+    }
+}
+
+/// The lines about a defragmentation or a rebalance, in the manner of those about a removal.
 pub(super) fn defrag_lines(d: &Defrag, now: u64) -> String {
+    let [label, job, done] = move_words(d.kind);
     let mut out = match d.state {
-        1 => format!("defrag: defragmentation in progress since {}\n", ctime(d.start)),
+        1 => format!("{label}: {job} in progress since {}\n", ctime(d.start)),
         2 => format!(
-            "defrag: defragmented {} in {} on {}\n",
+            "{label}: {done} {} in {} on {}\n",
             nicebytes(d.moved),
             duration(d.end.saturating_sub(d.start)),
             ctime(d.end)
         ),
-        3 => format!("defrag: defragmentation canceled on {}\n", ctime(d.end)),
-        4 => format!("defrag: defragmentation paused since {}\n", ctime(d.end)),
+        3 => format!("{label}: {job} canceled on {}\n", ctime(d.end)),
+        4 => format!("{label}: {job} paused since {}\n", ctime(d.end)),
         _ => return String::new(),
     };
     match d.state {
         1 | 4 => {
             let Some(to_move) = d.to_move else {
-                out.push_str("\tlooking at files and free space\n");
+                out.push_str(match d.kind.is_rebalance() {
+                    true => "\tlooking for blocks to move\n",
+                    false => "\tlooking at files and free space\n",
+                });
                 return out;
             };
             let hundredths = (u128::from(d.moved) * 10_000).checked_div(u128::from(to_move));
@@ -225,7 +241,7 @@ pub(super) fn defrag_lines(d: &Defrag, now: u64) -> String {
         }
         _ => {}
     }
-    if d.files > 0 || d.metaslabs > 0 {
+    if !d.kind.is_rebalance() && (d.files > 0 || d.metaslabs > 0) {
         let _ = write!(out, "\t{} files laid out, {} metaslabs emptied", d.files, d.metaslabs);
         if let Some((before, after)) = d.scores.filter(|_| d.state == 2) {
             let _ = write!(out, ", layout score {} before, {} after", score(before), score(after));

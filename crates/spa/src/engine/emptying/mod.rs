@@ -83,8 +83,6 @@ impl EmptyRange {
 /// Why a block is never moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Immovable {
-    /// It is a gang: its addresses count its headers.
-    Gang,
     /// The dedup tables may have its address.
     Deduplicated,
     /// The tables of cloned blocks may have its address.
@@ -111,7 +109,6 @@ impl Writer {
     /// Why a block is never moved; `None` for one that can be.
     pub fn immovable(&self, block: &Block) -> Option<Immovable> {
         match block {
-            _ if block.is_gang() => Some(Immovable::Gang),
             _ if block.dedup => Some(Immovable::Deduplicated),
             _ if block.rewritten => Some(Immovable::Rewritten),
             _ if self.block_refs.may_be_cloned(block) => Some(Immovable::Cloned),

@@ -74,6 +74,7 @@
 //! lists. A block for which there are no such addresses, or a block of pointers that does not
 //! compress to its old size, stays, and with it the blocks of the batch below it.
 //! The copy of a gang is a plain block that takes as much space.
+//! A batch may name the class and the vdevs of its copies ([`CopyTarget`]); the same holds.
 //!
 //! # Not moved
 //! The MOS and space maps (dirtying them moves them), deduplicated and cloned blocks, and blocks
@@ -97,7 +98,7 @@ use base::planted::BugSwitch;
 use base::rt::{Mutex, fan_out};
 use base::{Buf, Dva, Error, Result, Txg, VdevId};
 use dsl::write::relocate::{self, RelocatableDataset};
-use metaslab::{MsKey, Space};
+use metaslab::{MsKey, Space, SpaceClass};
 use ondisk::blkptr::{Block, BlockPlace};
 use vdev::AllocClass;
 use zio::{Class, CopyPolicy, Placed, Writes};
@@ -133,6 +134,20 @@ pub struct RelocationBatch {
     pub blocks: Vec<(BlockPosition, Block)>,
     /// Metaslabs from which no copy is allocated.
     pub avoid: Vec<MsKey>,
+    /// Where the copies are to lie, if not with their class and on any vdev of it.
+    pub to: Option<CopyTarget>,
+}
+
+/// Where the copies of a batch are to lie.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CopyTarget {
+    /// The class from which they are allocated instead of that of their old places. Blocks of
+    /// pointers that are rewritten because of the batch go there, too, as far as they fit.
+    pub class: Option<SpaceClass>,
+    /// The vdevs that take copies of the blocks of the batch. A block with more addresses than
+    /// there are such vdevs may use the others of the class as well, so that its copies stay
+    /// on different ones.
+    pub vdevs: BTreeSet<VdevId>,
 }
 
 /// What became of a batch.
@@ -178,6 +193,8 @@ pub struct RelocationPlants {
     pub forgotten_handles: BugSwitch,
     /// Clones may be made while blocks move.
     pub unstopped_clones: BugSwitch,
+    /// Copies lie where a batch wants them although they count another size there.
+    pub uncounted: BugSwitch,
 }
 
 /// Keeps blocks from being cloned.
@@ -254,6 +271,15 @@ fn class_of(class: AllocClass) -> Class {
     }
 }
 
+fn target_class(class: SpaceClass) -> Class {
+    match class {
+        SpaceClass::Normal => Class::Normal,
+        SpaceClass::Special => Class::Special,
+        SpaceClass::Dedup => Class::Dedup,
+        SpaceClass::Log => Class::Log,
+    }
+}
+
 impl Writer {
     /// Planted bugs of relocations.
     pub fn relocation_plants(&self) -> &RelocationPlants {
@@ -322,7 +348,7 @@ impl Writer {
             false => Vec::new(),
         };
         let (blocks, unreadable) = self.read_blocks(&batch);
-        let avoid = batch.avoid;
+        let places = CopyPlaces { avoid: batch.avoid, to: batch.to };
         let check = |cx: &mut TaskCx<'_>| {
             cx.writer.check_relocation()?;
             let all = relocate::datasets(cx.read())?;
@@ -334,7 +360,7 @@ impl Writer {
         let act = move |cx: &mut TaskCx<'_>, ()| {
             cx.settle()?;
             // An error here leaves nothing behind: the txg goes on without the batch.
-            let staged = cx.stage(&blocks, &avoid, &seen_roots);
+            let staged = cx.stage(&blocks, &places, &seen_roots);
             let (mut outcome, staged) = match staged {
                 Ok(staged) => staged,
                 Err(e) => return Ok(Err(e)),
@@ -378,6 +404,12 @@ impl Writer {
     }
 }
 
+/// Where copies may lie.
+struct CopyPlaces {
+    avoid: Vec<MsKey>,
+    to: Option<CopyTarget>,
+}
+
 /// A batch that is written, to be switched.
 pub(super) struct StagedBatch {
     table: CopyTable,
@@ -392,7 +424,7 @@ impl TaskCx<'_> {
     fn stage(
         &mut self,
         blocks: &[ReadBlock],
-        avoid: &[MsKey],
+        places: &CopyPlaces,
         seen_roots: &[RelocatableDataset],
     ) -> Result<(RelocationOutcome, Option<StagedBatch>)> {
         let mut outcome = RelocationOutcome::default();
@@ -418,7 +450,7 @@ impl TaskCx<'_> {
             list.dedup();
         }
         for _ in 0..ATTEMPTS {
-            let tried = self.try_stage(blocks, avoid, &datasets, &positions, &left);
+            let tried = self.try_stage(blocks, places, &datasets, &positions, &left);
             match tried? {
                 Ok((table, rewritten)) => {
                     outcome.kept = left;
@@ -440,14 +472,17 @@ impl TaskCx<'_> {
     fn try_stage(
         &self,
         blocks: &[ReadBlock],
-        avoid: &[MsKey],
+        places: &CopyPlaces,
         datasets: &[RelocatableDataset],
         positions: &BTreeMap<u64, Vec<BlockPosition>>,
         left: &BTreeSet<BlockPlace>,
     ) -> Result<std::result::Result<(CopyTable, Rewritten), BTreeSet<BlockPlace>>> {
         let zio = &self.writer.zio;
-        let _avoided = AvoidedMetaslabs::new(&self.writer.space, avoid)?;
-        let mut copier = BlockCopier::new(self.writer, self.cx.txg)?;
+        let _avoided = AvoidedMetaslabs::new(&self.writer.space, &places.avoid)?;
+        let chosen = blocks.iter().map(|one| one.block.place());
+        let chosen = chosen.filter(|place| !left.contains(place)).collect();
+        let target = places.to.as_ref();
+        let mut copier = BlockCopier::new(self.writer, self.cx.txg, target, chosen)?;
         let (mut failed, mut forced) = (BTreeSet::new(), HashSet::new());
         for one in blocks.iter().filter(|one| !left.contains(&one.block.place())) {
             let Some(stored) = &one.stored else {
@@ -538,31 +573,52 @@ pub(super) struct BlockCopier<'a> {
     table: CopyTable,
     /// Bytes that may still be allocated.
     room: u64,
+    to: Option<&'a CopyTarget>,
+    /// The blocks of the batch.
+    chosen: HashSet<BlockPlace>,
 }
 
 impl<'a> BlockCopier<'a> {
-    fn new(writer: &'a Writer, txg: Txg) -> Result<BlockCopier<'a>> {
+    fn new(
+        writer: &'a Writer,
+        txg: Txg,
+        to: Option<&'a CopyTarget>,
+        chosen: HashSet<BlockPlace>,
+    ) -> Result<BlockCopier<'a>> {
         let room = writer.relocation_room();
         if room == 0 {
             let text = "there is too little free space to move blocks";
             return Err(Error::new(base::ErrorKind::NoSpace, text));
         }
-        Ok(BlockCopier { writer, txg, table: CopyTable::default(), room })
+        Ok(BlockCopier { writer, txg, table: CopyTable::default(), room, to, chosen })
     }
 
     fn with_policy<T>(&self, old: &Block, f: impl FnOnce(&CopyPolicy<'_>) -> T) -> Result<T> {
         let tree = self.writer.zio.tree();
-        let class = class_of(tree.top(old.dva().vdev)?.class());
+        let own = class_of(tree.top(old.dva().vdev)?.class());
+        let class = self.to.and_then(|to| to.class).map_or(own, target_class);
+        let only = self.to.filter(|_| self.chosen.contains(&old.place())).map(|to| &to.vdevs);
+        let few = only.is_some_and(|vdevs| vdevs.len() < old.dvas().len());
+        let is_of_class = |vdev| tree.top(vdev).is_ok_and(|top| class_of(top.class()) == class);
+        let takes = |vdev: VdevId| match only {
+            Some(vdevs) => vdevs.contains(&vdev) || (few && is_of_class(vdev)),
+            None => true,
+        };
         let ratio = |vdev: VdevId| tree.deflate_ratio(vdev).unwrap_or(512);
-        let counts = |asize: u64, vdev: VdevId| (asize >> 9).saturating_mul(ratio(vdev));
-        let dsize = |dvas: &[Dva]| dvas.iter().map(|dva| counts(dva.asize.0, dva.vdev)).sum();
-        let txg = self.txg;
+        let dsize = |asize: u64, vdev: VdevId| (asize >> 9).saturating_mul(ratio(vdev));
+        let (txg, uncounted) = (self.txg, self.writer.plants.relocation.uncounted.load(Relaxed));
         let fits = |dva: &Dva, vdev: VdevId| {
             let asize = tree.asize(vdev, old.psize, txg);
-            asize.is_ok_and(|asize| counts(asize.0, vdev) == counts(dva.asize.0, dva.vdev))
+            let same =
+                asize.is_ok_and(|asize| dsize(asize.0, vdev) == dsize(dva.asize.0, dva.vdev));
+            (same || uncounted) && takes(vdev)
+        };
+        let sum = |dvas: &[Dva]| match uncounted {
+            true => 0,
+            false => dvas.iter().map(|dva| dsize(dva.asize.0, dva.vdev)).sum(),
         };
         let hint = u64::from(old.head.level);
-        Ok(f(&CopyPolicy { txg, class, hint, dsize: &dsize, fits: &fits }))
+        Ok(f(&CopyPolicy { txg, class, hint, dsize: &sum, takes: &takes, fits: &fits }))
     }
 
     /// Makes a copy of a block whose content stays; false if there is no place for it.
