@@ -56,6 +56,8 @@ received     | received     | 2 | 400 | ashift=12 | mirror @1 @2
 receivedraidz| received     | 5 | 200 | ashift=9  | raidz1 @1 @2 @3 @4 @5
 evacuated    | removed      | 3 | 400 | ashift=12 | @1 mirror @2 @3
 evacuating   | removing     | 2 | 400 | ashift=9  | @1 @2
+raidzremoved | raidzremoved | 6 | 300 | ashift=12 | raidz1 @1 @2 @3 raidz1 @4 @5 @6
+shrunk       | shrunk       | 4 | 400 | ashift=9  | raidz1 @1 @2 @3
 expanded     | expanded     | 5 | 300 | ashift=12 | raidz1 @1 @2 @3
 expanding    | expanding    | 5 | 300 | ashift=9  | raidz2 @1 @2 @3 @4
 cloned       | cloned       | 1 | 300 | ashift=12 | @1
@@ -265,6 +267,16 @@ make_case() {
 		# Blocks move to the mirror; some of them are freed there.
 		bulk "$mnt/$name" && zpool remove -w "$name" "$dir/disk1" && rm -r "$mnt/$name/sizes" || return 1
 		rm "$dir/disk1" ;;
+	raidzremoved)
+		# Its blocks move, with what snapshots and a clone share.
+		bulk "$mnt/$name" && zfs snapshot -r "$name@full" && zfs clone "$name/small@full" "$name/clone" || return 1
+		zpool remove -w "$name" raidz1-1 && zpool status "$name" | grep -q 'Removal of vdev 1 copied' || return 1
+		rm -r "$mnt/$name/sizes" && rm "$dir"/disk[456] ;;
+	shrunk)
+		# A smaller disk replaces one of its own.
+		bulk "$mnt/$name" && zfs snapshot -r "$name@full" && zfs clone "$name/small@full" "$name/clone" || return 1
+		zpool shrink -w "$name" raidz1-0 260M && zpool status "$name" | grep -q 'Shrinking of raidz1-0 moved' || return 1
+		truncate -s 260M "$dir/disk4" && zpool replace -w "$name" "$dir/disk1" "$dir/disk4" && rm "$dir/disk1" || return 1 ;;
 	removing|expanding) bulk "$mnt/$name" || return 1 ;;
 	expanded)
 		bulk "$mnt/$name" && zpool attach -w "$name" raidz1-0 "$dir/disk4" && rm -r "$mnt/$name/sizes" || return 1 ;;

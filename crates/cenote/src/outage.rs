@@ -80,14 +80,57 @@ impl Pool {
             if !writer.removal_moves_blocks() {
                 return writer.begin_vdev_removal(guid, command);
             }
-            mover::evacuate::check(writer, guid)?;
-            let work = MoveWork::Remove { vdev: guid };
-            let request = MoveRequest { work, ..MoveRequest::default() };
-            return self.core.move_job.start(writer, &request, command);
+            return self.begin_emptying(MoveWork::Remove { vdev: guid }, command);
         }
         writer.remove_log(guid, command)?;
         self.vdev_event("vdev_remove_dev", guid);
         Ok(())
+    }
+
+    /// Begins a job that empties a vdev, or its end.
+    fn begin_emptying(&self, work: MoveWork, command: Option<Command>) -> Result<()> {
+        let writer = self.writer()?;
+        mover::evacuate::check(writer, work)?;
+        let request = MoveRequest { work, ..MoveRequest::default() };
+        self.core.move_job.start(writer, &request, command)
+    }
+
+    /// What the job that is active or paused is for.
+    fn open_job(&self) -> Option<MoveWork> {
+        let job = self.core.move_job.status()?.record;
+        matches!(job.state, MoveState::Active | MoveState::Paused).then_some(job.work)
+    }
+
+    /// Makes a top-level vdev smaller, in the background, so that devices of `size` bytes may
+    /// replace its own (`zpool shrink`); [`Pool::move_job`] tells how far it is.
+    ///
+    /// # Errors
+    /// `ReadOnly`; those of [`mover::evacuate::check`] and [`mover::job::MoveJob::start`].
+    pub fn shrink_vdev(&self, vdev: &str, size: u64, command: Option<&str>) -> Result<()> {
+        let work = MoveWork::Shrink { vdev: self.vdev_named(vdev)?, size };
+        self.begin_emptying(work, command.map(Command::new))
+    }
+
+    /// Bytes that would move if a top-level vdev was made smaller (`zpool shrink -n`).
+    ///
+    /// # Errors
+    /// As [`Pool::shrink_vdev`].
+    pub fn estimate_shrink(&self, vdev: &str, size: u64) -> Result<u64> {
+        let work = MoveWork::Shrink { vdev: self.vdev_named(vdev)?, size };
+        mover::evacuate::check(self.writer()?, work).map(|rest| rest.bytes)
+    }
+
+    /// Cancels the shrinking of a vdev; blocks that have moved stay where they are.
+    ///
+    /// # Errors
+    /// `ReadOnly`; `NotFound` if none is under way; that of a suspension.
+    pub fn cancel_shrink(&self, command: Option<&str>) -> Result<()> {
+        match self.open_job() {
+            Some(MoveWork::Shrink { .. }) => {
+                self.core.move_job.cancel(self.writer()?, command.map(Command::new))
+            }
+            _ => Err(Error::not_found("no vdev is being shrunk")),
+        }
     }
 
     /// The removal of a data vdev that is under way, or the last one.
@@ -123,7 +166,7 @@ impl Pool {
         if !writer.removal_moves_blocks() {
             return writer.estimate_removal(guid);
         }
-        let rest = mover::evacuate::check(writer, guid)?;
+        let rest = mover::evacuate::check(writer, MoveWork::Remove { vdev: guid })?;
         Ok(RemovalEstimate { to_copy: rest.bytes, memory: 0 })
     }
 
@@ -133,12 +176,7 @@ impl Pool {
     /// # Errors
     /// `ReadOnly`; `NotFound` if none is under way; that of a suspension.
     pub fn cancel_removal(&self, command: Option<&str>) -> Result<()> {
-        let job = self.core.move_job.status().map(|job| job.record);
-        let moves = job.is_some_and(|job| {
-            let open = matches!(job.state, MoveState::Active | MoveState::Paused);
-            open && matches!(job.work, MoveWork::Remove { .. })
-        });
-        if moves {
+        if matches!(self.open_job(), Some(MoveWork::Remove { .. })) {
             return self.core.move_job.cancel(self.writer()?, command.map(Command::new));
         }
         self.writer()?.cancel_removal(command.map(Command::new))

@@ -135,3 +135,55 @@ fn a_raidz_is_removed() {
     let status = s.ok(&["zpool", "status", "tank"]);
     assert!(status.contains(" state: ONLINE\n") && status.contains(said), "{status}");
 }
+
+/// A vdev shrinks, and a smaller device replaces one of its own.
+#[test]
+fn a_raidz_shrinks() {
+    let s = Sandbox::new("shrinking");
+    let f = files(&s, &["a", "b", "c"]);
+    let [a, b, c] = [0, 1, 2].map(|n| &*f[n]);
+    let small = s.text("small");
+    std::fs::File::create(&small).unwrap().set_len(320 << 20).unwrap();
+    s.ok(&["zpool", "create", "-f", "-O", "mountpoint=none", "tank", "raidz", a, b, c]);
+    s.ok(&["zfs", "create", "-V", "64M", "-o", "compression=off", "tank/vol"]);
+    let refused = s.fail(1, &["zpool", "replace", "-f", "tank", a, &small]);
+    assert!(refused.contains("too small"), "{refused}");
+    let shrink = ["zpool", "shrink", "tank", "raidz1-0"];
+    let refused = s.fail(1, &[&shrink[..], &["1G"]].concat());
+    assert_eq!(refused, "cannot shrink raidz1-0: the vdev is smaller than that\n");
+    assert!(s.fail(2, &shrink).contains("missing size"));
+    assert!(s.fail(2, &[&shrink[..], &["big"]].concat()).contains("invalid size 'big'"));
+    let none = s.fail(1, &["zpool", "shrink", "-s", "tank"]);
+    assert_eq!(none, "cannot cancel shrinking: no vdev is being shrunk\n");
+    s.ok(&["zpool", "set", "autoexpand=on", "tank"]);
+    let refused = s.fail(1, &[&shrink[..], &["320M"]].concat());
+    assert!(refused.contains("property autoexpand is on"), "{refused}");
+    s.ok(&["zpool", "set", "autoexpand=off", "tank"]);
+    let plan = s.ok(&["zpool", "shrink", "-n", "tank", "raidz1-0", "320M"]);
+    assert!(plan.starts_with("Data that will be moved to shrink raidz1-0: "), "{plan}");
+    let size = || s.ok(&["zpool", "list", "-Hpo", "size", "tank"]).trim().parse::<u64>().unwrap();
+    let more = || s.ok(&["zpool", "get", "-Hpo", "value", "expandsize", "tank", "raidz1-0"]);
+    let before = size();
+    assert_eq!(more(), "-\n");
+    s.ok(&["zpool", "shrink", "-w", "tank", "raidz1-0", "320M"]);
+    let status = s.ok(&["zpool", "status", "tank"]);
+    assert!(status.contains("shrink: Shrinking of raidz1-0 moved "), "{status}");
+    assert!(!status.contains("remove:") && !status.contains("defrag:"), "{status}");
+    let after = size();
+    assert!(after < before * 3 / 4, "{before} {after}");
+    assert_ne!(more(), "-\n");
+    s.ok(&["zpool", "replace", "-fw", "tank", a, &small]);
+    s.ok(&["zpool", "scrub", "-w", "tank"]);
+    let status = s.ok(&["zpool", "status", "tank"]);
+    assert!(status.contains(&small) && status.contains("with 0 errors"), "{status}");
+    let dir = s.path("").to_str().unwrap().to_owned();
+    s.ok(&["zpool", "export", "tank"]);
+    s.ok(&["zpool", "import", "-d", &dir, "-N", "tank"]);
+    assert_eq!(size(), after);
+    // The smallest device limits it.
+    s.ok(&["zpool", "online", "-e", "tank", b]);
+    assert_eq!(size(), after);
+    s.ok(&["zpool", "replace", "-fw", "tank", &small, a]);
+    s.ok(&["zpool", "online", "-e", "tank", b]);
+    assert_eq!(size(), before);
+}

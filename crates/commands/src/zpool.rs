@@ -226,6 +226,18 @@ pub(super) const COMMANDS: &[Command] = &[
         ..POOL
     },
     Command {
+        name: "shrink",
+        about: "make a vdev smaller, so that smaller devices can replace its own",
+        synopsis: "shrink [-n] [-w] <pool> <vdev> <size>\n\tshrink -s <pool>",
+        flags: &[
+            flag('n', "only show what would be moved"),
+            flag('s', "cancel the shrinking under way; what was moved stays moved"),
+            flag('w', "wait until the vdev is smaller"),
+        ],
+        words: &[Word::Pool, Word::PoolOrVdev, Word::Any],
+        ..POOL
+    },
+    Command {
         name: "resilver",
         about: "copy to devices what they missed, from the beginning",
         synopsis: "resilver <pool> ...",

@@ -362,6 +362,8 @@ fn refused_change(pool: &str, change: &Change) -> String {
         Change::Rebalance(_) | Change::EstimateRebalance(_) => ("cannot rebalance", true),
         Change::PauseRebalance => ("cannot pause rebalancing", true),
         Change::CancelRebalance => ("cannot cancel rebalancing", true),
+        Change::Shrink(_) | Change::EstimateShrink(_) => ("cannot shrink device of", false),
+        Change::CancelShrink => ("cannot cancel shrinking on", false),
     };
     match quoted {
         true => format!("{action} '{pool}': permission denied"),

@@ -22,7 +22,7 @@ use cenote::{
 use proto::{
     AddArgs, AttachArgs, AttachDevice, Change, CreateArgs, DEVICES_MAX, DefragArgs, HISTORY_MAX,
     HistoryEvent, HistoryRecord, ImportArgs, PruneArgs, RebalanceArgs, Reply, ScanCommand,
-    SearchArgs, SplitArgs, SplitReport, VdevRole,
+    SearchArgs, ShrinkArgs, SplitArgs, SplitReport, VdevRole,
 };
 
 use super::handle::RowListener;
@@ -244,6 +244,22 @@ pub(super) fn change(
                 Error::new(e.kind(), format!("cannot remove {device}: {}", e.message()))
             })?;
             return Ok(Reply::RemovalMemory(estimate.memory));
+        }
+        Change::Shrink(ShrinkArgs { vdev, size }) => {
+            pool()?.shrink_vdev(vdev, *size, command).map_err(|e| {
+                Error::new(e.kind(), format!("cannot shrink {vdev}: {}", e.message()))
+            })?;
+        }
+        Change::EstimateShrink(ShrinkArgs { vdev, size }) => {
+            let bytes = pool()?.estimate_shrink(vdev, *size).map_err(|e| {
+                Error::new(e.kind(), format!("cannot shrink {vdev}: {}", e.message()))
+            })?;
+            return Ok(Reply::ToMove(bytes));
+        }
+        Change::CancelShrink => {
+            pool()?.cancel_shrink(command).map_err(|e| {
+                Error::new(e.kind(), format!("cannot cancel shrinking: {}", e.message()))
+            })?;
         }
         Change::CancelRemoval => {
             pool()?.cancel_removal(command).map_err(|e| {

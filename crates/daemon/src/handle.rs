@@ -288,8 +288,10 @@ pub(super) fn full_status(
     }
     reply.removal = vdev_history::removal(pool, &status.root).map_err(one_line)?;
     reply.expand = vdev_history::expansion(pool, &status.root).map_err(one_line)?;
-    let removes = |job: &MoveStatus| matches!(job.record.work, MoveWork::Remove { .. });
-    reply.defrag = pool.move_job().filter(|job| !removes(job)).map(convert::defrag);
+    let empties = |job: &MoveStatus| {
+        matches!(job.record.work, MoveWork::Remove { .. } | MoveWork::Shrink { .. })
+    };
+    reply.defrag = pool.move_job().filter(|job| !empties(job)).map(convert::defrag);
     Ok(reply)
 }
 

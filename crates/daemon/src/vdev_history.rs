@@ -36,7 +36,11 @@ pub(super) fn removal(pool: &Pool, root: &VdevStatus) -> Result<Option<Removal>>
 fn moved_removal(pool: &Pool, root: &VdevStatus) -> Option<Removal> {
     let job = pool.move_job()?;
     let record = job.record;
-    let MoveWork::Remove { vdev } = record.work else { return None };
+    let (vdev, shrinks) = match record.work {
+        MoveWork::Remove { vdev } => (vdev, false),
+        MoveWork::Shrink { vdev, .. } => (vdev, true),
+        _ => return None,
+    };
     let state = match record.state {
         MoveState::Active | MoveState::Paused => 1,
         MoveState::Complete => 2,
@@ -58,6 +62,7 @@ fn moved_removal(pool: &Pool, root: &VdevStatus) -> Option<Removal> {
         to_copy,
         mapping_memory: 0,
         why: job.waiting.or_else(|| failed.then(kept)),
+        shrinks,
     })
 }
 
@@ -81,8 +86,10 @@ fn mapped_removal(pool: &Pool, root: &VdevStatus) -> Result<Option<Removal>> {
         mapping_memory = mapping_memory.saturating_add(header.num_entries.saturating_mul(24));
     }
     let name = root.children.iter().find(|v| v.id == vdev).map(|v| v.name.clone());
+    // Its devices are free when their labels are wiped.
+    let ending = pool.writer().is_ok_and(|writer| writer.removal_is_ending());
     Ok(Some(Removal {
-        state: state(code),
+        state: if ending { 1 } else { state(code) },
         vdev,
         name: name.unwrap_or_else(|| vdev.to_string()),
         start,
@@ -91,6 +98,7 @@ fn mapped_removal(pool: &Pool, root: &VdevStatus) -> Result<Option<Removal>> {
         to_copy,
         mapping_memory,
         why: None,
+        shrinks: false,
     }))
 }
 

@@ -273,6 +273,21 @@ impl MetaslabGroup {
         Ok(())
     }
 
+    /// Cuts off the metaslabs from `count` on, which are empty.
+    pub(crate) fn shrink(&mut self, count: usize) {
+        for i in count..self.slabs.len() {
+            self.release_active(i);
+        }
+        for slab in self.slabs.drain(count.min(self.slabs.len())..) {
+            self.capacity -= slab.with(|ms| ms.size);
+        }
+        self.claims.grow(self.slabs.len());
+        if self.kept.is_some_and(|kept| kept >= count) {
+            self.kept = None;
+            self.keep_for_logs();
+        }
+    }
+
     /// The metaslab that contains the whole range.
     ///
     /// # Errors

@@ -41,7 +41,8 @@ impl SpaceLayout {
     pub(crate) fn slab(&self, key: MsKey) -> Result<(&MetaslabGroup, &LockedMetaslab)> {
         let group = self.group(key.vdev)?;
         let slab = usize::try_from(key.ms).ok().and_then(|i| group.slabs.get(i));
-        let none = || base::bug!("vdev {} has no metaslab {}", key.vdev, key.ms);
+        // A vdev may have shrunk since.
+        let none = || Error::not_found(format!("vdev {} has no metaslab {}", key.vdev, key.ms));
         Ok((group, slab.ok_or_else(none)?))
     }
 
@@ -200,6 +201,43 @@ impl Space {
         Ok(())
     }
 
+    /// Cuts off the metaslabs of a vdev from `count` on.
+    ///
+    /// # Errors
+    /// `Busy` if something in them is allocated, deferred or in flight, `Corrupt` if there is
+    /// no such vdev, or none of its metaslabs would be left.
+    pub fn shrink_vdev(&self, vdev: VdevId, count: u64) -> Result<()> {
+        if self.left_from(vdev, count)? > 0 {
+            return Err(Error::busy(format!("the end of vdev {vdev} still holds something")));
+        }
+        let mut layout = self.layout.write();
+        let layout = &mut *layout;
+        let group = layout.index.get(&vdev).and_then(|&i| layout.groups.get_mut(i));
+        let none = || Error::corrupt(format!("vdev {vdev} has no space that could shrink"));
+        let group = group.ok_or_else(none)?;
+        let count = usize::try_from(count).ok().filter(|n| *n > 0).ok_or_else(none)?;
+        group.shrink(count);
+        let class = group.class;
+        layout.rings[class as usize].balance(&layout.groups);
+        for set in self.dirty.iter().chain([&self.done]) {
+            set.lock().retain(|key| key.vdev != vdev || key.ms < count as u64);
+        }
+        Ok(())
+    }
+
+    /// Bytes of a vdev's metaslabs from one on that are allocated, were freed and are not free
+    /// yet, or are about to be allocated.
+    ///
+    /// # Errors
+    /// `Corrupt` if there is no such vdev.
+    pub fn left_from(&self, vdev: VdevId, first: u64) -> Result<u64> {
+        let layout = self.layout();
+        let first = usize::try_from(first).unwrap_or(usize::MAX);
+        let left = |ms: &mut Metaslab| ms.allocated() + ms.deferred() + ms.reserved();
+        let slabs = layout.group(vdev)?.slabs.iter().skip(first);
+        Ok(slabs.map(|slab| slab.with(left)).fold(0, u64::saturating_add))
+    }
+
     /// Removes a vdev that leaves the pool.
     ///
     /// # Errors
@@ -253,7 +291,7 @@ impl Space {
     /// Excludes a metaslab from allocation, or allows it again; calls nest.
     ///
     /// # Errors
-    /// `Bug` if it does not exist.
+    /// `NotFound` if it does not exist.
     pub fn disable(&self, key: MsKey, disable: bool) -> Result<()> {
         let layout = self.layout();
         let (group, slab) = layout.slab(key)?;
@@ -329,7 +367,7 @@ impl Space {
     /// What must be read to load a metaslab; `None` if it is loaded.
     ///
     /// # Errors
-    /// `Bug` if it does not exist.
+    /// `NotFound` if it does not exist.
     pub fn load_plan(&self, key: MsKey) -> Result<Option<LoadPlan>> {
         let layout = self.layout();
         let (_, slab) = layout.slab(key)?;
@@ -686,7 +724,7 @@ impl Space {
     /// The recorded words of one metaslab: map object, its length, unflushed txg.
     ///
     /// # Errors
-    /// `Bug` if it does not exist.
+    /// `NotFound` if it does not exist.
     pub fn facts(&self, key: MsKey) -> Result<(u64, u64, Txg)> {
         let layout = self.layout();
         let (_, slab) = layout.slab(key)?;

@@ -124,7 +124,7 @@ impl Space {
     /// newest uberblock.
     ///
     /// # Errors
-    /// `Bug` if it does not exist, or is not excluded from allocation.
+    /// `NotFound` if it does not exist, or is not excluded from allocation.
     pub fn free_ranges(
         &self,
         key: MsKey,

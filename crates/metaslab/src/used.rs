@@ -117,7 +117,7 @@ impl Space {
     /// bytes: without those that were freed and are not allocatable yet.
     ///
     /// # Errors
-    /// `Bug` if it does not exist.
+    /// `NotFound` if it does not exist.
     pub fn live_ranges(&self, key: MsKey, from: u64, most: u64) -> Result<UsedSpace> {
         let layout = self.layout();
         let (_, slab) = layout.slab(key)?;
@@ -127,7 +127,7 @@ impl Space {
     /// The used ranges of a metaslab from an offset on, of about `most` bytes.
     ///
     /// # Errors
-    /// `Bug` if it does not exist.
+    /// `NotFound` if it does not exist.
     pub fn used_ranges(&self, key: MsKey, from: u64, most: u64) -> Result<UsedSpace> {
         let layout = self.layout();
         let (_, slab) = layout.slab(key)?;

@@ -1,4 +1,4 @@
-//! Emptying a whole vdev: what is on it moves to the others, step by step.
+//! Emptying a vdev, or its end: what is there moves elsewhere, step by step.
 //!
 //! # Theory
 //! [`spa::engine`]'s module `emptying` says what can be on a vdev and why nothing new comes to it.
@@ -19,7 +19,8 @@
 //! something. So it ends whatever others write.
 //!
 //! # The job
-//! [`RemovePlanner`] is the work of `zpool remove` in a pool with raidz: the record of the job is
+//! [`EmptyPlanner`] is the work of `zpool remove` in a pool with raidz, and of `zpool shrink`. For the
+//! former the record of the job is
 //! stored first, then the vdev is not allocated from. A job that ends without removing the vdev
 //! has it allocated from again before its record says so. So a crash at any time finds a vdev that is
 //! in use, an active job, or a hole; a job whose vdev is a hole is complete.
@@ -33,12 +34,13 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use base::{Error, ErrorKind, Guid, Result, Txg, VdevId};
 use ondisk::blkptr::{Block, BlockPlace};
 use spa::engine::{
-    BlockPosition, EmptyRange, Immovable, MosPlace, RelocationBatch, RelocationOutcome, Writer,
+    BlockPosition, EmptyRange, ExcludedSpace, Immovable, MosPlace, RelocationBatch,
+    RelocationOutcome, Writer,
 };
 
 use crate::batch::{MoveLimits, batch_len};
 use crate::find::{FindFlow, find_in};
-use crate::job::{JobCx, MoveRecord, Next, Part, Planner};
+use crate::job::{JobCx, MoveRecord, MoveWork, Next, Part, Planner};
 
 /// Blocks that one walk finds.
 const FOUND_MAX: u64 = 500_000;
@@ -98,12 +100,11 @@ impl std::fmt::Display for EvacuationRest {
     }
 }
 
-/// What of a vdev is never moved, as of now. Nothing is changed.
+/// What in a range is never moved, as of now. Nothing is changed.
 ///
 /// # Errors
 /// Those of reading the MOS.
-pub fn survey(writer: &Writer, vdev: VdevId) -> Result<EvacuationRest> {
-    let range = EmptyRange::whole(vdev);
+pub fn survey(writer: &Writer, range: EmptyRange) -> Result<EvacuationRest> {
     let counts = [const { AtomicU64::new(0) }; 5];
     let wanted = |_: &BlockPosition, block: &Block| {
         if range.touches(block) || block.is_gang() {
@@ -112,6 +113,7 @@ pub fn survey(writer: &Writer, vdev: VdevId) -> Result<EvacuationRest> {
                 Some(Immovable::Deduplicated) => 1,
                 Some(Immovable::Cloned) => 2,
                 Some(Immovable::Rewritten) => 3,
+                None if block.is_gang() => 0,
                 None => 4,
             };
             if let Some(count) = counts.get(kind) {
@@ -122,7 +124,7 @@ pub fn survey(writer: &Writer, vdev: VdevId) -> Result<EvacuationRest> {
     };
     find_in(writer, None, &wanted)?;
     let [gangs, deduplicated, cloned, rewritten, unplaced] = counts.map(AtomicU64::into_inner);
-    let bytes = writer.emptying_left(vdev)?;
+    let bytes = writer.emptying_left(range)?;
     Ok(EvacuationRest { gangs, deduplicated, cloned, rewritten, unplaced, bytes })
 }
 
@@ -144,9 +146,11 @@ enum EvacuationPhase {
     Wait(u32),
 }
 
-/// The evacuation of a vdev from which nothing is allocated.
+/// The evacuation of a vdev, or of its end, from which nothing is allocated.
 pub struct Evacuation {
     range: EmptyRange,
+    /// Keeps the end of a vdev from being allocated from.
+    _excluded: Option<ExcludedSpace>,
     limits: MoveLimits,
     /// Gangs that are not newer may have members on the vdev.
     begun: Txg,
@@ -161,15 +165,22 @@ pub struct Evacuation {
 }
 
 impl Evacuation {
-    /// Begins: nothing is allocated from the vdev any more
-    /// ([`Writer::set_vdev_allocating`]).
+    /// Begins: nothing is allocated in the range any more ([`Writer::set_vdev_allocating`],
+    /// [`Writer::exclude_range`]).
     ///
     /// # Errors
-    /// As [`Writer::set_vdev_allocating`].
-    pub fn begin(writer: &Writer, vdev: VdevId, limits: MoveLimits) -> Result<Evacuation> {
-        writer.set_vdev_allocating(vdev, false, None)?;
+    /// As these.
+    pub fn begin(writer: &Writer, range: EmptyRange, limits: MoveLimits) -> Result<Evacuation> {
+        let excluded = match range.is_whole() {
+            true => {
+                writer.set_vdev_allocating(range.vdev, false, None)?;
+                None
+            }
+            false => Some(writer.exclude_range(range)?),
+        };
         Ok(Evacuation {
-            range: EmptyRange::whole(vdev),
+            range,
+            _excluded: excluded,
             limits,
             begun: writer.txgs().synced_txg(),
             phase: EvacuationPhase::Find,
@@ -186,7 +197,7 @@ impl Evacuation {
     /// # Errors
     /// As [`Writer::relocate`]; the step can be repeated.
     pub fn step(&mut self, writer: &Writer) -> Result<EvacuationStep> {
-        writer.note_emptying(self.range.vdev)?;
+        writer.note_emptying(self.range)?;
         match &mut self.phase {
             EvacuationPhase::Find => self.find(writer),
             EvacuationPhase::Move(list) if list.is_empty() => {
@@ -207,14 +218,17 @@ impl Evacuation {
 
     fn find(&mut self, writer: &Writer) -> Result<EvacuationStep> {
         let taken = AtomicU64::new(0);
-        let (range, begun, kept) = (self.range, self.begun, &self.kept);
+        let (range, kept, begun) = (self.range, &self.kept, self.begun);
+        // Members of a gang may be there, and only its header says so. Its copy is no gang.
+        let may_be_there = |block: &Block| {
+            let gang = block.is_gang() && block.effective_physical_birth() <= begun;
+            gang || range.touches(block)
+        };
         let wanted = |_: &BlockPosition, block: &Block| {
             if taken.load(Relaxed) >= FOUND_MAX {
                 return FindFlow::Skip;
             }
-            // Members of a gang may be there, and only its header says so.
-            let gang = block.is_gang() && block.effective_physical_birth() <= begun;
-            let moves = (gang || range.touches(block))
+            let moves = may_be_there(block)
                 && writer.immovable(block).is_none()
                 && !kept.contains(&block.place());
             if moves {
@@ -246,7 +260,7 @@ impl Evacuation {
                 // The space of earlier batches is free in a later txg.
                 self.cramped += 1;
                 if self.cramped > CRAMPED_MAX {
-                    return Ok(EvacuationStep::Stuck(survey(writer, self.range.vdev)?));
+                    return Ok(EvacuationStep::Stuck(survey(writer, self.range)?));
                 }
                 writer.touch();
                 writer.sync()?;
@@ -261,7 +275,7 @@ impl Evacuation {
         list.drain(..count);
         self.kept.extend(&done.kept);
         if self.kept.len() > KEPT_MAX {
-            return Ok(EvacuationStep::Stuck(survey(writer, self.range.vdev)?));
+            return Ok(EvacuationStep::Stuck(survey(writer, self.range)?));
         }
         Ok(EvacuationStep::More(done.moved_bytes, done.metadata_bytes))
     }
@@ -281,7 +295,7 @@ impl Evacuation {
     }
 
     fn wait(&mut self, writer: &Writer, waited: u32) -> Result<EvacuationStep> {
-        let left = writer.emptying_left(self.range.vdev)?;
+        let left = writer.emptying_left(self.range)?;
         if left == 0 {
             return Ok(EvacuationStep::Empty);
         }
@@ -294,7 +308,7 @@ impl Evacuation {
         self.rounds = if left < self.least { 0 } else { self.rounds + 1 };
         self.least = left.min(self.least);
         if self.rounds >= ROUNDS_MAX {
-            return Ok(EvacuationStep::Stuck(survey(writer, self.range.vdev)?));
+            return Ok(EvacuationStep::Stuck(survey(writer, self.range)?));
         }
         // What stayed may have a place now.
         self.kept.clear();
@@ -309,77 +323,103 @@ fn top_of(writer: &Writer, guid: Guid) -> Option<VdevId> {
     config.vdev_tree.children.iter().find(|top| top.guid == guid).map(|top| VdevId(top.id))
 }
 
-/// Refuses a removal that would come to nothing.
+/// Refuses a job that would come to nothing. What it returns has the bytes that are to move.
 ///
 /// # Errors
-/// As [`Writer::check_emptied_removal`]; `Unsupported` if blocks on the vdev are never moved.
-pub fn check(writer: &Writer, vdev: Guid) -> Result<EvacuationRest> {
-    let id = writer.check_emptied_removal(vdev, true)?;
-    let rest = EvacuationRest { unplaced: 0, gangs: 0, ..survey(writer, id)? };
+/// As [`Writer::check_emptied_removal`] and [`Writer::check_shrink`]; `Unsupported` if blocks there
+/// are never moved.
+pub fn check(writer: &Writer, work: MoveWork) -> Result<EvacuationRest> {
+    let range = match work {
+        MoveWork::Remove { vdev } => EmptyRange::whole(writer.check_emptied_removal(vdev, true)?),
+        MoveWork::Shrink { vdev, size } => match writer.check_shrink(vdev, size, true)? {
+            Some(plan) => plan.range,
+            None => return Err(Error::invalid("the vdev has this size already")),
+        },
+        _ => return Err(Error::unsupported("such a job empties no vdev")),
+    };
+    let rest = EvacuationRest { unplaced: 0, gangs: 0, ..survey(writer, range)? };
     match rest.immovable() {
         0 => Ok(rest),
         _ => Err(Error::unsupported(format!("{rest} cannot be moved"))),
     }
 }
 
+/// What a job empties; `None` if it is gone.
+fn range_of(writer: &Writer, work: MoveWork) -> Result<Option<EmptyRange>> {
+    Ok(match work {
+        MoveWork::Remove { vdev } => top_of(writer, vdev).map(EmptyRange::whole),
+        MoveWork::Shrink { vdev, size } if top_of(writer, vdev).is_some() => {
+            writer.check_shrink(vdev, size, false)?.map(|plan| plan.range)
+        }
+        _ => None,
+    })
+}
+
 /// A vdev that is not removed is allocated from again.
 ///
 /// # Errors
 /// Those of a suspension.
-pub(crate) fn release(writer: &Writer, vdev: Guid) -> Result<()> {
-    match top_of(writer, vdev) {
-        Some(id) => writer.set_vdev_allocating(id, true, None),
-        None => Ok(()),
+pub(crate) fn release(writer: &Writer, work: MoveWork) -> Result<()> {
+    match work {
+        MoveWork::Remove { vdev } => match top_of(writer, vdev) {
+            Some(id) => writer.set_vdev_allocating(id, true, None),
+            None => Ok(()),
+        },
+        // The end of a vdev is excluded as long as its evacuation lives.
+        _ => Ok(()),
     }
 }
 
-/// The removal of a vdev by moving its blocks.
-pub(crate) struct RemovePlanner {
-    vdev: Guid,
+/// The removal of a vdev by moving its blocks, or the cutting off of its end.
+pub(crate) struct EmptyPlanner {
+    work: MoveWork,
     evacuation: Option<Evacuation>,
-    /// Nothing is left on it.
+    /// Nothing is left there.
     empty: bool,
 }
 
-impl RemovePlanner {
-    pub(crate) fn new(vdev: Guid) -> RemovePlanner {
-        RemovePlanner { vdev, evacuation: None, empty: false }
+impl EmptyPlanner {
+    pub(crate) fn new(work: MoveWork) -> EmptyPlanner {
+        EmptyPlanner { work, evacuation: None, empty: false }
     }
 
-    /// The vdev stays in the pool.
-    fn give_up(&self, cx: &JobCx<'_>, why: String) -> Result<Next> {
-        release(cx.writer, self.vdev)?;
+    /// All stays as it is.
+    fn give_up(&mut self, cx: &JobCx<'_>, why: String) -> Result<Next> {
+        self.evacuation = None;
+        release(cx.writer, self.work)?;
         Ok(Next::Failed(why))
     }
 
-    fn remove(&self, cx: &JobCx<'_>) -> Result<Next> {
-        match cx.writer.end_emptied_removal(self.vdev) {
-            Ok(()) => Ok(Next::Complete),
-            Err(e) => match e.kind() {
-                ErrorKind::Unsupported | ErrorKind::Invalid => {
-                    self.give_up(cx, e.message().to_owned())
-                }
-                _ => Err(e),
-            },
+    /// An error that would come again ends the job.
+    fn judge(&mut self, cx: &JobCx<'_>, e: Error) -> Result<Next> {
+        match e.kind() {
+            ErrorKind::Unsupported | ErrorKind::Invalid => self.give_up(cx, e.message().to_owned()),
+            _ => Err(e),
         }
     }
-}
 
-impl Planner for RemovePlanner {
-    fn estimate(&mut self, cx: &JobCx<'_>, _record: &MoveRecord) -> Result<u64> {
-        let Some(id) = top_of(cx.writer, self.vdev) else { return Ok(0) };
-        cx.update(|record| record.position = (id.0.into(), 0));
-        Ok(cx.writer.space().vdev_totals(id)?.allocated)
+    fn cut(&self, cx: &JobCx<'_>) -> Result<()> {
+        match self.work {
+            MoveWork::Remove { vdev } => cx.writer.end_emptied_removal(vdev),
+            MoveWork::Shrink { vdev, size } => cx.writer.end_shrink(vdev, size),
+            _ => Ok(()),
+        }
     }
 
-    fn next(&mut self, cx: &JobCx<'_>, _record: &MoveRecord) -> Result<Next> {
-        let Some(id) = top_of(cx.writer, self.vdev) else { return Ok(Next::Complete) };
+    fn work(&mut self, cx: &JobCx<'_>) -> Result<Next> {
         if self.empty {
-            return self.remove(cx);
+            self.cut(cx)?;
+            self.evacuation = None;
+            return Ok(Next::Complete);
         }
         let evacuation = match &mut self.evacuation {
             Some(evacuation) => evacuation,
-            none => none.insert(Evacuation::begin(cx.writer, id, MoveLimits::default())?),
+            none => {
+                let Some(range) = range_of(cx.writer, self.work)? else {
+                    return Ok(Next::Complete);
+                };
+                none.insert(Evacuation::begin(cx.writer, range, MoveLimits::default())?)
+            }
         };
         match evacuation.step(cx.writer)? {
             EvacuationStep::More(moved, metadata) => {
@@ -394,10 +434,22 @@ impl Planner for RemovePlanner {
                 Ok(Next::Look)
             }
             EvacuationStep::Stuck(rest) => {
-                cx.update(|record| record.kept = rest.immovable() + rest.unplaced);
+                cx.update(|record| record.kept = rest.immovable() + rest.gangs + rest.unplaced);
                 self.give_up(cx, format!("{rest} could not be moved"))
             }
         }
+    }
+}
+
+impl Planner for EmptyPlanner {
+    fn estimate(&mut self, cx: &JobCx<'_>, _record: &MoveRecord) -> Result<u64> {
+        let Some(range) = range_of(cx.writer, self.work)? else { return Ok(0) };
+        cx.update(|record| record.position = (range.vdev.0.into(), 0));
+        cx.writer.emptying_allocated(range)
+    }
+
+    fn next(&mut self, cx: &JobCx<'_>, _record: &MoveRecord) -> Result<Next> {
+        self.work(cx).or_else(|e| self.judge(cx, e))
     }
 
     fn moved(&mut self, _cx: &JobCx<'_>, _part: &Part) -> Result<()> {

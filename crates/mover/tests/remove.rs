@@ -5,92 +5,25 @@
 
 mod common;
 
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use base::{ErrorKind, Guid, VdevId};
-use cenote::create::{CreateRequest, Force, NewKind, NewVdev, PoolSetting};
+use base::{ErrorKind, VdevId};
 use cenote::files::{Caller, New, WritePosition};
-use cenote::inspect::spa::audit::{AuditOptions, Verify};
-use cenote::{MoveRecord, MoveState, Pool, PropData};
-use common::history::{DISK, MoverHistory, NAME, contents};
+use cenote::{MoveState, MoveWork, Pool, PropData};
+use common::history::{MoverHistory, NAME, contents};
+use common::tops::*;
 use common::*;
 use mover::evacuate::{Evacuation, EvacuationStep};
 use mover::{MoveLimits, evacuate};
+use spa::engine::EmptyRange;
 use testkit::{Rng, Scratch, eventually, side_by_side};
-
-/// Parity and disks of each top-level vdev; parity 0 is a mirror or a single disk.
-#[derive(Clone, Copy, Debug)]
-struct RemoveShape {
-    tops: &'static [(u8, usize)],
-    ashift: u64,
-    /// The vdev that is removed.
-    leaves: u32,
-}
-
-const fn shape(tops: &'static [(u8, usize)], ashift: u64, leaves: u32) -> RemoveShape {
-    RemoveShape { tops, ashift, leaves }
-}
-
-impl RemoveShape {
-    fn name(&self) -> String {
-        let tops: String = self.tops.iter().map(|(p, n)| format!("p{p}w{n}")).collect();
-        format!("{tops}a{}", self.ashift)
-    }
-
-    fn make(&self, dir: &Path) -> Arc<Pool> {
-        let mut next = 0;
-        let mut file = || {
-            let path = dir.join(format!("disk{next}"));
-            std::fs::File::create(&path).unwrap().set_len(DISK).unwrap();
-            next += 1;
-            NewVdev::new(NewKind::File(path))
-        };
-        let mut top = |&(nparity, n): &(u8, usize)| {
-            let leaves: Vec<NewVdev> = (0..n).map(|_| file()).collect();
-            match (nparity, n) {
-                (0, 1) => leaves.into_iter().next().unwrap(),
-                (0, _) => NewVdev::new(NewKind::Mirror).with_children(leaves),
-                _ => NewVdev::new(NewKind::Raidz { nparity: nparity.into() }).with_children(leaves),
-            }
-        };
-        let vdevs = self.tops.iter().map(&mut top).collect();
-        let request = CreateRequest {
-            force: Force::ALL,
-            settings: vec![
-                PoolSetting::Stored("ashift", self.ashift),
-                PoolSetting::Stored("failmode", 1),
-            ],
-            ..CreateRequest::new(NAME, vdevs)
-        };
-        testkit::engine().create_pool(&request).unwrap().unwrap()
-    }
-}
-
-fn top_guid(pool: &Pool, id: u32) -> Guid {
-    let config = pool.writer().unwrap().published().config;
-    config.vdev_tree.children.iter().find(|v| v.id == id).unwrap().guid
-}
 
 fn remove(pool: &Pool, id: u32) -> cenote::Result<()> {
     pool.remove_vdev(&top_guid(pool, id).0.to_string(), Some("zpool remove"))
 }
 
-fn ended(pool: &Pool) -> MoveRecord {
-    let state = || pool.move_job().map(|job| job.record.state);
-    eventually("the removal ends", || state().is_some_and(|s| s != MoveState::Active));
-    let job = pool.move_job().unwrap();
-    println!("{:?}: {:?}", job.record.state, job.waiting);
-    job.record
-}
-
-/// What must not change.
-fn invariants(pool: &Pool, made: u64) -> impl PartialEq + use<> {
-    (sums(pool), streams(pool), contents(pool, made))
-}
-
-fn leaves_pool(shape: &RemoveShape) {
+fn leaves_pool(shape: &TopsShape) {
     let scratch = Scratch::new(&format!("remove-{}", shape.name()));
     let dir = scratch.path();
     let pool = shape.make(dir);
@@ -192,7 +125,7 @@ fn a_removal_is_canceled_and_continued() {
 #[test]
 fn refusals() {
     let scratch = Scratch::new("remove-refused");
-    let cases: [(&str, RemoveShape, &str); 3] = [
+    let cases: [(&str, TopsShape, &str); 3] = [
         ("last", shape(&[(1, 3)], 12, 0), "no other vdev of the same kind"),
         ("kinds", shape(&[(1, 3), (2, 4)], 12, 1), "no other vdev of the same kind"),
         ("widths", shape(&[(1, 3), (1, 4)], 9, 0), "no other vdev of the same kind"),
@@ -241,18 +174,6 @@ fn refusals() {
     pool.export().unwrap();
 }
 
-fn problems(dir: &Path) -> Option<String> {
-    let options = testkit::readonly();
-    let pool = match testkit::import_from(&testkit::engine(), dir, &options) {
-        Ok(pool) => pool,
-        Err(e) => return Some(e.to_string()),
-    };
-    let options = AuditOptions { verify: Verify::All, ..AuditOptions::default() };
-    let report = pool.spa().audit(options, &()).unwrap();
-    let wrong = !report.is_clean() || report.leaked > 0 || report.damaged > 0;
-    wrong.then(|| format!("{} leaked, {:?}", report.leaked, report.problems.first()))
-}
-
 /// A block of the MOS that is left behind keeps the vdev in the pool; a hole that is made too early
 /// is found.
 #[test]
@@ -267,7 +188,8 @@ fn planted_bugs_are_found() {
         let w = Arc::clone(pool.writer().unwrap());
         let (plants, guid) = (w.emptying_plants(), top_guid(&pool, 1));
         plants.left_mos_block.store(*what == "left", Relaxed);
-        let mut work = Evacuation::begin(&w, VdevId(1), MoveLimits::default()).unwrap();
+        let mut work =
+            Evacuation::begin(&w, EmptyRange::whole(VdevId(1)), MoveLimits::default()).unwrap();
         let mut steps = 0;
         let end = loop {
             match work.step(&w).unwrap() {
@@ -308,7 +230,7 @@ fn a_removal_gives_up_what_it_cannot_move() {
     let before = invariants(&pool, history.made);
     let w = pool.writer().unwrap();
     w.emptying_plants().left_mos_block.store(true, Relaxed);
-    evacuate::check(w, top_guid(&pool, 1)).unwrap();
+    evacuate::check(w, MoveWork::Remove { vdev: top_guid(&pool, 1) }).unwrap();
     remove(&pool, 1).unwrap();
     let record = ended(&pool);
     assert_eq!(record.state, MoveState::Failed);

@@ -173,6 +173,12 @@ pub enum Change {
     PauseRebalance,
     /// Stop the rebalance.
     CancelRebalance,
+    /// Make a top-level vdev smaller.
+    Shrink(ShrinkArgs),
+    /// What would move then; nothing is changed.
+    EstimateShrink(ShrinkArgs),
+    /// Cancel the shrinking under way.
+    CancelShrink,
 }
 
 /// What a rebalance moves.
@@ -216,6 +222,15 @@ pub struct RebalancedVdev {
     pub used: u64,
     /// Bytes in use afterwards.
     pub after: u64,
+}
+
+/// What is to become smaller.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShrinkArgs {
+    /// The top-level vdev.
+    pub vdev: String,
+    /// The new size of each of its devices, in bytes.
+    pub size: u64,
 }
 
 /// What is to be defragmented.

@@ -42,7 +42,7 @@ use serde::{Deserialize, Serialize};
 pub use change::{
     AddArgs, AttachArgs, AttachDevice, Change, CreateArgs, DEVICES_MAX, DefragArgs, DefragPlan,
     Force, HISTORY_MAX, HistoryEvent, HistoryRecord, JobAction, NewKind, NewVdev, PruneArgs,
-    RebalanceArgs, RebalancePlan, RebalancedVdev, ScanCommand, SplitArgs, SplitReport,
+    RebalanceArgs, RebalancePlan, RebalancedVdev, ScanCommand, ShrinkArgs, SplitArgs, SplitReport,
 };
 pub use dataset::{
     Assign, BookmarkArgs, CloneArgs, DatasetChange, DestroyArgs, HeldSnapshot, HoldArgs,
@@ -509,6 +509,8 @@ pub enum Reply {
     Imported(String, Vec<String>),
     /// Answer to [`Change::EstimateRemoval`]: bytes of memory for the mapping.
     RemovalMemory(u64),
+    /// Answer to [`Change::EstimateShrink`]: bytes that would move.
+    ToMove(u64),
     /// What a defragmentation would do.
     DefragPlan(DefragPlan),
     /// What a rebalance would do.

@@ -353,6 +353,9 @@ pub struct Removal {
     /// Why it waits, or why it could not go on.
     #[serde(default)]
     pub why: Option<String>,
+    /// Not the vdev leaves, but its end: it is shrunk.
+    #[serde(default)]
+    pub shrinks: bool,
 }
 
 /// The expansion of a raidz vdev.

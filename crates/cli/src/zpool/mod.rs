@@ -23,6 +23,7 @@ mod rebalance;
 mod scan;
 mod scan_text;
 mod scripts;
+mod shrink;
 mod spec;
 mod split;
 mod status;
@@ -63,6 +64,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
         "scrub" => scan::scrub(rest),
         "defrag" => defrag::main(rest),
         "rebalance" => rebalance::main(rest),
+        "shrink" => shrink::main(rest),
         "resilver" => scan::resilver(rest),
         "map" => map::main(rest),
         "status" => status::main(rest),

@@ -271,6 +271,8 @@ const NEVER: &[(&[&str], &str)] = &[
     (&["zpool", "clear", "tank"], "cannot clear errors for tank"),
     (&["zpool", "attach", "tank", "raidz1-0", "/etc/passwd"], "cannot attach device to tank"),
     (&["zpool", "remove", "tank", "raidz1-0"], "cannot remove device from tank"),
+    (&["zpool", "shrink", "tank", "raidz1-0", "1G"], "cannot shrink device of tank"),
+    (&["zpool", "shrink", "-s", "tank"], "cannot cancel shrinking on tank"),
     (&["zpool", "detach", "tank", "raidz1-0"], "cannot detach device from tank"),
     (&["zpool", "reopen", "tank"], "cannot reopen 'tank'"),
     (&["zpool", "checkpoint", "tank"], "cannot checkpoint 'tank'"),

@@ -178,7 +178,9 @@ pub(crate) trait Planner {
 fn planner(work: MoveWork) -> Result<Box<dyn Planner>> {
     match work {
         MoveWork::Defrag => Ok(Box::new(defrag::DefragPlanner::default())),
-        MoveWork::Remove { vdev } => Ok(Box::new(evacuate::RemovePlanner::new(vdev))),
+        MoveWork::Remove { .. } | MoveWork::Shrink { .. } => {
+            Ok(Box::new(evacuate::EmptyPlanner::new(work)))
+        }
         MoveWork::Rebalance => Ok(Box::new(BalancePlanner::default())),
         MoveWork::ToSpecial => Ok(Box::new(SpecialPlanner::new(SpecialMove::To))),
         MoveWork::FromSpecial => Ok(Box::new(SpecialPlanner::new(SpecialMove::From))),
@@ -307,8 +309,8 @@ impl MoveJob {
         match self.shared.record() {
             Some(record) => {
                 // A crash in between finds the job active.
-                if let (MoveWork::Remove { vdev }, MoveState::Canceled) = (record.work, to) {
-                    evacuate::release(writer, vdev)?;
+                if to == MoveState::Canceled {
+                    evacuate::release(writer, record.work)?;
                 }
                 store(writer, &record, command)
             }

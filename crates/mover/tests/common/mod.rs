@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_methods, reason = "zdb runs as a process")]
 
 pub mod history;
+pub mod tops;
 
 use std::collections::BTreeMap;
 use std::path::Path;

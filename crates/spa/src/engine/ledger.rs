@@ -47,7 +47,7 @@ use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 use base::limits::DATASET_DEPTH_MAX;
 use base::planted::TestValue;
 use base::rt::Mutex;
-use base::{Error, ErrorKind, Psize, Result, Txg, VdevId};
+use base::{Error, ErrorKind, Result, Txg, VdevId};
 use dmu::{DirtyMeter, OutagePolicy, Tx};
 use dsl::write::{MosRead, props};
 use metaslab::{Space, SpaceClass};
@@ -56,6 +56,7 @@ use vdev::Tree;
 use zio::Zio;
 
 use super::Writer;
+use super::block_costs::BlockCosts;
 
 /// Txgs for which one call waits, because space freed in them becomes available (chapter 05
 /// §6).
@@ -78,51 +79,6 @@ const DNODES: u64 = 1 << 10;
 /// Twice three copies: the most that data takes while its transaction is open.
 const OPEN_COPIES: u64 = 6;
 
-/// The largest costs of blocks of 2^n bytes on any top-level vdev of the pool.
-#[derive(Default)]
-struct BlockCosts {
-    asize: [AtomicU64; 26],
-    dsize: [AtomicU64; 26],
-    /// Sectors that one sector of data may take.
-    inflation: AtomicU64,
-}
-
-impl BlockCosts {
-    fn most(of: &[AtomicU64], bytes: u64) -> u64 {
-        let shift = bytes.max(1).next_power_of_two().trailing_zeros() as usize;
-        of[shift.min(of.len() - 1)].load(Relaxed).max(bytes)
-    }
-
-    /// The largest asize of one block of `bytes`.
-    fn asize(&self, bytes: u64) -> u64 {
-        BlockCosts::most(&self.asize, bytes)
-    }
-
-    /// The most that one block of `bytes` adds to the used space of its dataset.
-    fn dsize(&self, bytes: u64) -> u64 {
-        BlockCosts::most(&self.dsize, bytes)
-    }
-
-    fn update(&self, tree: &Tree, deflates: bool) {
-        let asize = |id: VdevId, bytes: u64| Some(tree.asize(id, Psize(bytes), Txg::MAX).ok()?.0);
-        let sectors = |id: VdevId| {
-            let sector = 1u64 << tree.top(id).ok()?.ashift().min(16);
-            Some(asize(id, sector)?.div_ceil(sector))
-        };
-        let worst = tree.top_ids().filter_map(sectors).max().unwrap_or(4);
-        self.inflation.store(worst.max(1), Relaxed);
-        for (shift, (most, deflated)) in self.asize.iter().zip(&self.dsize).enumerate() {
-            let all = || tree.top_ids().filter_map(|id| Some((id, asize(id, 1 << shift)?)));
-            let dsize = |(id, asize): (VdevId, u64)| match deflates {
-                true => (asize >> 9) * tree.deflate_ratio(id).unwrap_or(512),
-                false => asize,
-            };
-            most.store(all().map(|(_, asize)| asize).max().unwrap_or(4 << shift), Relaxed);
-            deflated.store(all().map(dsize).max().unwrap_or(4 << shift), Relaxed);
-        }
-    }
-}
-
 /// The ledger of one pool.
 pub(super) struct Ledger {
     zio: Arc<Zio>,
@@ -142,6 +98,8 @@ pub(super) struct Ledger {
     to_copy: AtomicU64,
     /// The vdev that is being removed; `u32::MAX` for none.
     leaving: AtomicU32,
+    /// Free bytes of metaslabs from which nothing is allocated, because they are to leave.
+    excluded: AtomicU64,
     /// Deflated bytes that cloned blocks save.
     cloned: AtomicU64,
     /// Deflated bytes that deduplication saves.
@@ -429,6 +387,7 @@ impl Ledger {
             checkpointed: AtomicU64::new(0),
             to_copy: AtomicU64::new(0),
             leaving: AtomicU32::new(u32::MAX),
+            excluded: AtomicU64::new(0),
             cloned: AtomicU64::new(0),
             deduplicated: AtomicU64::new(0),
             dirs: Mutex::default(),
@@ -457,6 +416,12 @@ impl Ledger {
         let (vdev, bytes) = leaving.map_or((u32::MAX, 0), |(vdev, bytes)| (vdev.0, bytes));
         self.to_copy.store(bytes, Relaxed);
         self.leaving.store(vdev, Relaxed);
+    }
+
+    /// Sets the free bytes of metaslabs that leave, and the bytes that are still to be moved away.
+    pub(super) fn set_excluded(&self, free: u64, to_copy: u64) {
+        self.excluded.store(free, Relaxed);
+        self.to_copy.store(to_copy, Relaxed);
     }
 
     /// Sets the deflated bytes that cloned blocks save.
@@ -509,7 +474,8 @@ impl Ledger {
     /// The same with the bytes that are kept for a vdev that leaves.
     pub(super) fn free(&self, frees: bool) -> u64 {
         let (normal, kept) = (self.normal(), self.slop() / if frees { 2 } else { 1 });
-        normal.capacity.saturating_sub(normal.allocated).saturating_sub(kept)
+        let free = normal.capacity.saturating_sub(normal.allocated).saturating_sub(kept);
+        free.saturating_sub(self.excluded.load(Relaxed))
     }
 
     /// The same without space that cannot be reused yet: a txg that needed more would find

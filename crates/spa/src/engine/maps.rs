@@ -58,6 +58,11 @@ pub(crate) struct Maps {
 }
 
 impl Maps {
+    /// The txg of the oldest log.
+    pub(super) fn oldest_log(&self) -> Option<Txg> {
+        self.logs.keys().next().copied()
+    }
+
     /// The objects of an imported pool.
     pub(crate) fn of_pool(cx: &dyn MosRead, logs: &BTreeMap<Txg, u64>) -> Result<Maps> {
         let directory = cx.directory(LOGS_DIRECTORY)?.unwrap_or(0);
@@ -383,6 +388,31 @@ impl TaskCx<'_> {
             found.arrays.extend(self.read().number(zap.0, UNFLUSHED)?);
         }
         Ok(found)
+    }
+}
+
+impl TaskCx<'_> {
+    /// Frees the space maps of a vdev's metaslabs `first` to `past`, and clears their words in the
+    /// arrays; they have no changes to write.
+    pub(super) fn cut_maps(&mut self, vdev: VdevId, first: u64, past: u64) -> Result<()> {
+        let maps = &self.state.maps;
+        let array = maps.arrays.get(&vdev).copied();
+        let array = array.ok_or_else(|| base::bug!("a vdev without a metaslab array"))?;
+        let unflushed = match (maps.unflushed.get(&vdev), self.sync.top_zap(vdev)) {
+            (Some(&array), _) => Some(array),
+            (None, Some(zap)) => self.read().number(zap, UNFLUSHED)?,
+            (None, None) => None,
+        };
+        for ms in first..past {
+            let (object, ..) = self.writer.space.facts(MsKey { vdev, ms })?;
+            if object != 0 {
+                free_map(self.sync, object)?;
+            }
+            for array in [Some(array), unflushed].into_iter().flatten() {
+                set_word(self.sync, array, ms, 0)?;
+            }
+        }
+        Ok(())
     }
 }
 

@@ -29,6 +29,7 @@
 //! Lock order: `state` (by the sync thread, for a whole txg) → `names` → `heads` → locks of
 //! `dmu`. `tasks`, `early_tasks`, `logs` and `published` are leaves.
 
+mod block_costs;
 mod block_refs;
 pub(crate) mod checkpoint;
 pub(crate) mod claim;
@@ -117,7 +118,9 @@ pub use delegation::PermissionChange;
 pub use destroy::EachBatch;
 pub use device_removal::{RemovalEstimate, RemovalPlants, RemovalTuning};
 pub use effective::{effective, find_dir};
-pub use emptying::{EmptyRange, EmptyingPlants, Immovable, MosPlace, MosStep};
+pub use emptying::{
+    EmptyRange, EmptyingPlants, ExcludedSpace, Immovable, MosPlace, MosStep, ShrinkPlan,
+};
 pub use expansion::{ExpansionPlants, ExpansionProgress, ExpansionTuning};
 pub use heads::objset_props;
 pub use holds::{NewBookmark, NewRedaction, SnapshotHold};

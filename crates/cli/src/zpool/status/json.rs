@@ -251,6 +251,9 @@ impl JsonReport<'_> {
         let mut out: Members = Vec::new();
         put(&mut out, "name", Json::str(&r.name));
         put(&mut out, "state", Json::str(scan_state(r.state)));
+        if r.shrinks {
+            put(&mut out, "function", Json::str("SHRINK"));
+        }
         put(&mut out, "removing_vdev", n.plain(r.vdev));
         put(&mut out, "start_time", n.time(r.start));
         put(&mut out, "end_time", n.time(r.end));

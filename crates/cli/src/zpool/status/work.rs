@@ -92,6 +92,13 @@ fn hours_minutes(seconds: u64) -> String {
 pub(super) fn removal_lines(r: &Removal) -> String {
     let took = r.end.saturating_sub(r.start);
     match r.state {
+        2 if r.shrinks => format!(
+            "shrink: Shrinking of {} moved {} in {}, completed on {}\n",
+            r.name,
+            nicebytes(r.copied),
+            hours_minutes(took),
+            ctime(r.end)
+        ),
         2 => {
             let mut out = format!(
                 "remove: Removal of vdev {} copied {} in {}, completed on {}\n",
@@ -110,7 +117,8 @@ pub(super) fn removal_lines(r: &Removal) -> String {
             out
         }
         3 => {
-            let mut out = format!("remove: Removal of {} canceled on {}\n", r.name, ctime(r.end));
+            let what = if r.shrinks { "shrink: Shrinking" } else { "remove: Removal" };
+            let mut out = format!("{what} of {} canceled on {}\n", r.name, ctime(r.end));
             if let Some(why) = &r.why {
                 let _ = writeln!(out, "\t{why}");
             }
@@ -118,8 +126,9 @@ pub(super) fn removal_lines(r: &Removal) -> String {
         }
         1 => {
             let now = base::rt::wall_clock().as_secs();
-            let mut out =
-                format!("remove: Evacuation of {} in progress since {}\n", r.name, ctime(r.start));
+            let what =
+                if r.shrinks { "shrink: Evacuation of the end" } else { "remove: Evacuation" };
+            let mut out = format!("{what} of {} in progress since {}\n", r.name, ctime(r.start));
             let rate = (r.copied / now.saturating_sub(r.start).max(1)).max(1);
             let hundredths = (u128::from(r.copied) * 10_000).checked_div(u128::from(r.to_copy));
             let hundredths = hundredths.unwrap_or(10_000).min(10_000);

@@ -236,12 +236,17 @@ impl Writer {
         };
         let act =
             move |cx: &mut TaskCx<'_>, objects: VdevObjects| cx.complete_removal(vdev, &objects);
-        if self.sync_task(check, act).is_err() {
+        self.removal.wiping.store(true, Relaxed);
+        let done = self.sync_task(check, act);
+        if done.is_ok() {
+            // A missing device has no label to wipe.
+            let _wiped = devices.iter().map(|d| labels::clear(&**d)).filter(Result::is_ok).count();
+        }
+        self.removal.wiping.store(false, Relaxed);
+        if done.is_err() {
             self.continue_removal();
             return RemovalStep::Wait;
         }
-        // A missing device has no label to wipe.
-        let _wiped = devices.iter().map(|d| labels::clear(&**d)).filter(Result::is_ok).count();
         let mut values = NvList::new();
         values.add_u64("vdev_guid", top.map_or(0, |top| top.guid.0));
         self.sysevent("vdev_remove_dev", &values);

@@ -158,6 +158,8 @@ pub(super) struct DeviceRemoval {
     /// There is one.
     active: AtomicBool,
     stopping: AtomicBool,
+    /// Its end is under way: the labels of the devices may be there.
+    wiping: AtomicBool,
     thread: Mutex<Option<JoinHandle<()>>>,
     tuning: Mutex<RemovalTuning>,
     plants: RemovalPlants,
@@ -257,6 +259,11 @@ impl Writer {
     /// The vdev that is being removed, and the record of its removal.
     pub fn removal(&self) -> Option<(VdevId, Removing)> {
         self.removal.state.lock().as_ref().map(|evac| (evac.vdev, evac.record))
+    }
+
+    /// Whether a removal is ending, and labels of its devices may still be there.
+    pub fn removal_is_ending(&self) -> bool {
+        self.removal.wiping.load(Relaxed)
     }
 
     /// Takes over a removal that was under way when the pool was last in use.

@@ -10,6 +10,7 @@ use super::super::config::is_concrete;
 use super::super::job_record::{JobKind, JobState};
 use super::super::maps::VdevObjects;
 use super::super::tasks::TaskCx;
+use super::EmptyRange;
 use crate::write::labels;
 
 /// In OpenZFS's words.
@@ -132,7 +133,7 @@ impl Writer {
             writer.check_emptied_removal(guid, false)?;
             let planted =
                 writer.plants.emptying.early_hole.load(std::sync::atomic::Ordering::Relaxed);
-            if writer.emptying_left(id)? > 0 && !planted {
+            if writer.emptying_left(EmptyRange::whole(id))? > 0 && !planted {
                 return Err(Error::busy("the vdev is not empty"));
             }
             let tops = &cx.state.config.vdev_tree.children;

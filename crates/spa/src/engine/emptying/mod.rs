@@ -28,6 +28,10 @@
 //! The first two are in the configuration (`non_allocating`), so that a crash, an export or another
 //! implementation leaves a pool that is whole: its vdev is not allocated from.
 //!
+//! For the end of a vdev ([`shrink`]) its metaslabs are excluded in memory alone
+//! ([`Writer::exclude_range`]): what an import allocates there before the work goes on is moved as
+//! well.
+//!
 //! # Crash argument
 //! Moves are complete within their txgs. The end is one txg as well ([`end`]): before it, the vdev is
 //! in the pool and empty; after it, nothing refers to it.
@@ -42,15 +46,18 @@
 
 mod end;
 mod mos;
+mod shrink;
 
 use base::planted::BugSwitch;
 use base::{Dva, Error, Result, VdevId};
 use ondisk::blkptr::Block;
+use vdev::AllocClass;
 
 use super::Writer;
 use super::tasks::{Command, TaskCx};
 
 pub use mos::{MosPlace, MosStep};
+pub use shrink::{ExcludedSpace, ShrinkPlan};
 
 /// The part of a top-level vdev that is emptied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +74,11 @@ impl EmptyRange {
     /// All of a vdev.
     pub fn whole(vdev: VdevId) -> EmptyRange {
         EmptyRange { vdev, from: 0, to: u64::MAX }
+    }
+
+    /// Whether it is all of the vdev.
+    pub fn is_whole(&self) -> bool {
+        self.from == 0
     }
 
     /// Whether an address is in it.
@@ -98,6 +110,8 @@ pub struct EmptyingPlants {
     pub left_mos_block: BugSwitch,
     /// A vdev becomes a hole although something is on it.
     pub early_hole: BugSwitch,
+    /// The end of a vdev is cut off while log space maps have entries of it.
+    pub unflushed_cut: BugSwitch,
 }
 
 impl Writer {
@@ -150,29 +164,61 @@ impl Writer {
         match allocating {
             true => Ok(()),
             false => {
-                self.note_emptying(vdev)?;
+                self.note_emptying(EmptyRange::whole(vdev))?;
                 self.passivated()
             }
         }
     }
 
-    /// Tells the ledger what is still to be moved away from a vdev that leaves.
+    /// Tells the ledger what is still to be moved away from a range that leaves.
     ///
     /// # Errors
     /// `Corrupt` if there is no such vdev.
-    pub fn note_emptying(&self, vdev: VdevId) -> Result<()> {
-        let left = self.space.vdev_totals(vdev)?.allocated;
-        self.ledger.set_leaving(Some((vdev, left)));
+    pub fn note_emptying(&self, range: EmptyRange) -> Result<()> {
+        if range.is_whole() {
+            let left = self.space.vdev_totals(range.vdev)?.allocated;
+            self.ledger.set_leaving(Some((range.vdev, left)));
+            return Ok(());
+        }
+        let (mut free, mut left) = (0u64, 0u64);
+        for ms in self.space.metaslabs(range.vdev)? {
+            if ms.seg.start >= range.from {
+                free = free.saturating_add(ms.free);
+                left = left.saturating_add(ms.seg.len - ms.free);
+            }
+        }
+        // Other classes have no part in what transactions reserve.
+        if self.zio.tree().top(range.vdev)?.class() == AllocClass::Normal {
+            self.ledger.set_excluded(free, left);
+        }
         Ok(())
     }
 
-    /// Bytes of a vdev that are allocated, were freed and are not free yet, or are about to be
-    /// allocated.
+    /// Bytes of a range that are allocated, were freed and are not free yet, or are about to be
+    /// allocated. A range that is no whole vdev begins with a metaslab and ends with the vdev.
     ///
     /// # Errors
     /// `Corrupt` if there is no such vdev.
-    pub fn emptying_left(&self, vdev: VdevId) -> Result<u64> {
-        let totals = self.space.vdev_totals(vdev)?;
-        Ok(totals.allocated.saturating_add(totals.deferred).saturating_add(totals.reserved))
+    pub fn emptying_left(&self, range: EmptyRange) -> Result<u64> {
+        if range.is_whole() {
+            let totals = self.space.vdev_totals(range.vdev)?;
+            return Ok(totals
+                .allocated
+                .saturating_add(totals.deferred)
+                .saturating_add(totals.reserved));
+        }
+        let all = self.space.metaslabs(range.vdev)?;
+        let first = all.iter().take_while(|ms| ms.seg.start < range.from).count();
+        self.space.left_from(range.vdev, first as u64)
+    }
+
+    /// Allocated bytes in a range.
+    ///
+    /// # Errors
+    /// `Corrupt` if there is no such vdev.
+    pub fn emptying_allocated(&self, range: EmptyRange) -> Result<u64> {
+        let all = self.space.metaslabs(range.vdev)?;
+        let inside = all.iter().filter(|ms| ms.seg.start >= range.from);
+        Ok(inside.map(|ms| ms.seg.len - ms.free).fold(0, u64::saturating_add))
     }
 }
