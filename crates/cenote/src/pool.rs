@@ -529,6 +529,12 @@ impl Pool {
     /// Fills in sizes and fragmentation of the root and its top-level vdevs.
     fn add_space(&self, root: &mut VdevStatus) -> Result<()> {
         fill_in(root, &*self.core.space()?, &self.core.spa.zio().tree());
+        if let Ok(writer) = self.writer() {
+            for (id, bytes) in writer.growth() {
+                let tops = root.children.iter_mut();
+                tops.filter(|top| top.id == u64::from(id.0)).for_each(|top| top.expandsize = bytes);
+            }
+        }
         Ok(())
     }
 

@@ -99,6 +99,19 @@ impl Writer {
         zap.is_some_and(|zap| mos.number(zap, name).is_ok_and(|v| v == Some(1)))
     }
 
+    /// The vdevs whose devices have more than they use, and the bytes that they could grow by.
+    pub fn growth(&self) -> Vec<(VdevId, u64)> {
+        let config = Arc::clone(&self.published.read().config);
+        let tree = self.zio.tree();
+        let tops = config.vdev_tree.children.iter().filter(|v| is_concrete(v));
+        let grows = tops.filter_map(|v| {
+            let (id, space) = (VdevId(v.id), v.top.as_ref()?);
+            let shift = Some(space.metaslab_shift).filter(|shift| *shift != 0)?;
+            Some((id, could_grow(&tree, id, space.asize, shift))).filter(|(_, more)| *more > 0)
+        });
+        grows.collect()
+    }
+
     /// Whether some vdev's devices have room for more metaslabs.
     pub(super) fn may_expand(&self, config: &PoolConfig) -> bool {
         !self.growing(config).is_empty()
