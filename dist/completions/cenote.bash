@@ -5,7 +5,7 @@
 _cenote_commands() {
 	case $1 in
 	cenote) echo 'zpool zfs daemon zdb zstream arc arcstat arc_summary zilstat trace kstat tune ls tree cat cp clone uberblocks map io bench sim completion mount.cenote help version' ;;
-	zpool) echo 'create destroy add advise checkpoint clear attach detach replace split reopen offline online scrub defrag rebalance resilver remove labelclear initialize list map status iostat import export upgrade reguid events history get set sync ddtprune prefetch trim wait version' ;;
+	zpool) echo 'create destroy add advise checkpoint clear attach detach replace split reopen offline online scrub defrag rebalance shrink resilver remove labelclear initialize list map status iostat import export upgrade reguid events history get set sync ddtprune prefetch trim wait version' ;;
 	zfs) echo 'create destroy snapshot snap clone promote rollback rename bookmark redact hold holds release set inherit list get mount unmount umount rewrite send allow unallow userspace groupspace projectspace project upgrade diff receive recv version' ;;
 	esac
 }
@@ -26,6 +26,7 @@ _cenote_flags() {
 	'zpool scrub') echo '-e -s -p -C -w' ;;
 	'zpool defrag') echo '-n -s -p -w -l' ;;
 	'zpool rebalance') echo '-n -s -p -w --special --from-special' ;;
+	'zpool shrink') echo '-n -s -w' ;;
 	'zpool remove') echo '-n -p -s -w' ;;
 	'zpool labelclear') echo '-f' ;;
 	'zpool initialize') echo '-c --cancel -s --suspend -u --uninit -w --wait' ;;
@@ -572,6 +573,13 @@ _cenote_operand() {
 	'zpool rebalance')
 		case $2 in
 		*) echo 'pool' ;;
+		esac
+		;;
+	'zpool shrink')
+		case $2 in
+		0) echo 'pool' ;;
+		1) echo 'vdev' ;;
+		*) echo 'any' ;;
 		esac
 		;;
 	'zpool resilver')

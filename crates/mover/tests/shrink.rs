@@ -34,6 +34,7 @@ fn spread_history(pool: &Pool, seed: u64) -> MoverHistory {
     }
     low.iter().for_each(|key| w.space().disable(*key, true).unwrap());
     (0..30).for_each(|_| history.step(pool));
+    (0..6).for_each(|_| history.write(pool));
     pool.sync().unwrap();
     low.iter().for_each(|key| w.space().disable(*key, false).unwrap());
     (0..5).for_each(|_| history.step(pool));

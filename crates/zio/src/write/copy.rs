@@ -122,7 +122,8 @@ impl Zio {
         let space = self.space()?;
         let want = Want {
             psize: ready.block.psize.0,
-            record: 0,
+            // Records of a file that are compressed differently stay together.
+            record: if ready.metadata { 0 } else { old.head.lsize.0 },
             copies: ready.copies,
             class: ready.class,
             txg: policy.txg,
