@@ -56,7 +56,7 @@ received     | received     | 2 | 400 | ashift=12 | mirror @1 @2
 receivedraidz| received     | 5 | 200 | ashift=9  | raidz1 @1 @2 @3 @4 @5
 evacuated    | removed      | 3 | 400 | ashift=12 | @1 mirror @2 @3
 evacuating   | removing     | 2 | 400 | ashift=9  | @1 @2
-raidzremoved | raidzremoved | 6 | 300 | ashift=12 | raidz1 @1 @2 @3 raidz1 @4 @5 @6
+emptied      | emptied      | 6 | 300 | ashift=12 | raidz1 @1 @2 @3 raidz1 @4 @5 @6
 shrunk       | shrunk       | 4 | 400 | ashift=9  | raidz1 @1 @2 @3
 expanded     | expanded     | 5 | 300 | ashift=12 | raidz1 @1 @2 @3
 expanding    | expanding    | 5 | 300 | ashift=9  | raidz2 @1 @2 @3 @4
@@ -267,7 +267,7 @@ make_case() {
 		# Blocks move to the mirror; some of them are freed there.
 		bulk "$mnt/$name" && zpool remove -w "$name" "$dir/disk1" && rm -r "$mnt/$name/sizes" || return 1
 		rm "$dir/disk1" ;;
-	raidzremoved)
+	emptied)
 		# Its blocks move, with what snapshots and a clone share.
 		bulk "$mnt/$name" && zfs snapshot -r "$name@full" && zfs clone "$name/small@full" "$name/clone" || return 1
 		zpool remove -w "$name" raidz1-1 && zpool status "$name" | grep -q 'Removal of vdev 1 copied' || return 1
@@ -307,8 +307,8 @@ make_case() {
 		# New vdevs take half of everything, and then all metadata and small files.
 		if [ "$state" = rebalanced ]; then
 			# Disks of the pool, then as many for each new vdev.
-			local kind=${spec%% *} group more=()
-			group=$((disks / 3))
+			local kind group=$((disks / 3)) more=()
+			read -r kind _ <<<"$spec"
 			for ((n = group + 1; n <= disks; n++)); do more+=("$dir/disk$n"); done
 			zpool add "$name" "$kind" "${more[@]:0:group}" && zpool rebalance -w "$name" || return 1
 			zpool status "$name" | grep -q 'rebalance: rebalanced' || return 1
