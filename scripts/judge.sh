@@ -50,6 +50,7 @@ lineage      | lineage      | 2 | 400 | ashift=12 | mirror @1 @2
 lineageraidz | lineage      | 5 | 200 | ashift=9  | raidz1 @1 @2 @3 @4 @5
 lineagemoved | defragged    | 2 | 400 | ashift=12 | mirror @1 @2
 lineagemovedraidz | defragged | 5 | 200 | ashift=9  | raidz1 @1 @2 @3 @4 @5
+movedreplaced | defragged   | 3 | 400 | ashift=12 | mirror @1 @2
 rebalanced   | rebalanced   | 6 | 400 | ashift=12 | mirror @1 @2
 rebalancedraidz | rebalanced | 9 | 200 | ashift=9  | raidz1 @1 @2 @3
 received     | received     | 2 | 400 | ashift=12 | mirror @1 @2
@@ -424,6 +425,10 @@ for dir in /host/*/; do
 		echo 40000000 >/sys/module/zfs/parameters/raidz_expand_max_reflow_bytes
 		zpool attach "$name" raidz1-0 "${dir%/}/disk5" || say tended "not begun"
 		sleep 10; zpool status "$name" >"$dir/began.txt" ;;
+	movedreplaced)
+		# All that moved must get to a new disk, older versions in snapshots as well: it is the only one then.
+		zpool replace -w "$name" "${dir%/}/disk1" "${dir%/}/disk3" && zpool detach "$name" "${dir%/}/disk2" || say tended "not replaced"
+		zpool status -v "$name" >"$dir/replaced.txt" ;;
 	lineage* | rebalanced*)
 		zfs list -Hp -t snapshot -o name,referenced,written,origin,userrefs,defer_destroy -r "$name" >/tmp/lineage
 		zfs list -Hp -t bookmark -o name,referenced,guid -r "$name" >>/tmp/lineage

@@ -63,7 +63,7 @@ impl Objset {
             _ => return Err(Error::corrupt("the object set's pointer is not a block of its type")),
         };
         let endian = block.endian;
-        let origin = Origin::Root(id, block.effective_physical_birth());
+        let origin = Origin::Root(id, block.place());
         let bytes = zio.read(&bp, io.by(origin))?;
         let phys = ObjsetPhys::parse(&bytes, endian)?;
         Ok(Self::build(zio, id, bp, phys, None).listed())
@@ -191,7 +191,7 @@ impl Objset {
                 _ => Origin::Unknown,
             },
             None => match self.disk.read().bp.as_block() {
-                Some(root) => Origin::Root(self.id, root.effective_physical_birth()),
+                Some(root) => Origin::Root(self.id, root.place()),
                 None => Origin::Unknown,
             },
         }

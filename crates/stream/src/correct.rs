@@ -69,12 +69,12 @@ pub fn correct_substream<R: Read>(
 ) -> Result<Corrected> {
     let none = || Error::corrupt("the snapshot has no content");
     let root = objset.root_bp();
-    let birth = root.as_block().ok_or_else(none)?.effective_physical_birth();
+    let place = root.as_block().ok_or_else(none)?.place();
     let features = begin.features();
     let mut correction = Correction {
         zio: objset.zio(),
         objset,
-        origin: Origin::Root(objset.id(), birth),
+        origin: Origin::Root(objset.id(), place),
         raw: features.has(Features::RAW),
         endian: reader.endian(),
         object: None,

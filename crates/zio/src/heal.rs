@@ -65,7 +65,7 @@ use base::rt::{Condvar, Mutex, RwLock, spawn};
 use base::{Buf, Dva, ErrorKind, Psize, Result, Txg};
 use codec::checksum::Checksum;
 use codec::checksum::embedded::verify_embedded;
-use ondisk::blkptr::Block;
+use ondisk::blkptr::{Block, BlockPlace};
 use vdev::{Priority, ReadReq};
 
 use crate::Zio;
@@ -88,9 +88,8 @@ pub enum Origin {
     /// From the tree of a live object set that was fetched after this txg was
     /// announced.
     Tree(Txg),
-    /// From an object set that does not change, with this id and this birth of its
-    /// root.
-    Root(u64, Txg),
+    /// From an object set that does not change, with this id and this place of its root.
+    Root(u64, BlockPlace),
 }
 
 /// Keeps an address from being allocated to another block as long as the value lives.

@@ -16,6 +16,7 @@ use base::{Dva, Result, Txg, VdevId};
 use dsl::write::MosRead;
 use metaslab::Space;
 use ondisk::BlkPtr;
+use ondisk::blkptr::BlockPlace;
 use vdev::Tree;
 use zio::{InUse, Origin, Pin};
 
@@ -90,11 +91,9 @@ impl InUse for WriterInUse {
 }
 
 impl Writer {
-    /// Whether the dataset with this object id has a root of this birth.
-    fn has_root(&self, id: u64, birth: Txg) -> bool {
-        let is = |bp: &BlkPtr| {
-            bp.as_block().is_some_and(|block| block.effective_physical_birth() == birth)
-        };
+    /// Whether the dataset with this object id has its root at this place.
+    fn has_root(&self, id: u64, place: BlockPlace) -> bool {
+        let is = |bp: &BlkPtr| bp.as_block().is_some_and(|block| block.place() == place);
         if id == 0 {
             return is(&self.published.read().uberblock.root_bp);
         }

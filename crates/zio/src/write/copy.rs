@@ -2,8 +2,9 @@
 //! pointers, what becomes of them when blocks below it have moved.
 //!
 //! # Theory
-//! A copy keeps the logical birth of its block, and has the txg that writes it as physical
-//! birth. It takes exactly the space that the block takes, in the units of space accounting, so
+//! A copy keeps both births of its block: it is the block, elsewhere (the relocation's module head
+//! says why). So two blocks that were at one address, one after the other, may have the same key
+//! in the cache, and what the cache has is dropped when a copy is placed. The copy takes exactly the space that the block takes, in the units of space accounting, so
 //! that nothing that was ever counted changes: the same stored size, the same number of
 //! addresses, and addresses that count as much, one for one ([`CopyPolicy::fits`]). So in a pool with
 //! vdevs of several kinds each address stays on its kind.
@@ -145,7 +146,15 @@ impl Zio {
             SpaceSource::unallocate(&*space, policy.txg, &dvas);
             return Ok(None);
         }
+        // The rows of an expanded raidz are as wide as at the block's birth.
+        let (tree, birth) = (self.tree(), old.effective_physical_birth());
+        let fits = |d: &Dva| tree.asize(d.vdev, old.psize, birth).is_ok_and(|n| n <= d.asize);
+        if !dvas.iter().all(fits) {
+            SpaceSource::unallocate(&*space, policy.txg, &dvas);
+            return Ok(None);
+        }
         ready.block = ready.block.with_dvas(&dvas);
+        self.cache.remove(&self.key(&ready.block));
         Ok(Some(placed(*ready, Outcome::Copied, BlockLayout::Plain(dvas))))
     }
 
@@ -231,8 +240,7 @@ impl Zio {
 
 /// Everything of a copy except its addresses.
 fn copy_of(old: &Block, new: Block, stored: Buf, whole: Buf, policy: &CopyPolicy<'_>) -> Prepared {
-    let mut block = new;
-    block.physical_birth = if policy.txg == old.head.birth { Txg::ZERO } else { policy.txg };
+    let block = new;
     // A key would be needed to read it through the cache.
     let cache = !whole.is_empty() && block.protection != Protection::Encrypted;
     let whole = if cache { whole } else { Buf::default() };

@@ -5,10 +5,14 @@
 //! A block pointer has two births. The logical one says when the content was written; space
 //! accounting, deadlists, snapshots and sends go by it. The physical one says when these bytes were
 //! put at this place; checksums of gangs, the width of a raidz, missing txgs and cache keys go by
-//! that. A copy that keeps the logical birth is the same block to every snapshot, and pointers whose
-//! physical birth is newer are a normal sight, since device removal makes them as well. No
-//! feature is needed. The rewrite flag stays 0: with it, the *allocation* would count from the new
-//! birth, and a head would free blocks that its snapshots have.
+//! that. A copy keeps both. With its logical birth it is the same block to every snapshot. Its
+//! physical one must stay, too: a scan of OpenZFS (2.4.4, by experiment) leaves out what is
+//! physically newer than the snapshot in which it finds it, so a disk that is replaced there would
+//! not get the blocks of snapshots. It may stay, because every leaf has every copy (see below):
+//! none of the txgs that a leaf misses now or later is older than the move. The width of a
+//! raidz goes by it for the copy as for the block. No feature is needed. The rewrite flag stays 0:
+//! with it, the *allocation* would count from the physical birth, and a head would free blocks that its
+//! snapshots have.
 //!
 //! A *batch* is a set of blocks, each with a position: lineage, object, level, block id. Without
 //! cloning and deduplication a block has one position, in all datasets of a lineage that have it,

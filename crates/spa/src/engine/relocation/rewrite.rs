@@ -237,7 +237,8 @@ impl<'a> Rewriter<'a> {
 
     /// The copy of a block without pointers, if it is in the batch.
     fn data(&mut self, old: &Block) -> Option<Block> {
-        let new = self.copier.copy_of(old).copied()?;
+        // The bytes that were read are those of this pointer.
+        let new = self.copier.copy_of(old).copied().filter(|new| new.words == old.words)?;
         self.out.used.insert(new.place());
         Some(new)
     }

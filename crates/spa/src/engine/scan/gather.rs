@@ -75,7 +75,11 @@ struct Gatherer<'a> {
     /// The number of the scan.
     serial: u64,
     since: Txg,
+    /// What was written later is on all leaves.
     max_txg: Txg,
+    /// Of a snapshot: what was born later came from a change since the slice began. A block that moved was
+    /// written later, and belongs to the snapshot by its birth.
+    max_birth: Txg,
     /// For a resilver: what is missing somewhere on each vdev.
     partial: Option<&'a [TxgRanges]>,
     /// For a resilver of a pool with removed vdevs: its tree.
@@ -113,7 +117,8 @@ impl Gatherer<'_> {
 
     fn note(&mut self, bp: &BlkPtr, at: Bookmark, log: Option<Box<LogPtr>>) {
         let BlkPtr::Block(block) = bp else { return };
-        if block.effective_physical_birth() > self.max_txg {
+        let late = block.effective_physical_birth() > self.max_txg;
+        if late || bp.allocation_birth() > self.max_birth {
             return;
         }
         let asize = asize_of(block);
@@ -252,6 +257,7 @@ impl Writer {
             serial,
             since,
             max_txg: scan.max_txg,
+            max_birth: Txg::MAX,
             partial: partial.as_deref(),
             removed,
             limits: limits.clone(),
@@ -393,16 +399,13 @@ impl Writer {
         let mos: &dyn MosRead = &self.mos;
         let phys = mos.dataset(dataset).map_err(gone)?;
         let min_txg = scan.min_txg.max(phys.prev_snap_txg);
-        let max_txg = std::mem::replace(&mut to.max_txg, scan.max_txg);
-        if phys.num_children > 0 {
-            to.max_txg = to.max_txg.min(phys.creation_txg);
-        }
+        to.max_birth = if phys.num_children > 0 { phys.creation_txg } else { Txg::MAX };
         let is_first = position.bookmark == ScanPosition::first_of(dataset);
         if is_first && phys.num_children == 0 {
             self.gather_log(to, dataset, &phys);
         }
         let done = phys.bp.is_hole() || self.walk(to, &phys.bp, min_txg, position);
-        to.max_txg = max_txg;
+        to.max_birth = Txg::MAX;
         if !done {
             return Ok(false);
         }
