@@ -155,7 +155,8 @@ impl Zio {
         }
         ready.block = ready.block.with_dvas(&dvas);
         self.cache.remove(&self.key(&ready.block));
-        Ok(Some(placed(*ready, Outcome::Copied, BlockLayout::Plain(dvas))))
+        let placed = placed(*ready, Outcome::Copied, BlockLayout::Plain(dvas));
+        Ok(Some(Placed { allocated: Some(policy.txg), ..placed }))
     }
 
     /// Allocates addresses as large as those of a gang, for a plain block of `want.psize` bytes.

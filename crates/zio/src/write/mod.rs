@@ -331,6 +331,8 @@ pub struct Placed {
     /// The kind of write.
     pub outcome: Outcome,
     parts: Option<(BlockContent, BlockLayout)>,
+    /// The txg that allocated it, if that is not its birth.
+    allocated: Option<Txg>,
 }
 
 /// The addresses of a block's bytes.

@@ -29,7 +29,9 @@ impl Zio {
     /// dedup tables.
     pub fn place(&self, p: Prepared) -> Result<Placed> {
         let mut ready = match p.form {
-            PreparedForm::Done(bp, outcome) => return Ok(Placed { bp, outcome, parts: None }),
+            PreparedForm::Done(bp, outcome) => {
+                return Ok(Placed { bp, outcome, parts: None, allocated: None });
+            }
             PreparedForm::Block(ready) => ready,
         };
         if let Some(layout) = ready.rewrite.take() {
@@ -44,7 +46,7 @@ impl Zio {
             Some(tables) => match self.find_equal(&*tables, &ready)? {
                 Equal::Shared(block) => {
                     let (bp, outcome) = (BlkPtr::Block(block), Outcome::Shared);
-                    return Ok(Placed { bp, outcome, parts: None });
+                    return Ok(Placed { bp, outcome, parts: None, allocated: None });
                 }
                 Equal::New => Some(tables),
                 Equal::Ordinary => None,
@@ -125,7 +127,8 @@ impl Zio {
             BlockLayout::Gang(node) => node.allocated(&mut dvas),
         }
         if let (Ok(space), BlkPtr::Block(block)) = (self.space(), &placed.bp) {
-            space.unallocate(block.effective_physical_birth(), &dvas);
+            let txg = placed.allocated.unwrap_or(block.effective_physical_birth());
+            space.unallocate(txg, &dvas);
         }
     }
 
@@ -155,5 +158,6 @@ impl Zio {
 }
 
 pub(super) fn placed(ready: ReadyBlock, outcome: Outcome, layout: BlockLayout) -> Placed {
-    Placed { bp: BlkPtr::Block(ready.block), outcome, parts: Some((ready.content, layout)) }
+    let parts = Some((ready.content, layout));
+    Placed { bp: BlkPtr::Block(ready.block), outcome, parts, allocated: None }
 }

@@ -383,7 +383,7 @@ impl Zio {
     pub fn submit_all(&self, placed: impl IntoIterator<Item = Placed>, writes: &Writes) {
         let (mut entries, mut jobs) = (Vec::new(), Vec::new());
         let space = self.space.read().clone();
-        for Placed { bp, outcome, parts } in placed {
+        for Placed { bp, outcome, parts, .. } in placed {
             let (Some(block), Some((content, layout))) = (bp.as_block(), parts) else { continue };
             if let Err(e) = check(block, &content, &layout, outcome) {
                 writes.give_up(block.dva(), block.effective_physical_birth(), e);
