@@ -19,7 +19,7 @@ pub struct DefragTargets {
 
 /// Whether a job is one of `zpool defrag`.
 fn is_defrag(work: MoveWork) -> bool {
-    work == MoveWork::Defrag
+    matches!(work, MoveWork::Defrag | MoveWork::Unmap)
 }
 
 impl Pool {
@@ -58,6 +58,27 @@ impl Pool {
     pub fn estimate_defrag(&self, targets: &DefragTargets) -> Result<DefragEstimate> {
         let writer = self.writer()?;
         self.core.move_job.estimate(writer, &self.defrag_request(targets)?)
+    }
+
+    /// Moves, in the background, all blocks that pointers find by the mappings of removed devices, and
+    /// erases these (`zpool defrag --unmap`); or continues that. [`Pool::move_job`] tells how far
+    /// it is.
+    ///
+    /// # Errors
+    /// `ReadOnly`; those of [`mover::evacuate::check`] and [`mover::job::MoveJob::start`].
+    pub fn unmap(&self, command: Option<&str>) -> Result<()> {
+        let writer = self.writer()?;
+        mover::evacuate::check(writer, MoveWork::Unmap)?;
+        let request = MoveRequest { work: MoveWork::Unmap, ..MoveRequest::default() };
+        self.core.move_job.start(writer, &request, command.map(Command::new))
+    }
+
+    /// Bytes that would move then; nothing is changed.
+    ///
+    /// # Errors
+    /// As [`Pool::unmap`].
+    pub fn estimate_unmap(&self) -> Result<u64> {
+        mover::evacuate::check(self.writer()?, MoveWork::Unmap).map(|rest| rest.bytes)
     }
 
     /// Pauses the defragmentation.

@@ -199,13 +199,16 @@ pub(super) const COMMANDS: &[Command] = &[
     Command {
         name: "defrag",
         about: "lay files out in order, and join free space; snapshots stay shared",
-        synopsis: "defrag [-n] [-w] [-l score] <pool> [dataset] ...\n\tdefrag -s|-p <pool>",
+        synopsis: "defrag [-n] [-w] [-l score] <pool> [dataset] ...\n\
+                   \tdefrag --unmap [-n] [-w] <pool>\n\tdefrag -s|-p <pool>",
         flags: &[
             flag('n', "only show what would be moved"),
             flag('s', "stop the defragmentation; what was moved stays moved"),
             flag('p', "pause the defragmentation; run the command again to continue"),
             flag('w', "wait until the defragmentation has ended"),
             arg('l', "score", Word::Any, "lay out files with a lower layout score (0 to 1, 0.95)"),
+            flag('U', "erase the mappings of removed devices: move all blocks that need them")
+                .named("unmap"),
         ],
         words: &[Word::Pool, Word::Dataset],
         ..POOL

@@ -357,6 +357,9 @@ fn refused_change(pool: &str, change: &Change) -> String {
         Change::PruneDedup(_) => ("cannot prune dedup table on", true),
         Change::PrefetchDedup => ("cannot prefetch ddt in", true),
         Change::Defrag(_) | Change::EstimateDefrag(_) => ("cannot defragment", true),
+        Change::Unmap | Change::EstimateUnmap => {
+            ("cannot erase the mappings of removed devices in", true)
+        }
         Change::PauseDefrag => ("cannot pause defragmenting", true),
         Change::CancelDefrag => ("cannot cancel defragmenting", true),
         Change::Rebalance(_) | Change::EstimateRebalance(_) => ("cannot rebalance", true),

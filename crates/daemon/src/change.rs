@@ -334,6 +334,14 @@ pub(super) fn change(
             let plan = plan.map_err(defrag_failed("defragment", name))?;
             return Ok(Reply::DefragPlan(super::convert::defrag_plan(&plan)));
         }
+        Change::Unmap => {
+            let fail = defrag_failed("erase the mappings of removed devices in", name);
+            pool()?.unmap(command).map_err(fail)?;
+        }
+        Change::EstimateUnmap => {
+            let fail = defrag_failed("erase the mappings of removed devices in", name);
+            return Ok(Reply::ToMove(pool()?.estimate_unmap().map_err(fail)?));
+        }
         Change::PauseDefrag => {
             let fail = defrag_failed("pause defragmenting", name);
             pool()?.pause_defrag(command).map_err(fail)?;

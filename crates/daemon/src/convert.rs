@@ -216,6 +216,7 @@ pub(crate) fn defrag(status: MoveStatus) -> proto::Defrag {
             MoveWork::Rebalance => proto::MoveKind::Rebalance,
             MoveWork::ToSpecial => proto::MoveKind::ToSpecial,
             MoveWork::FromSpecial => proto::MoveKind::FromSpecial,
+            MoveWork::Unmap => proto::MoveKind::Unmap,
             _ => proto::MoveKind::Defrag,
         },
         state: record.state as u8,

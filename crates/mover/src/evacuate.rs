@@ -25,6 +25,10 @@
 //! has it allocated from again before its record says so. So a crash at any time finds a vdev that is
 //! in use, an active job, or a hole; a job whose vdev is a hole is complete.
 //!
+//! `zpool defrag --unmap` empties the mappings of removed devices in the same way, one after the
+//! other, those that were removed first in front. One that cannot be emptied is left alone, and the
+//! job fails at its end.
+//!
 //! # Invariants
 //! * Memory is bounded by [`FOUND_MAX`] and [`KEPT_MAX`].
 
@@ -74,6 +78,12 @@ pub struct EvacuationRest {
 }
 
 impl EvacuationRest {
+    fn add_immovable(&mut self, more: &EvacuationRest) {
+        self.deduplicated += more.deduplicated;
+        self.cloned += more.cloned;
+        self.rewritten += more.rewritten;
+    }
+
     /// The blocks that no attempt could move.
     pub fn immovable(&self) -> u64 {
         self.deduplicated + self.cloned + self.rewritten
@@ -171,7 +181,10 @@ impl Evacuation {
     /// # Errors
     /// As these.
     pub fn begin(writer: &Writer, range: EmptyRange, limits: MoveLimits) -> Result<Evacuation> {
+        let mapped = writer.mapped_vdevs().contains(&range.vdev);
         let excluded = match range.is_whole() {
+            // Nothing is allocated on a removed vdev.
+            true if mapped => None,
             true => {
                 writer.set_vdev_allocating(range.vdev, false, None)?;
                 None
@@ -335,6 +348,14 @@ pub fn check(writer: &Writer, work: MoveWork) -> Result<EvacuationRest> {
             Some(plan) => plan.range,
             None => return Err(Error::invalid("the vdev has this size already")),
         },
+        MoveWork::Unmap => {
+            let bytes = writer.check_unmap()?;
+            let mut all = EvacuationRest { bytes, ..EvacuationRest::default() };
+            for vdev in writer.mapped_vdevs() {
+                all.add_immovable(&survey(writer, EmptyRange::whole(vdev))?);
+            }
+            return Ok(all);
+        }
         _ => return Err(Error::unsupported("such a job empties no vdev")),
     };
     let rest = EvacuationRest { unplaced: 0, gangs: 0, ..survey(writer, range)? };
@@ -370,17 +391,44 @@ pub(crate) fn release(writer: &Writer, work: MoveWork) -> Result<()> {
     }
 }
 
-/// The removal of a vdev by moving its blocks, or the cutting off of its end.
+/// The removal of a vdev by moving its blocks, the cutting off of its end, or the emptying of
+/// mappings.
 pub(crate) struct EmptyPlanner {
     work: MoveWork,
     evacuation: Option<Evacuation>,
     /// Nothing is left there.
     empty: bool,
+    /// Removed vdevs whose mappings could not be emptied.
+    mapped: BTreeSet<VdevId>,
+    /// Why not.
+    rest: Option<String>,
 }
 
 impl EmptyPlanner {
     pub(crate) fn new(work: MoveWork) -> EmptyPlanner {
-        EmptyPlanner { work, evacuation: None, empty: false }
+        EmptyPlanner { work, evacuation: None, empty: false, mapped: BTreeSet::new(), rest: None }
+    }
+
+    /// What is emptied next; `None` if all is gone.
+    fn range(&self, writer: &Writer) -> Result<Option<EmptyRange>> {
+        match self.work {
+            MoveWork::Unmap => {
+                let left = writer.mapped_vdevs();
+                let next = left.into_iter().find(|vdev| !self.mapped.contains(vdev));
+                Ok(next.map(EmptyRange::whole))
+            }
+            work => range_of(writer, work),
+        }
+    }
+
+    /// One mapping stays; whether there are others to empty.
+    fn leave_mapping(&mut self, cx: &JobCx<'_>, vdev: VdevId, why: String) -> Next {
+        (self.evacuation, self.empty) = (None, false);
+        self.mapped.insert(vdev);
+        let why = format!("the mapping of removed device {vdev} stays: {why}");
+        self.rest.get_or_insert(why);
+        cx.update(|_| {});
+        Next::Look
     }
 
     /// All stays as it is.
@@ -392,14 +440,27 @@ impl EmptyPlanner {
 
     /// An error that would come again ends the job.
     fn judge(&mut self, cx: &JobCx<'_>, e: Error) -> Result<Next> {
-        match e.kind() {
+        let vdev = self.evacuation.as_ref().map(|work| work.range.vdev);
+        match (e.kind(), vdev) {
+            (ErrorKind::Unsupported | ErrorKind::Invalid, Some(vdev))
+                if self.work == MoveWork::Unmap =>
+            {
+                Ok(self.leave_mapping(cx, vdev, e.message().to_owned()))
+            }
+            (kind, _) => self.judge_kind(cx, kind, e),
+        }
+    }
+
+    fn judge_kind(&mut self, cx: &JobCx<'_>, kind: ErrorKind, e: Error) -> Result<Next> {
+        match kind {
             ErrorKind::Unsupported | ErrorKind::Invalid => self.give_up(cx, e.message().to_owned()),
             _ => Err(e),
         }
     }
 
-    fn cut(&self, cx: &JobCx<'_>) -> Result<()> {
+    fn cut(&self, cx: &JobCx<'_>, range: Option<EmptyRange>) -> Result<()> {
         match self.work {
+            MoveWork::Unmap => range.map_or(Ok(()), |range| cx.writer.end_unmap(range.vdev)),
             MoveWork::Remove { vdev } => cx.writer.end_emptied_removal(vdev),
             MoveWork::Shrink { vdev, size } => cx.writer.end_shrink(vdev, size),
             _ => Ok(()),
@@ -408,15 +469,22 @@ impl EmptyPlanner {
 
     fn work(&mut self, cx: &JobCx<'_>) -> Result<Next> {
         if self.empty {
-            self.cut(cx)?;
-            self.evacuation = None;
-            return Ok(Next::Complete);
+            self.cut(cx, self.evacuation.as_ref().map(|work| work.range))?;
+            (self.evacuation, self.empty) = (None, false);
+            return Ok(match self.work {
+                MoveWork::Unmap => Next::Look,
+                _ => Next::Complete,
+            });
         }
+        let next = match &self.evacuation {
+            Some(_) => None,
+            None => self.range(cx.writer)?,
+        };
         let evacuation = match &mut self.evacuation {
             Some(evacuation) => evacuation,
             none => {
-                let Some(range) = range_of(cx.writer, self.work)? else {
-                    return Ok(Next::Complete);
+                let Some(range) = next else {
+                    return Ok(self.rest.take().map_or(Next::Complete, Next::Failed));
                 };
                 none.insert(Evacuation::begin(cx.writer, range, MoveLimits::default())?)
             }
@@ -434,7 +502,11 @@ impl EmptyPlanner {
                 Ok(Next::Look)
             }
             EvacuationStep::Stuck(rest) => {
-                cx.update(|record| record.kept = rest.immovable() + rest.gangs + rest.unplaced);
+                let vdev = evacuation.range.vdev;
+                cx.update(|record| record.kept += rest.immovable() + rest.gangs + rest.unplaced);
+                if self.work == MoveWork::Unmap {
+                    return Ok(self.leave_mapping(cx, vdev, format!("{rest} could not be moved")));
+                }
                 self.give_up(cx, format!("{rest} could not be moved"))
             }
         }
@@ -443,6 +515,10 @@ impl EmptyPlanner {
 
 impl Planner for EmptyPlanner {
     fn estimate(&mut self, cx: &JobCx<'_>, _record: &MoveRecord) -> Result<u64> {
+        if self.work == MoveWork::Unmap {
+            let all = cx.writer.mapped_vdevs();
+            return all.into_iter().map(|vdev| cx.writer.mapped_left(vdev)).sum();
+        }
         let Some(range) = range_of(cx.writer, self.work)? else { return Ok(0) };
         cx.update(|record| record.position = (range.vdev.0.into(), 0));
         cx.writer.emptying_allocated(range)

@@ -1,5 +1,5 @@
-//! The power fails at any event while a vdev is emptied and leaves the pool, or while its end is cut
-//! off: the pool is whole, nothing leaks, and every dataset and snapshot has the content that it always
+//! The power fails at any event while a vdev is emptied and leaves the pool, while its end is cut off,
+//! or while the mapping of a removed one is erased: the pool is whole, nothing leaks, and every dataset and snapshot has the content that it always
 //! had.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
@@ -40,13 +40,25 @@ const VDEV: VdevId = VdevId(0);
 /// The size of devices to which it shrinks.
 const SMALLER: u64 = 64 << 20;
 
-fn pool_of(dir: &Path, tops: usize, ashift: u64) -> Arc<Pool> {
+/// What the power cut interrupts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Emptying {
+    Removal,
+    Shrinking,
+    Unmapping,
+}
+
+/// A pool of raidz vdevs; for an unmapping, of single disks.
+fn pool_of(dir: &Path, tops: usize, what: Emptying, ashift: u64) -> Arc<Pool> {
     let file = |n: usize| {
         let path = dir.join(format!("disk{n}"));
         std::fs::File::create(&path).unwrap().set_len(SIMULATED).unwrap();
         NewVdev::new(NewKind::File(path))
     };
     let top = |n: usize| {
+        if what == Emptying::Unmapping {
+            return file(n);
+        }
         let disks = (n * DISKS..(n + 1) * DISKS).map(file).collect();
         NewVdev::new(NewKind::Raidz { nparity: 1 }).with_children(disks)
     };
@@ -66,11 +78,12 @@ fn is_over(spa: &Spa, guid: Guid, asize: u64) -> bool {
     root.find(guid).and_then(|v| v.top.as_ref()).is_none_or(|top| top.asize < asize)
 }
 
-fn crashes(shrinks: bool, n: u64, ashift: u64) {
+fn crashes(what: Emptying, n: u64, ashift: u64) {
     let nightly = std::env::var_os("CENOTE_NIGHTLY").is_some();
-    let scratch = Scratch::new(&format!("remove-crash-{shrinks}-{ashift}"));
+    let scratch = Scratch::new(&format!("remove-crash-{what:?}-{ashift}"));
+    let (shrinks, unmaps) = (what == Emptying::Shrinking, what == Emptying::Unmapping);
     let tops = if shrinks { 1 } else { 2 };
-    let pool = pool_of(scratch.path(), tops, ashift);
+    let pool = pool_of(scratch.path(), tops, what, ashift);
     let mut history = MoverHistory::new(41 + n);
     let space = Arc::clone(pool.writer().unwrap().space());
     let all = space.metaslabs(VDEV).unwrap();
@@ -85,10 +98,20 @@ fn crashes(shrinks: bool, n: u64, ashift: u64) {
         pool.sync().unwrap();
         low.iter().filter(|_| high).for_each(|key| space.disable(*key, false).unwrap());
     }
+    if unmaps {
+        let guid = common::tops::top_guid(&pool, VDEV.0);
+        pool.remove_vdev(&guid.0.to_string(), None).unwrap();
+        let mapped = || !pool.writer().unwrap().mapped_vdevs().is_empty();
+        testkit::eventually("the vdev has a mapping", mapped);
+    }
     pool.export().unwrap();
     drop(pool);
     let image = |n: usize| image_of(&scratch.path().join(format!("disk{n}")));
-    let images = (0..tops * DISKS).map(image).collect();
+    let images = match unmaps {
+        // The other one has left the pool.
+        true => vec![image(1)],
+        false => (0..tops * DISKS).map(image).collect(),
+    };
     let disks = SimDisks::new(SimConfig::new(9 + n), images);
     let spa = open(&leaves(&disks), &writing());
     let (expected, _) = object_contents(&spa);
@@ -107,9 +130,10 @@ fn crashes(shrinks: bool, n: u64, ashift: u64) {
         steps += 1;
         assert!(steps < 1000);
     }
-    match shrinks {
-        true => w.end_shrink(guid, SMALLER).unwrap(),
-        false => w.end_emptied_removal(guid).unwrap(),
+    match what {
+        Emptying::Removal => w.end_emptied_removal(guid).unwrap(),
+        Emptying::Shrinking => w.end_shrink(guid, SMALLER).unwrap(),
+        Emptying::Unmapping => w.end_unmap(VDEV).unwrap(),
     }
     (0..2).for_each(|_| {
         w.touch();
@@ -134,10 +158,10 @@ fn crashes(shrinks: bool, n: u64, ashift: u64) {
         let spa = open(&leaves(&after), &testkit::readonly());
         let options = AuditOptions { threads: 2, verify: Verify::All, ..AuditOptions::default() };
         let report = spa.audit(options, &()).unwrap();
-        let what = format!("{shrinks} {ashift} {event}:{seed}");
-        assert!(report.is_clean() && report.leaked == 0, "{what}: {:#?}", report.problems);
+        let point = format!("{what:?} {ashift} {event}:{seed}");
+        assert!(report.is_clean() && report.leaked == 0, "{point}: {:#?}", report.problems);
         let (found, _) = object_contents(&spa);
-        assert_eq!(found, expected, "{what}");
+        assert_eq!(found, expected, "{point}");
         let count = if is_over(&spa, guid, asize) { &over } else { &before };
         count.fetch_add(1, Relaxed);
     });
@@ -148,12 +172,18 @@ fn crashes(shrinks: bool, n: u64, ashift: u64) {
 
 #[test]
 fn a_removal_is_cut_off_at_any_event() {
-    crashes(false, 0, 9);
-    crashes(false, 1, 12);
+    crashes(Emptying::Removal, 0, 9);
+    crashes(Emptying::Removal, 1, 12);
 }
 
 #[test]
 fn a_shrinking_is_cut_off_at_any_event() {
-    crashes(true, 2, 9);
-    crashes(true, 3, 12);
+    crashes(Emptying::Shrinking, 2, 9);
+    crashes(Emptying::Shrinking, 3, 12);
+}
+
+#[test]
+fn an_unmapping_is_cut_off_at_any_event() {
+    crashes(Emptying::Unmapping, 4, 9);
+    crashes(Emptying::Unmapping, 5, 12);
 }

@@ -161,6 +161,10 @@ pub enum Change {
     Defrag(DefragArgs),
     /// What a defragmentation would do; nothing is changed.
     EstimateDefrag(DefragArgs),
+    /// Move all blocks that pointers find by the mappings of removed devices.
+    Unmap,
+    /// What would move then; nothing is changed.
+    EstimateUnmap,
     /// Pause the defragmentation.
     PauseDefrag,
     /// Stop the defragmentation.

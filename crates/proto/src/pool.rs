@@ -387,12 +387,14 @@ pub enum MoveKind {
     ToSpecial,
     /// Blocks leave the special class.
     FromSpecial,
+    /// Blocks leave the mappings of removed devices.
+    Unmap,
 }
 
 impl MoveKind {
     /// Whether it is a rebalance.
     pub fn is_rebalance(self) -> bool {
-        self != MoveKind::Defrag
+        !matches!(self, MoveKind::Defrag | MoveKind::Unmap)
     }
 }
 
@@ -402,7 +404,7 @@ pub struct Defrag {
     /// What it is.
     #[serde(default)]
     pub kind: MoveKind,
-    /// 1 running, 2 finished, 3 canceled, 4 paused.
+    /// 1 running, 2 finished, 3 canceled, 4 paused, 5 failed.
     pub state: u8,
     /// Seconds since 1970.
     pub start: u64,

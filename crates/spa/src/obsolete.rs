@@ -123,6 +123,11 @@ impl Counts {
         Ok(())
     }
 
+    /// Obsolete bytes of all entries.
+    pub(crate) fn total(&self) -> u64 {
+        self.0.iter().map(|count| u64::from(*count)).sum()
+    }
+
     /// Obsolete bytes of an entry.
     pub(crate) fn of(&self, entry: usize) -> u32 {
         self.0.get(entry).copied().unwrap_or(0)

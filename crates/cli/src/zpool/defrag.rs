@@ -20,7 +20,8 @@ fn thousandths(text: &str) -> Option<u64> {
     (0.0..=1.0).contains(&score).then(|| (score * 1000.0).round() as u64)
 }
 
-/// `zpool defrag [-n] [-w] [-l score] <pool> [dataset] ...`, `zpool defrag -s|-p <pool>`
+/// `zpool defrag [-n] [-w] [-l score] <pool> [dataset] ...`, `zpool defrag --unmap [-n] [-w] <pool>`,
+/// `zpool defrag -s|-p <pool>`
 pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     let parsed = match options("defrag", argv) {
         Ok(parsed) => parsed,
@@ -53,6 +54,15 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     if (stops || pauses) && !datasets.is_empty() {
         return wrong("too many arguments");
     }
+    if parsed.has('U') {
+        if stops || pauses || parsed.has('l') {
+            return wrong("invalid option combination: --unmap goes with -n or -w alone");
+        }
+        if !datasets.is_empty() {
+            return wrong("too many arguments");
+        }
+        return unmap(&pool, parsed.has('n'), parsed.has('w'), command("defrag", argv));
+    }
     let below = |name: &&String| {
         name.strip_prefix(&*pool).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     };
@@ -73,6 +83,31 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         until_over(&pool, &["defrag"])?;
     }
     Ok(done)
+}
+
+/// `zpool defrag --unmap`
+fn unmap(pool: &str, estimates: bool, waits: bool, command: String) -> Result<Exit> {
+    if !estimates {
+        let done = request_change(pool, Change::Unmap, command)?;
+        if waits {
+            until_over(pool, &["defrag"])?;
+        }
+        return Ok(done);
+    }
+    let request = Request::Change {
+        pool: pool.to_owned(),
+        change: Change::EstimateUnmap,
+        command: String::new(),
+    };
+    match Client::connect(&Runtime::from_env()?)?.request(&request)? {
+        Reply::ToMove(bytes) => {
+            let size = nicebytes(bytes);
+            let what = "Data that will be moved to erase the mappings of removed devices";
+            ui::out(&format!("{what}: {size}\n"));
+            Ok(Exit::OK)
+        }
+        _ => Err(super::unexpected_reply()),
+    }
 }
 
 /// Prints what would be moved.

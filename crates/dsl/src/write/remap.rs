@@ -18,8 +18,11 @@
 //! * The feature obsolete_counts counts each remap deadlist, and the list of obsolete addresses.
 //! * An address is marked obsolete once, when the last snapshot that needed it is gone.
 
+use std::collections::BTreeMap;
+
 use base::{Dva, Result, Txg};
 use ondisk::BlkPtr;
+use ondisk::blkptr::Block;
 use ondisk::zap::ZapValue;
 
 use super::store::DIRECTORY;
@@ -31,6 +34,9 @@ pub const KEY: &str = "com.delphix:remap_deadlist";
 pub const OBSOLETE_LIST: &str = "com.delphix:obsolete_bpobj";
 /// The feature that counts what is recorded of obsolete addresses.
 pub const OBSOLETE_COUNTS: &str = "com.delphix:obsolete_counts";
+
+/// Entries added to a list at once.
+const BATCH: usize = 1024;
 
 /// Changes the count of obsolete_counts. A pool that has the lists without the feature is
 /// damaged, but its lists are not the worse for that.
@@ -45,7 +51,7 @@ fn count(cx: &SyncCx<'_>, by: i64) -> Result<()> {
 ///
 /// # Errors
 /// `Corrupt` when it has entries of an unknown form; those of reading.
-pub(crate) fn check(mos: &dyn MosRead, dataset: u64) -> Result<()> {
+pub fn check(mos: &dyn MosRead, dataset: u64) -> Result<()> {
     let Some(list) = mos.attribute_u64(dataset, KEY)? else { return Ok(()) };
     for list in deadlist::keys(mos, list)?.into_values() {
         bpobj::for_each(mos, list, &mut |_| Ok(()))?;
@@ -89,6 +95,75 @@ pub(crate) fn snapshot_destroyed(
         }
         None => features::set_attribute(cx, next, KEY, &ZapValue::from_u64(own)),
     }
+}
+
+/// Drops the entries of a dataset's remap deadlist whose blocks were moved, with all their pointers
+/// (`moved`), and adds their addresses to `dropped`: no snapshot needs them any more. A list that
+/// has become empty is freed.
+///
+/// # Errors
+/// Those of the store; `Corrupt`; `Unsupported` for lists in lists.
+pub fn drop_moved(
+    cx: &SyncCx<'_>,
+    dataset: u64,
+    moved: &dyn Fn(&Block) -> bool,
+    dropped: &mut Vec<Dva>,
+) -> Result<()> {
+    let Some(object) = cx.read().attribute_u64(dataset, KEY)? else { return Ok(()) };
+    let before = dropped.len();
+    let plain = deadlist::is_plain(cx.read(), object)?;
+    let lists = match plain {
+        true => BTreeMap::from([(0, object)]),
+        false => deadlist::keys(cx.read(), object)?,
+    };
+    let mut left = false;
+    for (key, list) in lists {
+        let found = dropped.len();
+        bpobj::for_each(cx.read(), list, &mut |entry| {
+            match entry.bp.as_block().filter(|block| moved(block)) {
+                Some(block) => dropped.push(block.dva()),
+                None => left = true,
+            }
+            Ok(())
+        })?;
+        if dropped.len() == found {
+            continue;
+        }
+        if plain {
+            bpobj::retain(cx, list, &mut |entry| Ok(!entry.bp.as_block().is_some_and(moved)))?;
+            continue;
+        }
+        let total = bpobj::usage(cx.read(), list)?;
+        let others = list_without(cx, list, moved)?;
+        deadlist::set_list(cx, object, key, others)?;
+        deadlist::change_total(cx, object, bpobj::usage(cx.read(), others)? + -total)?;
+    }
+    if !left && dropped.len() > before {
+        deadlist::free(cx, object)?;
+        cx.mos.zap_remove(dataset, KEY.as_bytes())?;
+        count(cx, -1)?;
+    }
+    Ok(())
+}
+
+/// Replaces a list, and the lists in it, by one without the moved blocks.
+fn list_without(cx: &SyncCx<'_>, list: u64, moved: &dyn Fn(&Block) -> bool) -> Result<u64> {
+    let others = bpobj::create(cx, bpobj::BLOCK, 0)?;
+    let mut batch = Vec::with_capacity(BATCH);
+    bpobj::for_each(cx.read(), list, &mut |entry| {
+        if entry.bp.as_block().is_some_and(moved) {
+            return Ok(());
+        }
+        batch.push(*entry);
+        if batch.len() == BATCH {
+            bpobj::append(cx, others, &batch)?;
+            batch.clear();
+        }
+        Ok(())
+    })?;
+    bpobj::append(cx, others, &batch)?;
+    bpobj::release(cx, list)?;
+    Ok(others)
 }
 
 /// The list of obsolete addresses, which is made when it is first needed.

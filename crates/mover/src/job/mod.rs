@@ -178,13 +178,12 @@ pub(crate) trait Planner {
 fn planner(work: MoveWork) -> Result<Box<dyn Planner>> {
     match work {
         MoveWork::Defrag => Ok(Box::new(defrag::DefragPlanner::default())),
-        MoveWork::Remove { .. } | MoveWork::Shrink { .. } => {
+        MoveWork::Remove { .. } | MoveWork::Shrink { .. } | MoveWork::Unmap => {
             Ok(Box::new(evacuate::EmptyPlanner::new(work)))
         }
         MoveWork::Rebalance => Ok(Box::new(BalancePlanner::default())),
         MoveWork::ToSpecial => Ok(Box::new(SpecialPlanner::new(SpecialMove::To))),
         MoveWork::FromSpecial => Ok(Box::new(SpecialPlanner::new(SpecialMove::From))),
-        other => Err(Error::unsupported(format!("{other:?} is not there"))),
     }
 }
 

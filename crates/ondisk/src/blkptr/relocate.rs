@@ -26,6 +26,12 @@ pub struct BlockPlace {
 }
 
 impl Block {
+    /// This block, with its logical birth as its physical one.
+    #[must_use]
+    pub fn without_physical_birth(&self) -> Block {
+        Block { physical_birth: Txg::ZERO, ..*self }
+    }
+
     /// Its identity.
     pub fn place(&self) -> BlockPlace {
         let dva = self.dva();

@@ -242,7 +242,16 @@ impl BlockRefs {
 
     /// Whether a block may have more than one pointer.
     pub(super) fn may_be_cloned(&self, block: &Block) -> bool {
-        let at = (block.dva().vdev, block.dva().offset);
+        self.is_counted((block.dva().vdev, block.dva().offset))
+    }
+
+    /// Whether there is a table for a vdev.
+    pub(super) fn has_table(&self, vdev: VdevId) -> bool {
+        self.tables.lock().contains_key(&vdev)
+    }
+
+    /// Whether the block at an address may have more than one pointer.
+    pub(super) fn is_counted(&self, at: (VdevId, u64)) -> bool {
         self.any.load(Relaxed) && self.entries_for(at).is_some() || self.is_noted(at)
     }
 

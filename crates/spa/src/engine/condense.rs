@@ -112,6 +112,11 @@ impl Condensing {
         Ok(Condensing { record, old, copied, header, step: CondenseStep::Stuck })
     }
 
+    /// The vdev whose mapping it is.
+    pub(super) fn vdev(&self) -> VdevId {
+        self.record.vdev
+    }
+
     fn is_stuck(&self) -> bool {
         matches!(self.step, CondenseStep::Stuck)
     }

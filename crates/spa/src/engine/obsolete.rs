@@ -121,6 +121,11 @@ impl Removed {
 }
 
 impl Removed {
+    /// Whether the mapping of a vdev is being condensed.
+    pub(super) fn is_condensed(&self, vdev: VdevId) -> bool {
+        self.condensing.lock().as_ref().is_some_and(|work| work.vdev() == vdev)
+    }
+
     /// Forgets what became obsolete in this pass on a vdev whose removal is canceled.
     pub(super) fn forget_freed(&self, vdev: VdevId) {
         self.freed.lock().remove(&vdev);

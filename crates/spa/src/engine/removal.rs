@@ -38,7 +38,7 @@ use crate::write::labels;
 const FREE_TXGS: usize = 12;
 
 /// The vdev that replaces a removed one.
-fn hole(id: u32) -> VdevConfig {
+pub(super) fn hole(id: u32) -> VdevConfig {
     VdevConfig {
         kind: VdevType::Hole,
         id,

@@ -265,16 +265,23 @@ impl JsonReport<'_> {
 
     fn defrag(&self, d: &Defrag) -> Json {
         let n = self.numbers();
-        let state = if d.state == 4 { "PAUSED" } else { scan_state(d.state) };
+        let state = match d.state {
+            4 => "PAUSED",
+            5 => "FAILED",
+            other => scan_state(other),
+        };
         let mut out: Members = Vec::new();
         put(&mut out, "state", Json::str(state));
         if d.kind.is_rebalance() {
             let to = match d.kind {
                 MoveKind::ToSpecial => "SPECIAL",
                 MoveKind::FromSpecial => "NORMAL",
-                MoveKind::Rebalance | MoveKind::Defrag => "EMPTIER",
+                MoveKind::Rebalance | MoveKind::Defrag | MoveKind::Unmap => "EMPTIER",
             };
             put(&mut out, "to", Json::str(to));
+        }
+        if d.kind == MoveKind::Unmap {
+            put(&mut out, "function", Json::str("UNMAP"));
         }
         put(&mut out, "start_time", n.time(d.start));
         put(&mut out, "end_time", n.time(d.end));

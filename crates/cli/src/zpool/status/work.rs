@@ -204,6 +204,9 @@ fn move_words(kind: MoveKind) -> [&'static str; 3] {
         MoveKind::FromSpecial => {
             ["rebalance", "move from special vdevs", "moved from special vdevs:"]
         }
+        MoveKind::Unmap => {
+            ["defrag", "erasure of mappings", "erased the mappings of removed devices: moved"]
+        }
     }
 }
 
@@ -220,14 +223,20 @@ pub(super) fn defrag_lines(d: &Defrag, now: u64) -> String {
         ),
         3 => format!("{label}: {job} canceled on {}\n", ctime(d.end)),
         4 => format!("{label}: {job} paused since {}\n", ctime(d.end)),
+        5 => {
+            let head = format!("{label}: {job} failed on {}\n", ctime(d.end));
+            let why = d.waiting.clone();
+            let why = why.unwrap_or_else(|| format!("{} blocks could not be moved", d.kept));
+            return format!("{head}\t{why}\n");
+        }
         _ => return String::new(),
     };
     match d.state {
         1 | 4 => {
             let Some(to_move) = d.to_move else {
-                out.push_str(match d.kind.is_rebalance() {
-                    true => "\tlooking for blocks to move\n",
-                    false => "\tlooking at files and free space\n",
+                out.push_str(match d.kind {
+                    MoveKind::Defrag => "\tlooking at files and free space\n",
+                    _ => "\tlooking for blocks to move\n",
                 });
                 return out;
             };
@@ -250,7 +259,7 @@ pub(super) fn defrag_lines(d: &Defrag, now: u64) -> String {
         }
         _ => {}
     }
-    if !d.kind.is_rebalance() && (d.files > 0 || d.metaslabs > 0) {
+    if d.kind == MoveKind::Defrag && (d.files > 0 || d.metaslabs > 0) {
         let _ = write!(out, "\t{} files laid out, {} metaslabs emptied", d.files, d.metaslabs);
         if let Some((before, after)) = d.scores.filter(|_| d.state == 2) {
             let _ = write!(out, ", layout score {} before, {} after", score(before), score(after));

@@ -79,11 +79,12 @@ use crate::indirect;
 use crate::obsolete::mapping_header;
 
 pub use begin::RemovalEstimate;
+pub(super) use sync::store as store_record;
 
 /// Feature of pools with removed vdevs.
-const DEVICE_REMOVAL: &str = "com.delphix:device_removal";
+pub(super) const DEVICE_REMOVAL: &str = "com.delphix:device_removal";
 /// The record of the last removal, in the MOS directory.
-const REMOVING: &str = "com.delphix:removing";
+pub(super) const REMOVING: &str = "com.delphix:removing";
 /// Between two looks at what must change first.
 const WAIT: Duration = Duration::from_millis(500);
 

@@ -15,7 +15,7 @@ use super::super::sync::SyncPass;
 use super::{CopiedSegments, REMOVING};
 
 /// Stores the record of a removal.
-pub(super) fn store(sync: &SyncPass<'_>, record: &Removing) -> Result<()> {
+pub(in super::super) fn store(sync: &SyncPass<'_>, record: &Removing) -> Result<()> {
     let value = ZapValue::from_u64s(&record.words())
         .ok_or_else(|| base::bug!("the record of a removal is too long"))?;
     sync.cx.mos.zap_update(DIRECTORY, REMOVING.as_bytes(), &value)

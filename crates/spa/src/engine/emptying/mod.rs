@@ -28,6 +28,9 @@
 //! The first two are in the configuration (`non_allocating`), so that a crash, an export or another
 //! implementation leaves a pool that is whole: its vdev is not allocated from.
 //!
+//! A removed vdev has no space, and nothing is ever allocated on it. What is emptied is its mapping
+//! ([`unmap`]).
+//!
 //! For the end of a vdev ([`shrink`]) its metaslabs are excluded in memory alone
 //! ([`Writer::exclude_range`]): what an import allocates there before the work goes on is moved as
 //! well.
@@ -47,6 +50,7 @@
 mod end;
 mod mos;
 mod shrink;
+mod unmap;
 
 use base::planted::BugSwitch;
 use base::{Dva, Error, Result, VdevId};
@@ -175,6 +179,9 @@ impl Writer {
     /// # Errors
     /// `Corrupt` if there is no such vdev.
     pub fn note_emptying(&self, range: EmptyRange) -> Result<()> {
+        if self.is_mapped(range.vdev) {
+            return Ok(());
+        }
         if range.is_whole() {
             let left = self.space.vdev_totals(range.vdev)?.allocated;
             self.ledger.set_leaving(Some((range.vdev, left)));
@@ -195,11 +202,15 @@ impl Writer {
     }
 
     /// Bytes of a range that are allocated, were freed and are not free yet, or are about to be
-    /// allocated. A range that is no whole vdev begins with a metaslab and ends with the vdev.
+    /// allocated. A range that is no whole vdev begins with a metaslab and ends with the vdev. Of
+    /// a removed vdev, the bytes of its mapping that are needed.
     ///
     /// # Errors
-    /// `Corrupt` if there is no such vdev.
+    /// `Corrupt` if there is no such vdev; as [`Writer::mapped_left`].
     pub fn emptying_left(&self, range: EmptyRange) -> Result<u64> {
+        if self.is_mapped(range.vdev) {
+            return self.mapped_left(range.vdev);
+        }
         if range.is_whole() {
             let totals = self.space.vdev_totals(range.vdev)?;
             return Ok(totals

@@ -61,6 +61,8 @@
 //! * *Clones*: none is noted from before the last clones' txg is on disk until the batch is
 //!   over ([`super::block_refs`]); blocks that the tables may count are skipped.
 //! * *Dedup tables*: blocks with the bit are skipped.
+//! * *Other addresses*: in pools with removed devices a block may have pointers with different
+//!   addresses ([`home`]); all of them are switched.
 //! * *Intent logs*: records refer to blocks of txgs that are not written yet, which are in no
 //!   batch. Records of txgs that are on disk are not replayed.
 //! * *Dirty state of later txgs* refers to blocks by ids. Its dnodes are replaced.
@@ -91,6 +93,7 @@
 //! Lock order: `heads` is held while a head's root is stored and its open object set changed, so
 //! that who opens it finds the new root, or is found here.
 
+mod home;
 mod rewrite;
 mod switch;
 
@@ -101,6 +104,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use base::planted::BugSwitch;
 use base::rt::{Mutex, fan_out};
 use base::{Buf, Dva, Error, Result, Txg, VdevId};
+use dsl::write::{MosRead, features, remap};
 use dsl::write::relocate::{self, RelocatableDataset};
 use metaslab::{MsKey, Space, SpaceClass};
 use ondisk::blkptr::{Block, BlockPlace};
@@ -109,6 +113,9 @@ use zio::{Class, CopyPolicy, Placed, Writes};
 
 use super::Writer;
 use super::tasks::TaskCx;
+pub(super) use home::Homes;
+
+use home::BlockHome;
 use rewrite::{Rewriter, Rewritten, has_pointers};
 
 /// The part of the slop that a batch may take.
@@ -244,16 +251,17 @@ struct ReadBlock {
 /// The copies of a batch.
 #[derive(Default)]
 pub(super) struct CopyTable {
-    /// By the place of the old block: it, and its copy.
-    copies: HashMap<BlockPlace, (Block, Block)>,
+    homes: Homes,
+    /// By the home of the old block: it, and its copy.
+    copies: HashMap<BlockHome, (Block, Block)>,
     /// To be written.
     placed: Vec<Placed>,
 }
 
 impl CopyTable {
-    /// The copy of a block.
+    /// The copy of a block, whichever of its pointers this is.
     fn copy_of(&self, old: &Block) -> Option<&Block> {
-        self.copies.get(&old.place()).map(|(_, new)| new)
+        self.copies.get(&self.homes.of(old)).map(|(_, new)| new)
     }
 
     fn asize(blocks: &[&Block]) -> u64 {
@@ -319,6 +327,26 @@ impl Writer {
         Ok(())
     }
 
+    /// Refuses moves where remapped pointers could not be told: remapping a block that was rewritten
+    /// physically changes its logical birth ([`home`]).
+    pub(super) fn check_remapped(&self, mos: &dyn MosRead) -> Result<()> {
+        let mapped = self.removed.any.load(Relaxed);
+        match mapped && features::is_active(mos, features::PHYSICAL_REWRITE)? {
+            true => Err(Error::busy(
+                "blocks are not moved in a pool with removed devices and physically rewritten blocks",
+            )),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether a block may have clones, under any of its addresses.
+    pub(super) fn may_be_cloned(&self, homes: &Homes, block: &Block) -> bool {
+        match homes.is_plain() {
+            true => self.block_refs.may_be_cloned(block),
+            false => homes.addresses(block).into_iter().any(|at| self.block_refs.is_counted(at)),
+        }
+    }
+
     fn all_leaves_whole(&self) -> bool {
         let tree = self.zio.tree();
         tree.leaves().all(|(_, leaf)| leaf.readable() && leaf.dtl().is_empty())
@@ -355,6 +383,7 @@ impl Writer {
         let places = CopyPlaces { avoid: batch.avoid, to: batch.to };
         let check = |cx: &mut TaskCx<'_>| {
             cx.writer.check_relocation()?;
+            cx.writer.check_remapped(cx.read())?;
             let all = relocate::datasets(cx.read())?;
             if all.iter().any(|ds| ds.is_incomplete) {
                 return Err(Error::busy("blocks are not moved while a receive is incomplete"));
@@ -438,9 +467,14 @@ impl TaskCx<'_> {
                 ds.root = old.root;
             }
         }
+        let homes = Homes::new(&self.writer.zio.tree());
+        if !homes.is_plain() {
+            // What would be found in the middle of the switch.
+            datasets.iter().try_for_each(|ds| remap::check(self.read(), ds.object))?;
+        }
         let mut left = BTreeSet::new();
         for one in blocks {
-            let cloned = self.writer.block_refs.may_be_cloned(&one.block);
+            let cloned = self.writer.may_be_cloned(&homes, &one.block);
             if cloned || one.block.effective_physical_birth() >= self.cx.txg {
                 left.insert(one.block.place());
             }
@@ -483,14 +517,15 @@ impl TaskCx<'_> {
     ) -> Result<std::result::Result<(CopyTable, Rewritten), BTreeSet<BlockPlace>>> {
         let zio = &self.writer.zio;
         let _avoided = AvoidedMetaslabs::new(&self.writer.space, &places.avoid)?;
-        let chosen = blocks.iter().map(|one| one.block.place());
-        let chosen = chosen.filter(|place| !left.contains(place)).collect();
+        let homes = Homes::new(&zio.tree());
+        let chosen = blocks.iter().filter(|one| !left.contains(&one.block.place()));
+        let chosen = chosen.map(|one| homes.of(&one.block)).collect();
         let target = places.to.as_ref();
-        let mut copier = BlockCopier::new(self.writer, self.cx.txg, target, chosen)?;
+        let mut copier = BlockCopier::new(self.writer, self.cx.txg, (target, chosen), &homes)?;
         let (mut failed, mut forced) = (BTreeSet::new(), HashSet::new());
         for one in blocks.iter().filter(|one| !left.contains(&one.block.place())) {
             let Some(stored) = &one.stored else {
-                forced.insert(one.block.place());
+                forced.insert(homes.of(&one.block));
                 continue;
             };
             match copier.copy(&one.block, stored) {
@@ -579,29 +614,30 @@ pub(super) struct BlockCopier<'a> {
     room: u64,
     to: Option<&'a CopyTarget>,
     /// The blocks of the batch.
-    chosen: HashSet<BlockPlace>,
+    chosen: HashSet<BlockHome>,
 }
 
 impl<'a> BlockCopier<'a> {
     fn new(
         writer: &'a Writer,
         txg: Txg,
-        to: Option<&'a CopyTarget>,
-        chosen: HashSet<BlockPlace>,
+        (to, chosen): (Option<&'a CopyTarget>, HashSet<BlockHome>),
+        homes: &Homes,
     ) -> Result<BlockCopier<'a>> {
         let room = writer.relocation_room();
         if room == 0 {
             let text = "there is too little free space to move blocks";
             return Err(Error::new(base::ErrorKind::NoSpace, text));
         }
-        Ok(BlockCopier { writer, txg, table: CopyTable::default(), room, to, chosen })
+        let table = CopyTable { homes: homes.clone(), ..CopyTable::default() };
+        Ok(BlockCopier { writer, txg, table, room, to, chosen })
     }
 
     fn with_policy<T>(&self, old: &Block, f: impl FnOnce(&CopyPolicy<'_>) -> T) -> Result<T> {
         let tree = self.writer.zio.tree();
         let own = class_of(tree.top(old.dva().vdev)?.class());
         let class = self.to.and_then(|to| to.class).map_or(own, target_class);
-        let only = self.to.filter(|_| self.chosen.contains(&old.place())).map(|to| &to.vdevs);
+        let only = self.to.filter(|_| self.chosen.contains(&self.home_of(old))).map(|to| &to.vdevs);
         let few = only.is_some_and(|vdevs| vdevs.len() < old.dvas().len());
         let is_of_class = |vdev| tree.top(vdev).is_ok_and(|top| class_of(top.class()) == class);
         let takes = |vdev: VdevId| match only {
@@ -627,13 +663,14 @@ impl<'a> BlockCopier<'a> {
 
     /// Makes a copy of a block whose content stays; false if there is no place for it.
     fn copy(&mut self, old: &Block, stored: &Buf) -> Result<bool> {
-        if self.table.copies.contains_key(&old.place()) {
+        if self.table.copies.contains_key(&self.home_of(old)) {
             return Ok(true);
         }
         let zio = &self.writer.zio;
+        let born = self.table.homes.with_birth(old);
         let placed = self.with_policy(old, |policy| {
-            let prepared = zio.prepare_copy(old, stored.clone(), policy)?;
-            zio.place_copy(old, prepared, policy)
+            let prepared = zio.prepare_copy(&born, stored.clone(), policy)?;
+            zio.place_copy(&born, prepared, policy)
         })??;
         self.keep(old, placed)
     }
@@ -645,11 +682,12 @@ impl<'a> BlockCopier<'a> {
         if is_immovable(old) {
             return Ok(None);
         }
+        let born = self.table.homes.with_birth(old);
         let placed = self.with_policy(old, |policy| {
-            let Some(prepared) = zio.prepare_changed(old, content, policy)? else {
+            let Some(prepared) = zio.prepare_changed(&born, content, policy)? else {
                 return Ok(None);
             };
-            zio.place_copy(old, prepared, policy)
+            zio.place_copy(&born, prepared, policy)
         })??;
         Ok(match self.keep(old, placed)? {
             true => self.table.copy_of(old).copied(),
@@ -668,7 +706,7 @@ impl<'a> BlockCopier<'a> {
             return Ok(false);
         }
         self.room -= size;
-        self.table.copies.insert(old.place(), (*old, new));
+        self.table.copies.insert(self.home_of(old), (*old, new));
         self.table.placed.push(placed);
         Ok(true)
     }
@@ -676,6 +714,11 @@ impl<'a> BlockCopier<'a> {
     /// The copy of a block.
     pub(super) fn copy_of(&self, old: &Block) -> Option<&Block> {
         self.table.copy_of(old)
+    }
+
+    /// The home of a block.
+    pub(super) fn home_of(&self, block: &Block) -> BlockHome {
+        self.table.homes.of(block)
     }
 
     /// The pipeline.

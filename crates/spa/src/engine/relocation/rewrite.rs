@@ -4,12 +4,12 @@
 //! # Theory
 //! A tree is descended only to the positions of the batch. A block of pointers is read once
 //! for all trees that share it: the table of results has its copy, or that nothing below it
-//! moves. Whether a position has the block of the batch is decided by the pointer's place and
-//! physical birth, never by the position.
+//! moves. Whether a position has the block of the batch is decided by the home of the
+//! pointer ([`super::home`]), never by the position.
 //!
 //! # Invariants
 //! * A block of pointers is copied after everything below it was decided.
-//! * Pointers with one place get one copy, in all trees.
+//! * Pointers with one home get one copy, in all trees.
 //! * Only the fields of pointers that lead to bytes change ([`relocate_pointer`]).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -23,6 +23,7 @@ use ondisk::dnode::{CORE_SIZE, DNODE_SIZE, DNODES_PER_BLOCK, Dnode, dnodes_in_bl
 use ondisk::objset::SPECIAL_DNODES_AT;
 use ondisk::{BlkPtr, Endian, ObjType};
 
+use super::home::BlockHome;
 use super::{BlockCopier, BlockPosition};
 
 /// The sync thread reads.
@@ -117,9 +118,9 @@ fn ancestor(level: u8, epb_shift: u32, (of, blkid): WantedBlock) -> Option<u64> 
 pub(super) struct Rewriter<'a> {
     copier: BlockCopier<'a>,
     /// Blocks of pointers that are in the batch themselves.
-    forced: HashSet<BlockPlace>,
+    forced: HashSet<BlockHome>,
     /// What became of each block of pointers that was visited.
-    results: HashMap<BlockPlace, Option<Block>>,
+    results: HashMap<BlockHome, Option<Block>>,
     out: Rewritten,
 }
 
@@ -129,7 +130,7 @@ pub(super) fn has_pointers(block: &Block) -> bool {
 }
 
 impl<'a> Rewriter<'a> {
-    pub(super) fn new(copier: BlockCopier<'a>, forced: HashSet<BlockPlace>) -> Rewriter<'a> {
+    pub(super) fn new(copier: BlockCopier<'a>, forced: HashSet<BlockHome>) -> Rewriter<'a> {
         Rewriter { copier, forced, results: HashMap::new(), out: Rewritten::default() }
     }
 
@@ -153,7 +154,8 @@ impl<'a> Rewriter<'a> {
         positions: &[BlockPosition],
     ) -> Result<()> {
         let BlkPtr::Block(old) = &ds.root else { return Ok(()) };
-        let known = self.results.get(&old.place()).copied();
+        let home = self.copier.home_of(old);
+        let known = self.results.get(&home).copied();
         let new = match known {
             Some(new) => new,
             None => {
@@ -161,7 +163,7 @@ impl<'a> Rewriter<'a> {
                 let new = self
                     .objset(old, &wants, positions)
                     .map_err(|e| e.in_object(ObjectId(ds.object)))?;
-                self.results.insert(old.place(), new);
+                self.results.insert(home, new);
                 new
             }
         };
@@ -179,7 +181,7 @@ impl<'a> Rewriter<'a> {
     ) -> Result<Option<Block>> {
         let content = self.copier.zio().read(&BlkPtr::Block(*old), REWRITE_IO)?;
         let mut bytes = BufMut::copy_of(&content);
-        let mut changed = self.forced.contains(&old.place());
+        let mut changed = self.forced.contains(&self.copier.home_of(old));
         for (object, at) in std::iter::once((0, 0)).chain(SPECIAL) {
             let wanted = wants.objects.get(&object).map(Vec::as_slice).unwrap_or_default();
             let Some(slot) = bytes.get_mut(at..at + DNODE_SIZE) else { continue };
@@ -256,7 +258,8 @@ impl<'a> Rewriter<'a> {
         if at.level == 0 && !dnodes {
             return Ok(self.data(old));
         }
-        if let Some(known) = self.results.get(&old.place()) {
+        let home = self.copier.home_of(old);
+        if let Some(known) = self.results.get(&home) {
             return Ok(*known);
         }
         if old.head.level != at.level || old.head.lsize.0 != dn.block_size(at.level) {
@@ -268,7 +271,7 @@ impl<'a> Rewriter<'a> {
             false => zio.read(bp, REWRITE_IO)?,
         };
         let mut bytes = BufMut::copy_of(&content);
-        let mut changed = self.forced.contains(&old.place());
+        let mut changed = self.forced.contains(&self.copier.home_of(old));
         if dnodes {
             changed |= self.dnode_block(&content, &mut bytes, old.endian, at, wants)?;
         } else {
@@ -296,7 +299,7 @@ impl<'a> Rewriter<'a> {
         if changed && new.is_none() {
             self.fail(at, wants);
         }
-        self.results.insert(old.place(), new);
+        self.results.insert(home, new);
         Ok(new)
     }
 

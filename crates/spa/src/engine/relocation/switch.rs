@@ -1,18 +1,19 @@
 //! The switch of a batch: from the old places to the copies, in the meta object set and in
 //! memory.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use base::{ObjectId, Result};
+use base::{Dva, ObjectId, Result, VdevId};
 use dmu::{Io, Objset, RelocatedTree};
-use dsl::write::relocate;
+use dsl::write::{relocate, remap};
 use ondisk::BlkPtr;
-use ondisk::blkptr::{Block, BlockPlace};
+use ondisk::blkptr::Block;
 use ondisk::dnode::{DNODES_PER_BLOCK, OBJECT_SHIFT_MAX};
 
 use super::super::tasks::TaskCx;
+use super::home::BlockHome;
 use super::rewrite::has_pointers;
 use super::{BlockPosition, CopyTable, RelocationOutcome, StagedBatch};
 
@@ -62,8 +63,13 @@ impl TaskCx<'_> {
             }
             Some(block.relocated(new))
         };
+        let mut unmapped = Vec::new();
         for ds in datasets.iter().filter(|ds| lineages.contains(&ds.lineage)) {
             outcome.listed += relocate::switch_deadlist(cx, ds.object, &to)?;
+            if !table.homes.is_plain() {
+                let moved = |block: &Block| table.copy_of(block).is_some();
+                remap::drop_moved(cx, ds.object, &moved, &mut unmapped)?;
+            }
             if ds.is_head {
                 relocate::drop_livelist(cx, ds.dir)?;
             }
@@ -79,7 +85,26 @@ impl TaskCx<'_> {
                 holder.move_root(to)?;
             }
         }
-        self.free_old(&table, outcome)
+        self.free_old(&table, outcome)?;
+        self.forget_forms(&table, &unmapped)
+    }
+
+    /// Makes addresses obsolete that only older pointers of moved blocks had. The blocks are freed.
+    fn forget_forms(&self, table: &CopyTable, unmapped: &[Dva]) -> Result<()> {
+        if unmapped.is_empty() {
+            return Ok(());
+        }
+        let freed = table.copies.values().flat_map(|(old, _)| old.dvas());
+        let mut done: HashSet<(VdevId, u64)> =
+            freed.flat_map(|dva| table.homes.forms(dva)).collect();
+        for dva in unmapped {
+            for (vdev, offset) in table.homes.forms(*dva) {
+                if done.insert((vdev, offset)) {
+                    self.writer.removed.note(vdev, offset, dva.asize.0)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Publishes the new tree of a head that is open for writing.
@@ -118,9 +143,9 @@ impl TaskCx<'_> {
     }
 
     fn free_old(&self, table: &CopyTable, outcome: &mut RelocationOutcome) -> Result<()> {
-        let mut old: Vec<(&BlockPlace, &Block)> =
-            table.copies.iter().map(|(place, (old, _))| (place, old)).collect();
-        old.sort_unstable_by_key(|(place, _)| **place);
+        let mut old: Vec<(&BlockHome, &Block)> =
+            table.copies.iter().map(|(home, (old, _))| (home, old)).collect();
+        old.sort_unstable_by_key(|(home, _)| **home);
         for (_, block) in old {
             let bytes: u64 = block.dvas().map(|dva| dva.asize.0).sum();
             if has_pointers(block) {
