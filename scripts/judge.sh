@@ -57,6 +57,8 @@ received     | received     | 2 | 400 | ashift=12 | mirror @1 @2
 receivedraidz| received     | 5 | 200 | ashift=9  | raidz1 @1 @2 @3 @4 @5
 evacuated    | removed      | 3 | 400 | ashift=12 | @1 mirror @2 @3
 evacuating   | removing     | 2 | 400 | ashift=9  | @1 @2
+unmapped     | unmapped     | 4 | 400 | ashift=12 | @1 @2 mirror @3 @4
+unmapped9    | unmapped     | 4 | 400 | ashift=9  | @1 @2 mirror @3 @4
 emptied      | emptied      | 6 | 300 | ashift=12 | raidz1 @1 @2 @3 raidz1 @4 @5 @6
 shrunk       | shrunk       | 4 | 400 | ashift=9  | raidz1 @1 @2 @3
 expanded     | expanded     | 5 | 300 | ashift=12 | raidz1 @1 @2 @3
@@ -268,6 +270,12 @@ make_case() {
 		# Blocks move to the mirror; some of them are freed there.
 		bulk "$mnt/$name" && zpool remove -w "$name" "$dir/disk1" && rm -r "$mnt/$name/sizes" || return 1
 		rm "$dir/disk1" ;;
+	unmapped)
+		# Two mappings, one of which leads to the other, are erased under snapshots and a clone.
+		bulk "$mnt/$name" && zfs snapshot -r "$name@full" && zfs clone "$name/small@full" "$name/clone" || return 1
+		zpool remove -w "$name" "$dir/disk1" && zpool remove -w "$name" "$dir/disk2" || return 1
+		rm -r "$mnt/$name/sizes" "$dir"/disk[12] && zpool defrag --unmap -w "$name" || return 1
+		zpool status "$name" | grep -q 'erased the mappings of removed devices' || return 1 ;;
 	emptied)
 		# Its blocks move, with what snapshots and a clone share.
 		bulk "$mnt/$name" && zfs snapshot -r "$name@full" && zfs clone "$name/small@full" "$name/clone" || return 1

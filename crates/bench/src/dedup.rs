@@ -227,15 +227,12 @@ fn make(
     let config = EngineConfig { cache_bytes: Some(options.memory), ..EngineConfig::default() };
     let engine = Engine::new(config)?;
     let ashift = if options.record < 4096 { 9 } else { 12 };
-    let mut settings = vec![PoolSetting::Stored("ashift", ashift)];
-    if options.legacy {
-        settings.push(PoolSetting::Feature("fast_dedup".to_owned(), false));
-    }
-    let request = CreateRequest {
+    let mut request = CreateRequest {
         force: Force::ALL,
-        settings,
+        settings: vec![PoolSetting::Stored("ashift", ashift)],
         ..CreateRequest::new(name, vec![NewVdev::new(NewKind::File(image.to_owned()))])
     };
+    request.features.retain(|feature| !options.legacy || feature.name() != "fast_dedup");
     let pool = engine.create_pool(&request)?;
     let pool = pool.ok_or_else(|| Error::bug("a pool that was not made"))?;
     Ok((RunningPool::new(Arc::clone(&pool), engine), pool))

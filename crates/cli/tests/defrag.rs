@@ -58,3 +58,48 @@ fn files_of_a_pool_are_laid_out() {
     s.ok(&["zpool", "import", "-d", &dir, "-N", "tank"]);
     assert!(s.ok(&["zpool", "status", "tank"]).contains("defrag: defragmented"));
 }
+
+/// The mapping of a removed device is erased, and `zpool status` tells no more of the removal.
+#[test]
+fn mappings_are_erased() {
+    let s = Sandbox::new("unmap");
+    let paths: Vec<String> = (0..2)
+        .map(|n| {
+            let disk = s.path(&format!("disk{n}"));
+            std::fs::File::create(&disk).unwrap().set_len(512 << 20).unwrap();
+            disk.to_str().unwrap().to_owned()
+        })
+        .collect();
+    s.ok(&["zpool", "create", "-O", "mountpoint=none", "tank", &paths[0], &paths[1]]);
+    s.ok(&["zfs", "create", "-V", "16M", "tank/vol"]);
+    s.ok(&["zfs", "snapshot", "tank/vol@a"]);
+    let refused = s.fail(1, &["zpool", "defrag", "--unmap", "tank"]);
+    let none = "the pool has no removed devices with a mapping";
+    let cannot = "cannot erase the mappings of removed devices in 'tank'";
+    assert_eq!(refused, format!("{cannot}: {none}\n"));
+    for (words, text) in [
+        (&["zpool", "defrag", "--unmap"][..], "missing pool name argument"),
+        (&["zpool", "defrag", "--unmap", "-s", "tank"], "--unmap goes with -n or -w alone"),
+        (&["zpool", "defrag", "--unmap", "-l", "1", "tank"], "--unmap goes with -n or -w alone"),
+        (&["zpool", "defrag", "--unmap", "-n", "-w", "tank"], "-n and -w are mutually exclusive"),
+        (&["zpool", "defrag", "--unmap", "tank", "tank/vol"], "too many arguments"),
+    ] {
+        let refused = s.fail(2, words);
+        assert!(refused.contains(text), "{words:?}: {refused}");
+    }
+    s.ok(&["zpool", "remove", "-w", "tank", &paths[0]]);
+    assert!(s.ok(&["zpool", "status", "tank"]).contains("removed device mappings"));
+    let plan = s.ok(&["zpool", "defrag", "--unmap", "-n", "tank"]);
+    let text = "Data that will be moved to erase the mappings of removed devices: ";
+    assert!(plan.starts_with(text), "{plan}");
+    s.ok(&["zpool", "defrag", "--unmap", "-w", "tank"]);
+    let status = s.ok(&["zpool", "status", "tank"]);
+    let done = "defrag: erased the mappings of removed devices: moved ";
+    assert!(status.contains(done) && !status.contains("remove:"), "{status}");
+    let json = s.ok(&["zpool", "status", "-j", "tank"]);
+    assert!(json.contains("\"UNMAP\"") && json.contains("\"FINISHED\""), "{json}");
+    let dir = s.path("").to_str().unwrap().to_owned();
+    s.ok(&["zpool", "export", "tank"]);
+    s.ok(&["zpool", "import", "-d", &dir, "-N", "tank"]);
+    assert!(s.ok(&["zpool", "status", "tank"]).contains(done));
+}

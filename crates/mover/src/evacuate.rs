@@ -351,10 +351,17 @@ pub fn check(writer: &Writer, work: MoveWork) -> Result<EvacuationRest> {
         MoveWork::Unmap => {
             let bytes = writer.check_unmap()?;
             let mut all = EvacuationRest { bytes, ..EvacuationRest::default() };
+            let mut hopeless = true;
             for vdev in writer.mapped_vdevs() {
-                all.add_immovable(&survey(writer, EmptyRange::whole(vdev))?);
+                let rest = survey(writer, EmptyRange::whole(vdev))?;
+                hopeless &= rest.immovable() > 0;
+                all.add_immovable(&rest);
             }
-            return Ok(all);
+            // Mappings without such blocks are erased; the others stay.
+            return match hopeless {
+                true => Err(Error::unsupported(format!("{all} cannot be moved"))),
+                false => Ok(all),
+            };
         }
         _ => return Err(Error::unsupported("such a job empties no vdev")),
     };

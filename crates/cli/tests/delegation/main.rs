@@ -256,6 +256,10 @@ const NEVER: &[(&[&str], &str)] = &[
     (&["zpool", "resilver", "tank"], "cannot scrub tank"),
     (&["zpool", "defrag", "tank"], "cannot defragment 'tank'"),
     (&["zpool", "defrag", "-n", "tank"], "cannot defragment 'tank'"),
+    (
+        &["zpool", "defrag", "--unmap", "tank"],
+        "cannot erase the mappings of removed devices in 'tank'",
+    ),
     (&["zpool", "defrag", "-p", "tank"], "cannot pause defragmenting 'tank'"),
     (&["zpool", "defrag", "-s", "tank"], "cannot cancel defragmenting 'tank'"),
     (&["zpool", "rebalance", "tank"], "cannot rebalance 'tank'"),

@@ -7,7 +7,6 @@ use vdev::{Tree, VdevKind};
 
 use super::super::Writer;
 use super::super::config::is_concrete;
-use super::super::job_record::{JobKind, JobState};
 use super::super::maps::VdevObjects;
 use super::super::tasks::TaskCx;
 use super::EmptyRange;
@@ -67,21 +66,7 @@ impl Writer {
         if top.kind == VdevType::Draid {
             return Err(Error::unsupported("blocks are not moved away from dRAID"));
         }
-        self.check_relocation()?;
-        if self.is_resilver_due() || self.is_rebuilding() {
-            return Err(Error::busy("a device is being resilvered"));
-        }
-        if top.children.iter().any(|child| !child.kind.is_leaf()) {
-            return Err(Error::busy("a device of it is being replaced"));
-        }
-        let is_active = |leaf: &VdevConfig| {
-            [JobKind::Trim, JobKind::Initialize]
-                .iter()
-                .any(|kind| self.job_status(leaf.guid, *kind).record.state == JobState::Active)
-        };
-        if top.leaves().any(is_active) {
-            return Err(Error::busy("device is currently being initialized or trimmed"));
-        }
+        self.check_emptying(top)?;
         let tree = self.zio.tree();
         if let VdevKind::Raidz { expand_txgs, .. } = tree.top(id)?.kind()
             && !expand_txgs.is_empty()

@@ -55,9 +55,11 @@ mod unmap;
 use base::planted::BugSwitch;
 use base::{Dva, Error, Result, VdevId};
 use ondisk::blkptr::Block;
+use ondisk::config::VdevConfig;
 use vdev::AllocClass;
 
 use super::Writer;
+use super::job_record::{JobKind, JobState};
 use super::tasks::{Command, TaskCx};
 
 pub use mos::{MosPlace, MosStep};
@@ -172,6 +174,26 @@ impl Writer {
                 self.passivated()
             }
         }
+    }
+
+    /// Whether a top-level vdev, or its end, can be emptied now.
+    fn check_emptying(&self, top: &VdevConfig) -> Result<()> {
+        self.check_relocation()?;
+        if self.is_resilver_due() || self.is_rebuilding() {
+            return Err(Error::busy("a device is being resilvered"));
+        }
+        if top.children.iter().any(|child| !child.kind.is_leaf()) {
+            return Err(Error::busy("a device of it is being replaced"));
+        }
+        let is_active = |leaf: &VdevConfig| {
+            [JobKind::Trim, JobKind::Initialize]
+                .iter()
+                .any(|kind| self.job_status(leaf.guid, *kind).record.state == JobState::Active)
+        };
+        if top.leaves().any(is_active) {
+            return Err(Error::busy("device is currently being initialized or trimmed"));
+        }
+        Ok(())
     }
 
     /// Tells the ledger what is still to be moved away from a range that leaves.

@@ -28,7 +28,6 @@ use vdev::AllocClass;
 
 use super::super::Writer;
 use super::super::config::is_concrete;
-use super::super::job_record::{JobKind, JobState};
 use super::super::ledger::Ledger;
 use super::super::tasks::TaskCx;
 use super::super::topology::{TreeChange, find_mut};
@@ -122,21 +121,7 @@ impl Writer {
         if plan.metaslabs == now {
             return Ok(None);
         }
-        self.check_relocation()?;
-        if self.is_resilver_due() || self.is_rebuilding() {
-            return Err(Error::busy("a device is being resilvered"));
-        }
-        if top.children.iter().any(|child| !child.kind.is_leaf()) {
-            return Err(Error::busy("a device of it is being replaced"));
-        }
-        let is_active = |leaf: &VdevConfig| {
-            [JobKind::Trim, JobKind::Initialize]
-                .iter()
-                .any(|kind| self.job_status(leaf.guid, *kind).record.state == JobState::Active)
-        };
-        if top.leaves().any(is_active) {
-            return Err(Error::busy("device is currently being initialized or trimmed"));
-        }
+        self.check_emptying(top)?;
         let tree = self.zio.tree();
         let leads_there = |id: VdevId| {
             let map = tree.indirect(id);

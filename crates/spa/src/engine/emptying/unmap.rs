@@ -200,12 +200,7 @@ impl TaskCx<'_> {
     }
 
     /// The record of the last removal no longer names a vdev.
-    fn shorten_record(
-        &mut self,
-        vdev: VdevId,
-        before: Option<VdevId>,
-        others: bool,
-    ) -> Result<()> {
+    fn shorten_record(&mut self, vdev: VdevId, before: Option<VdevId>, others: bool) -> Result<()> {
         let Some(mut record) = stored(self.read())? else { return Ok(()) };
         if !others {
             return self.cx.mos.zap_remove(DIRECTORY, REMOVING.as_bytes());
