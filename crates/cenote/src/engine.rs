@@ -14,6 +14,7 @@ use spa::status::{ImportReason, VdevState, VdevStatus};
 use spa::{ImportOptions, Search, Spa};
 
 use crate::holder;
+use crate::looks::Looks;
 use crate::memory::{self, MemoryHooks, Monitor};
 use crate::opening::{QUEUE_DEPTH, TakenNames};
 use crate::pool::Pool;
@@ -77,6 +78,7 @@ pub struct Engine {
     devices: EngineKind,
     device_wrapper: Option<DeviceWrapper>,
     names: Arc<TakenNames>,
+    looks: Arc<Looks>,
     prefetch: Arc<zio::Prefetch>,
     kstats: Arc<kstat::Registry>,
     /// What happened to the pools.
@@ -183,6 +185,7 @@ impl Engine {
             devices: config.engine,
             device_wrapper: config.device_wrapper,
             names: Arc::default(),
+            looks: Arc::default(),
             prefetch: zio::Prefetch::new(),
             kstats: Arc::new(kstat::Registry::new()),
             events: Arc::default(),
@@ -388,6 +391,11 @@ impl Engine {
         &self.names
     }
 
+    /// The inspections of pools that searches have begun.
+    pub(crate) fn looks(&self) -> &Arc<Looks> {
+        &self.looks
+    }
+
     /// The cache of all pools.
     pub(crate) fn block_cache(&self) -> &Arc<zio::BlockCache> {
         &self.cache
@@ -494,7 +502,14 @@ impl Engine {
             let (cache, devices) = (Arc::clone(&self.cache), self.devices()?);
             let slot = Arc::new(ProbeSlot::default());
             let (filled, own) = (Arc::clone(&slot), inner.clone());
-            base::rt::spawn("look", move || filled.set(look_at(own, &cache, &devices)))?;
+            let look = self.looks.begin(own.guid);
+            let work = move || {
+                let found = look_at(own, &cache, &devices);
+                // Its devices are closed.
+                drop(look);
+                filled.set(found);
+            };
+            base::rt::spawn("look", work)?;
             looks.push((inner, slot));
         }
         let begin = base::rt::now();

@@ -48,6 +48,7 @@ mod holds;
 mod host;
 pub mod kstats;
 pub use mover::layout;
+mod looks;
 pub mod memory;
 mod objects;
 mod opening;

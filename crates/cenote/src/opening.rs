@@ -295,6 +295,9 @@ impl Engine {
             return Err(Error::busy("pool was previously in use from another system").in_pool(name));
         }
         let leaves = self.leaves_for(opening)?;
+        if options.writes() {
+            self.looks().wait(pool.guid, &|| opening.is_given_up());
+        }
         let spa = Spa::open_in(&pool.inner, options, self.block_cache(), &leaves)
             .map_err(|failure| failure.error)?;
         spa.zio().set_prefetch(Arc::clone(self.prefetch()));

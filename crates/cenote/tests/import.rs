@@ -576,3 +576,39 @@ fn a_pool_is_imported_once() {
     drop(pool);
     assert!(import_from(&engine, case.dir(), &readonly()).is_ok());
 }
+
+/// Story: an import right after a search found disks locked, because the search still inspected
+/// the pool. It took them for missing, and opened the pool without them, degraded, or failed with
+/// "too few devices of the vdev could be read".
+#[test]
+fn a_locked_disk_is_not_missing() {
+    let Some(case) = ImportCase::new("graidz1w3") else { return };
+    let write = options(|o| o.readonly = false);
+    let import = || import_from(&engine(), case.dir(), &write);
+    let lock = |disk: &Disk| {
+        let file = std::fs::File::open(&disk.path).unwrap();
+        file.lock_shared().unwrap();
+        file
+    };
+    for held in [&case.disks[1..2], &case.disks[..2]] {
+        let locked: Vec<std::fs::File> = held.iter().map(lock).collect();
+        let refusal = import().err().unwrap();
+        assert_eq!(refusal.kind(), ErrorKind::Busy, "{refusal}");
+        let path = held[held.len() - 1].path.display().to_string();
+        assert!(refusal.message().contains(&path), "{refusal}");
+        // Who only reads may do so beside other readers.
+        case.check();
+        drop(locked);
+    }
+    let pool = import().unwrap();
+    assert_eq!(states(&pool), [VdevState::Online; 3]);
+    pool.export().unwrap();
+    drop(pool);
+    // One that someone else uses for another purpose is missing.
+    let lost = &case.disks[1];
+    (0..LABELS).for_each(|label| lost.destroy_label(label));
+    let _locked = lock(lost);
+    let pool = import().unwrap();
+    assert_eq!(states(&pool), [VdevState::Online, VdevState::Unavail, VdevState::Online]);
+    pool.export().unwrap();
+}

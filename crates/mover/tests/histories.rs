@@ -15,6 +15,7 @@ const MIRROR: &str = "tank/mirror";
 fn one(shape: &MoverShape, seed: u64, steps: usize) {
     let scratch = Scratch::new(&format!("mover-{}-{seed}", shape.name()));
     let dir = scratch.path();
+    let _kept = KeptPool { dir, what: format!("{shape:?} {seed}") };
     let pool = shape.make(dir);
     let mut history = MoverHistory::new(seed);
     (0..4).for_each(|_| history.write(&pool));

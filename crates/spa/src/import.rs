@@ -246,6 +246,7 @@ impl Spa {
             })
         };
         let mut chosen = opener.choose(limit).map_err(&fail)?;
+        opener.check_held().map_err(&fail)?;
         if !options.inspect {
             multihost::check(opener, found, &chosen.uberblock).map_err(&fail)?;
         }
@@ -255,6 +256,7 @@ impl Spa {
             check_label_features(opener, &chosen)?;
             let loaded = load_config(&zio, &chosen, opener, found, options.writes())
                 .map_err(|e| fail(missing_rather(e, &zio.tree())))?;
+            opener.check_held().map_err(&fail)?;
             let again = opener.choose(limit).map_err(&fail)?;
             if again.uberblock.compare(&chosen.uberblock) != std::cmp::Ordering::Greater {
                 let newest = opener.choose(Txg::MAX).map_err(&fail)?.uberblock;

@@ -1,8 +1,15 @@
 //! Opening leaves by guid, and verifying by their labels that they are the right ones
 //! (chapter 01 §8.3, step 3).
+//!
+//! # Theory
+//! A leaf that cannot be opened is missing, and a pool with enough others is opened without it.
+//! A leaf that is locked is not missing: who holds it has the pool open, and reads or writes it.
+//! So a device that is locked, and whose label says that it is the leaf, is *held*, and the pool
+//! is not opened at all. Otherwise two processes could each have the same pool with another part
+//! of its devices.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use base::rt::Mutex;
@@ -27,6 +34,8 @@ pub(crate) struct LeafOpener<'a> {
     leaves: Mutex<HashMap<Guid, (Arc<LeafLabels>, u32)>>,
     /// Why the last leaf that could not be opened could not.
     refusal: Mutex<Option<(ErrorKind, String)>>,
+    /// Why a leaf of this pool that is there cannot be opened: it is locked.
+    held: Mutex<Option<String>>,
 }
 
 #[derive(Clone)]
@@ -48,22 +57,49 @@ impl<'a> LeafOpener<'a> {
             open: Mutex::new(HashMap::new()),
             leaves: Mutex::new(HashMap::new()),
             refusal: Mutex::new(None),
+            held: Mutex::new(None),
         }
     }
 
     /// Opens a leaf at the location where it was found, or at the path in its
     /// configuration.
     pub(crate) fn open(&self, spec: &LeafSpec, limit: Txg) -> Result<Arc<dyn Device>> {
-        let mut last = None;
+        let (mut last, mut held) = (None, None);
         for path in self.paths(spec) {
             match self.open_at(&path, spec, limit) {
                 Ok(device) => return Ok(device),
-                Err(e) => last = Some(e),
+                Err(e) => {
+                    if e.kind() == ErrorKind::Busy && self.is_leaf(&path, spec) {
+                        held = Some(e.to_string());
+                    }
+                    last = Some(e);
+                }
             }
+        }
+        if held.is_some() {
+            *self.held.lock() = held;
         }
         let why = last.unwrap_or_else(|| Error::not_found("no device with this guid was found"));
         *self.refusal.lock() = Some((why.kind(), why.to_string()));
         Err(why)
+    }
+
+    /// Fails if a leaf that could not be opened is locked by another opening of the pool.
+    ///
+    /// # Errors
+    /// `Busy`, with its path.
+    pub(crate) fn check_held(&self) -> Result<()> {
+        match &*self.held.lock() {
+            Some(why) => Err(Error::busy(why.clone())),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether a device that is locked is this leaf, by its label.
+    fn is_leaf(&self, path: &Path, spec: &LeafSpec) -> bool {
+        let Ok(leaf) = self.source.open(path, Purpose::Probe) else { return false };
+        let label = LeafLabels::read(&*leaf.device).ok().and_then(|l| l.config_at(Txg::MAX));
+        label.is_some_and(|label| self.judge(&label, spec).is_ok())
     }
 
     fn paths(&self, spec: &LeafSpec) -> Vec<PathBuf> {

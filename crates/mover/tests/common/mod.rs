@@ -163,6 +163,32 @@ pub fn whole(dir: &Path, what: &str) {
     assert!(report.is_clean() && report.leaked == 0, "{what}: {:#?}", report.problems);
 }
 
+/// Keeps the pool of a test that fails, and says what is on its disks.
+pub struct KeptPool<'a> {
+    pub dir: &'a Path,
+    pub what: String,
+}
+
+impl Drop for KeptPool<'_> {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        let kept = self.dir.with_extension("kept");
+        let moved = std::fs::rename(self.dir, &kept).is_ok();
+        println!("{}: kept in {} ({moved})", self.what, kept.display());
+        for entry in std::fs::read_dir(&kept).into_iter().flatten().flatten() {
+            let disk = testkit::Disk::new(entry.path());
+            let label = |n| disk.label(n).and_then(|label| label.u64("txg"));
+            let labels: Vec<Option<u64>> = (0..4).map(label).collect();
+            // The ring is read as the first label says.
+            let ring = labels.first().is_some_and(Option::is_some).then(|| disk.uberblocks());
+            let newest = ring.and_then(|ring| ring.iter().map(|u| u.2.txg).max());
+            println!("{}: labels {labels:?}, uberblock {newest:?}", disk.path.display());
+        }
+    }
+}
+
 /// OpenZFS's zdb finds no error in an exported pool.
 pub fn zdb(dir: &Path, name: &str) {
     let mut run = std::process::Command::new("zdb");
