@@ -30,6 +30,8 @@ use crate::pool::Pool;
 const SNAPSHOTS_MAX: usize = 256;
 /// Entries of a directory that are searched for a file's name.
 const NAMES_MAX: usize = 1 << 17;
+/// Reads of the stored logs while txgs replace them.
+const READ_ATTEMPTS: usize = 8;
 /// Reads that make no entries of their own in the error log.
 const LOOK: Io = Io { access: Access::Prescient, ..Io::WAIT };
 
@@ -175,6 +177,17 @@ impl Pool {
 
     /// The error logs that the pool stores.
     fn stored_errors(&self) -> Result<Vec<ErrorEntry>> {
+        for _ in 1..READ_ATTEMPTS {
+            match self.read_stored_errors() {
+                // A txg that replaces a log frees its objects while they are read.
+                Err(e) if e.kind() == ErrorKind::NotFound => {}
+                other => return other,
+            }
+        }
+        self.read_stored_errors()
+    }
+
+    fn read_stored_errors(&self) -> Result<Vec<ErrorEntry>> {
         let mos = self.spa().mos();
         let by_head = self.core.features()?.is_active("com.delphix:head_errlog");
         let mut out = Vec::new();

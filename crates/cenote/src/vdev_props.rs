@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use base::{Error, Guid, Result};
+use base::{Error, ErrorKind, Guid, Result};
 use dsl::props::is_user_prop;
 use dsl::stored::Stored;
 use ondisk::config::VdevConfig;
@@ -119,27 +119,48 @@ impl Pool {
         Ok(out)
     }
 
+    /// Whether an object of a vdev in the MOS, which the configuration named a moment ago, is gone
+    /// with its vdev. The txg that removes a vdev frees its objects at once, and publishes the
+    /// configuration without it only when it is on disk.
+    pub fn has_vdev_object_left(&self, object: u64) -> bool {
+        fn names(at: &VdevConfig, object: u64) -> bool {
+            let own = [at.top.as_ref().and_then(|top| top.zap), at.leaf.zap, at.root_zap];
+            own.into_iter().flatten().any(|zap| zap.0 == object)
+                || at.children.iter().any(|child| names(child, object))
+        }
+        let there = self.core.spa.mos().object(object);
+        there.is_err_and(|e| e.kind() == ErrorKind::NotFound)
+            || !names(&self.core.config().vdev_tree, object)
+    }
+
     fn add_props(&self, root: &VdevConfig, at: &VdevConfig, out: &mut VdevProps) -> Result<()> {
         if let Some(zap) = props_zap(root, at.guid) {
             let mut props = Vec::new();
-            self.core.spa.mos().zap(zap)?.for_each(|entry| {
-                let name = String::from_utf8_lossy(&entry.name).into_owned();
-                let known = SETTABLE.iter().any(|(known, _)| *known == name);
-                // Other software's keys have a colon, too, and a domain before it.
-                let user =
-                    is_user_prop(&name) && !name.starts_with("com.") && !name.starts_with("org.");
-                let value = match entry.value.as_u64() {
-                    Some(n) => Some(Stored::Number(n)),
-                    None => entry
-                        .value
-                        .as_str_bytes()
-                        .map(|text| Stored::Text(String::from_utf8_lossy(text).into_owned())),
-                };
-                if let (true, Some(value)) = (known || user, value) {
-                    props.push((name.clone(), shown(&name, &value)));
-                }
-                Ok(())
-            })?;
+            let read = self.core.spa.mos().zap(zap).and_then(|zap| {
+                zap.for_each(|entry| {
+                    let name = String::from_utf8_lossy(&entry.name).into_owned();
+                    let known = SETTABLE.iter().any(|(known, _)| *known == name);
+                    // Other software's keys have a colon, too, and a domain before it.
+                    let user = is_user_prop(&name)
+                        && !name.starts_with("com.")
+                        && !name.starts_with("org.");
+                    let value = match entry.value.as_u64() {
+                        Some(n) => Some(Stored::Number(n)),
+                        None => entry
+                            .value
+                            .as_str_bytes()
+                            .map(|text| Stored::Text(String::from_utf8_lossy(text).into_owned())),
+                    };
+                    if let (true, Some(value)) = (known || user, value) {
+                        props.push((name.clone(), shown(&name, &value)));
+                    }
+                    Ok(())
+                })
+            });
+            match read {
+                Err(_) if self.has_vdev_object_left(zap) => props.clear(),
+                other => other?,
+            }
             if !props.is_empty() {
                 props.sort();
                 out.insert(at.guid, props);

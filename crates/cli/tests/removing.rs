@@ -4,6 +4,8 @@
 
 mod common;
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
 use common::Sandbox;
 
 /// Sparse files, as large as the 128 MiB of slop want them.
@@ -98,7 +100,19 @@ fn a_raidz_is_removed() {
     assert!(refused.contains("cannot remove raidz1-1: ") && refused.contains("checkpoint"));
     s.ok(&["zpool", "checkpoint", "-d", "-w", "tank"]);
     assert!(!s.ok(&["zpool", "status", "tank"]).contains("remove:"));
-    s.ok(&["zpool", "remove", "-w", "tank", "raidz1-1"]);
+    // A status is right in each moment, also in the txg that removes it.
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Relaxed) {
+                let said = s.say(&["zpool", "status", "tank"]);
+                assert_eq!(said.code, 0, "{said:?}");
+            }
+        });
+        let removed = s.say(&["zpool", "remove", "-w", "tank", "raidz1-1"]);
+        over.store(true, Relaxed);
+        assert_eq!(removed.code, 0, "{removed:?}");
+    });
     let status = s.ok(&["zpool", "status", "tank"]);
     assert!(status.contains("remove: Removal of vdev 1 copied "), "{status}");
     assert!(!status.contains("memory used") && !status.contains("raidz1-1"), "{status}");

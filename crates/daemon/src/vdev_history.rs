@@ -109,25 +109,81 @@ fn mapped_removal(pool: &Pool, root: &VdevStatus) -> Result<Option<Removal>> {
 pub(super) fn expansion(pool: &Pool, root: &VdevStatus) -> Result<Option<Expand>> {
     let mut last: Option<Expand> = None;
     for top in tops(pool).iter().filter(|t| t.raidz.is_some()) {
-        let Some(id) = top.top.as_ref().and_then(|t| t.zap) else { continue };
-        let zap = pool.spa().mos().zap(id.0)?;
-        let get = |key: &str| zap.lookup_u64(&format!("org.openzfs:raidz_expand_{key}"));
-        let state = state(get("state")?.unwrap_or(0));
-        if state == 0 {
-            continue;
-        }
+        let Some(zap) = top.top.as_ref().and_then(|t| t.zap) else { continue };
         let vdev = root.children.iter().find(|v| v.id == u64::from(top.id));
-        let expand = Expand {
-            state,
-            name: vdev.map(|v| v.name.clone()).unwrap_or_default(),
-            start: get("start_time")?.unwrap_or(0),
-            end: get("end_time")?.unwrap_or(0),
-            copied: get("bytes_copied")?.unwrap_or(0),
-            to_copy: vdev.map_or(0, |v| v.allocated),
+        let found = match expansion_of(pool, zap.0, vdev) {
+            // Its vdev is being removed.
+            Err(_) if pool.has_vdev_object_left(zap.0) => None,
+            other => other?,
         };
-        if last.as_ref().is_none_or(|l| l.start <= expand.start) {
+        if let Some(expand) = found
+            && last.as_ref().is_none_or(|l| l.start <= expand.start)
+        {
             last = Some(expand);
         }
     }
     Ok(last)
+}
+
+/// The expansion that the ZAP of a vdev records.
+fn expansion_of(pool: &Pool, zap: u64, vdev: Option<&VdevStatus>) -> Result<Option<Expand>> {
+    let zap = pool.spa().mos().zap(zap)?;
+    let get = |key: &str| zap.lookup_u64(&format!("org.openzfs:raidz_expand_{key}"));
+    let state = state(get("state")?.unwrap_or(0));
+    if state == 0 {
+        return Ok(None);
+    }
+    Ok(Some(Expand {
+        state,
+        name: vdev.map(|v| v.name.clone()).unwrap_or_default(),
+        start: get("start_time")?.unwrap_or(0),
+        end: get("end_time")?.unwrap_or(0),
+        copied: get("bytes_copied")?.unwrap_or(0),
+        to_copy: vdev.map_or(0, |v| v.allocated),
+    }))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use cenote::ImportOptions;
+    use cenote::create::{CreateRequest, Force, NewKind, NewVdev};
+    use cenote::inspect::spa::engine::TaskCx;
+    use testkit::Scratch;
+
+    use super::*;
+
+    /// Story: while `zpool remove -w` waited, the txg that removed the vdev had freed its ZAP, and
+    /// the configuration still named it. The status failed: "no such object (object 36)".
+    #[test]
+    fn the_zap_of_a_vdev_that_leaves_is_gone() {
+        let scratch = Scratch::new("vdev-history");
+        let disk = |name: &str| {
+            let path = scratch.path().join(name);
+            std::fs::File::create(&path).unwrap().set_len(256 << 20).unwrap();
+            NewVdev::new(NewKind::File(path))
+        };
+        let raidz = |names: [&str; 2]| {
+            let kind = NewKind::Raidz { nparity: 1 };
+            NewVdev::new(kind).with_children(names.into_iter().map(disk).collect())
+        };
+        let vdevs = vec![raidz(["a", "b"]), raidz(["c", "d"])];
+        let request = CreateRequest { force: Force::ALL, ..CreateRequest::new("leaving", vdevs) };
+        let engine = testkit::engine();
+        engine.create_pool(&request).unwrap().unwrap().export().unwrap();
+        let options = ImportOptions::default();
+        let pool = testkit::import_from(&engine, scratch.path(), &options).unwrap();
+        let read = |pool: &Pool| expansion(pool, &pool.status().unwrap().root).map(|e| e.is_some());
+        assert!(!read(&pool).unwrap());
+        let zap = tops(&pool)[0].top.as_ref().unwrap().zap.unwrap().0;
+        assert!(!pool.has_vdev_object_left(zap));
+        pool.set_vdev_prop("d", "its:property", "there", None).unwrap();
+        // As after the first half of the removal.
+        let free = move |cx: &mut TaskCx<'_>, ()| cx.cx.mos.free_object(zap);
+        pool.writer().unwrap().sync_task(|_| Ok(()), free).unwrap();
+        assert!(pool.has_vdev_object_left(zap));
+        assert!(!read(&pool).unwrap());
+        assert_eq!(pool.vdev_props().unwrap().len(), 1);
+        pool.give_up();
+    }
 }

@@ -476,7 +476,17 @@ impl EmptyPlanner {
 
     fn work(&mut self, cx: &JobCx<'_>) -> Result<Next> {
         if self.empty {
-            self.cut(cx, self.evacuation.as_ref().map(|work| work.range))?;
+            let range = self.evacuation.as_ref().map(|work| work.range);
+            // An attempt of which only the answer failed has done it.
+            let is_there = match self.work {
+                MoveWork::Unmap => {
+                    range.is_some_and(|range| cx.writer.mapped_vdevs().contains(&range.vdev))
+                }
+                work => range_of(cx.writer, work)?.is_some(),
+            };
+            if is_there {
+                self.cut(cx, range)?;
+            }
             (self.evacuation, self.empty) = (None, false);
             return Ok(match self.work {
                 MoveWork::Unmap => Next::Look,

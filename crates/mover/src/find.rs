@@ -9,7 +9,7 @@
 //! out with all below it: what is not found is not moved.
 
 use base::rt::Mutex;
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
 use dmu::Io;
 use dmu::traverse::{Bookmark, Flow, Options, Visitor, traverse};
 use dsl::write::relocate::{self, RelocatableDataset};
@@ -19,6 +19,8 @@ use spa::engine::{BlockPosition, Writer, is_immovable};
 
 /// Reads in flight.
 const THREADS: usize = 16;
+/// Attempts to list the datasets while some come and go.
+const LIST_ATTEMPTS: usize = 8;
 
 /// Blocks with their positions.
 #[derive(Clone, Debug, Default)]
@@ -75,6 +77,21 @@ impl Visitor for Finder<'_> {
     }
 }
 
+/// All datasets, as the list of a moment. The MOS changes while it is read outside of a txg's
+/// work: an object that one object named may be gone, or another one, when it is read.
+///
+/// # Errors
+/// As [`relocate::datasets`].
+pub(crate) fn datasets(writer: &Writer) -> Result<Vec<RelocatableDataset>> {
+    for _ in 1..LIST_ATTEMPTS {
+        match relocate::datasets(writer.mos()) {
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::Corrupt) => {}
+            other => return other,
+        }
+    }
+    relocate::datasets(writer.mos())
+}
+
 /// Finds the blocks of all datasets for which `wanted` returns true, but those of the MOS.
 ///
 /// # Errors
@@ -101,7 +118,7 @@ pub fn find_in(writer: &Writer, lineage: Option<u64>, wanted: Wanted<'_>) -> Res
 /// Those of reading the MOS.
 pub fn find_of(writer: &Writer, lineage: Option<u64>, wanted: WantedOf<'_>) -> Result<FoundBlocks> {
     let found = Mutex::new(FoundBlocks::default());
-    for ds in relocate::datasets(writer.mos())? {
+    for ds in datasets(writer)? {
         if lineage.is_some_and(|lineage| ds.lineage != lineage) {
             continue;
         }

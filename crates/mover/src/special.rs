@@ -28,13 +28,13 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use base::{Error, Result, Txg, VdevId};
 use dmu::traverse::SPILL_BLKID;
-use dsl::write::relocate::{self, RelocatableDataset};
+use dsl::write::relocate::RelocatableDataset;
 use metaslab::SpaceClass;
 use ondisk::blkptr::{Block, BlockPlace};
 use spa::engine::{BlockPosition, CopyTarget, Writer, is_immovable};
 
 use crate::balance::vdevs_of;
-use crate::find::{FindFlow, FoundBlocks, find_of};
+use crate::find::{FindFlow, FoundBlocks, datasets, find_of};
 use crate::job::{JobCx, MoveRecord, Next, Part, Planner};
 
 /// Blocks that one walk finds.
@@ -132,7 +132,7 @@ impl SpecialSearch {
         let of_class = |(vdev, class)| (class == SpaceClass::Special).then_some(vdev);
         let special = writer.space().vdevs().into_iter().filter_map(of_class).collect();
         let mut small = BTreeMap::new();
-        for ds in relocate::datasets(writer.mos())? {
+        for ds in datasets(writer)? {
             if let std::collections::btree_map::Entry::Vacant(new) = small.entry(ds.dir) {
                 new.insert(writer.special_small_blocks(ds.dir)?);
             }

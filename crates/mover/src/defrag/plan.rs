@@ -21,14 +21,14 @@ use std::sync::Arc;
 
 use base::{ObjectId, Result};
 use dmu::{Io, Objset};
-use dsl::write::relocate::{self, RelocatableDataset};
+use dsl::write::relocate::RelocatableDataset;
 use metaslab::{Fragmentation, MsKey, Seg, SpaceClass};
 use ondisk::ObjType;
 use ondisk::blkptr::Block;
 use ondisk::objset::ObjsetType;
 use spa::engine::{BlockPosition, Writer};
 
-use crate::find::{FindFlow, FoundBlocks, find_in};
+use crate::find::{FindFlow, FoundBlocks, datasets, find_in};
 use crate::layout::{LayoutScore, LayoutWalk};
 
 use crate::job::{MoveRecord, WHOLE_SCORE};
@@ -70,7 +70,7 @@ pub(super) fn thousandths(score: &LayoutScore) -> u64 {
 
 /// The heads that a defragmentation is about, in the order of their objects.
 pub(super) fn heads(writer: &Writer, record: &MoveRecord) -> Result<Vec<RelocatableDataset>> {
-    let mut all = relocate::datasets(writer.mos())?;
+    let mut all = datasets(writer)?;
     all.retain(|ds| ds.is_head && (record.is_whole_pool() || record.datasets.contains(&ds.object)));
     all.sort_unstable_by_key(|ds| ds.object);
     Ok(all)
@@ -178,7 +178,7 @@ fn order_versions(blocks: &mut Vec<(BlockPosition, Block)>) {
 /// The score of these files now.
 pub(super) fn score_of(writer: &Writer, head: u64, files: &BTreeSet<u64>) -> Result<LayoutScore> {
     let mut sum = LayoutScore::default();
-    let all = relocate::datasets(writer.mos())?;
+    let all = datasets(writer)?;
     let Some(ds) = all.iter().find(|ds| ds.object == head) else { return Ok(sum) };
     let os = open(writer, ds)?;
     for &id in files {
