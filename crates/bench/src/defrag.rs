@@ -27,6 +27,7 @@ use cenote::{
 };
 
 use super::args::opt;
+use super::frag_defrag;
 use super::frag_load::LatencyHistogram;
 use super::frag_target::{DATASET, RunningPool};
 use super::frame::{Cell, ReportTable};
@@ -388,10 +389,7 @@ impl<'a> DefragBenchPool<'a> {
         let job = pool.move_job().filter(|job| job.record.state == MoveState::Complete);
         let job = job.ok_or_else(|| Error::bug("a defragmentation without an end"))?;
         // What it freed is free two txgs later.
-        for _ in 0..3 {
-            pool.writer()?.touch();
-            pool.sync()?;
-        }
+        frag_defrag::settle(pool)?;
         let done = DefragRun {
             scores: [score_before, score(pool)?],
             reads: [0.0; 3],

@@ -21,6 +21,8 @@
 //! `/proc/diskstats`, so they contain what else is written to that disk, and they are missing
 //! where the directory's device is not listed there.
 //!
+//! With `--defrag`, each pool is defragmented after its level ([`frag_defrag`]).
+//!
 //! Overwrites are not synchronous. Levels smaller than the limit of dirty data (a tenth of
 //! memory, or the kernel's `dirty_ratio`) are overwritten mostly in memory, which the write
 //! amplification shows: it is far below 1. Figures of disks need `--size` above that.
@@ -33,6 +35,7 @@ use base::rt::{self, Instant};
 use cenote::space_map::PoolMap;
 
 use super::args::opt;
+use super::frag_defrag::{self, FragDefrag};
 use super::frag_load::{self, OverwriteLoad, OverwriteResult, OverwriteTarget, STEADY_SAMPLES};
 use super::frag_report;
 use super::frag_target::{DirFiles, FragPool, FragPoolSpec, FragSpace, POOL, named_dirs};
@@ -60,6 +63,11 @@ pub(super) const BENCH: Bench = Bench {
             "of overwrite, fresh, uncompressed, tops, log, mount (all but mount)",
         ),
         opt("--memory", "SIZE", "limit of the pool's cache (as usual: half of the memory)"),
+        opt(
+            "--defrag",
+            "TIME",
+            "then defragment the pools, and overwrite for so long before and afterwards",
+        ),
         opt("--figures", "DIR", "write each figure to a file: fig1.svg, fig3-CURVE.svg"),
     ]],
     run,
@@ -141,6 +149,8 @@ struct FragSetup {
     interval: Duration,
     /// Limit of the pools' cache, bytes.
     cache_bytes: Option<u64>,
+    /// Pools are defragmented; the time of the overwrites before and afterwards.
+    defrag: Option<Duration>,
 }
 
 /// What was measured at one level of one curve.
@@ -162,6 +172,7 @@ pub(super) struct FragPoolState {
     pub(super) gangs: f64,
     /// Txgs that were synced during the run.
     pub(super) txgs: u64,
+    pub(super) defrag: Option<FragDefrag>,
 }
 
 fn fills(text: &str) -> BenchResult<Vec<u64>> {
@@ -211,7 +222,14 @@ fn run(run: &mut Run) -> BenchResult<()> {
             0 => None,
             bytes => Some(bytes),
         },
+        defrag: match args.flag("--defrag") {
+            true => Some(args.time("--defrag", Duration::ZERO)?),
+            false => None,
+        },
     };
+    if set.defrag.is_some_and(|time| time > set.limit) {
+        return Err(Stop::usage("--defrag: longer than a level (--minutes)"));
+    }
     let curves = curves(run, several)?;
     let pools: Vec<&str> = curves.iter().filter_map(FragCurve::of_pool).collect();
     let used_whole = !several && device.exists();
@@ -243,6 +261,9 @@ fn run(run: &mut Run) -> BenchResult<()> {
     run.report.set("writers", Cell::Count(set.writers as u64));
     if let Some(bytes) = set.cache_bytes {
         run.report.set("memory", Cell::Bytes(bytes));
+    }
+    if let Some(time) = set.defrag {
+        run.report.set("first seconds", Cell::Real(time.as_secs_f64()));
     }
     run.report.set("steady samples", Cell::Count(STEADY_SAMPLES as u64));
     let buffers = patterns(&SampleContent::noise(5), RECORD);
@@ -376,13 +397,24 @@ impl LevelRun<'_> {
         let target = FragPool::new(&spec, FILES + extra)?;
         let load = self.load(target.available, fresh)?;
         frag_load::fill(run, &name, &target, &load, self.buffers)?;
+        let settled = |_| frag_defrag::free_ranges(target.pool());
+        let fresh = self.set.defrag.map(settled).transpose()?;
         let (before, first) = (target.pool().space_map()?, target.synced_txg()?);
         let result = self.measure(run, &name, &target, &load)?;
         let txgs = target.synced_txg()?.0 - first.0;
         let (space, gangs) = (target.space()?, target.gangs(&load)?);
         let after = target.pool().space_map()?;
+        let defrag = match self.set.defrag.zip(fresh) {
+            Some((time, fresh)) => {
+                let measure =
+                    |run: &mut Run, load: &OverwriteLoad| self.measure(run, &name, &target, load);
+                let (named, fresh) = ((name.as_str(), time), (fresh, &result));
+                Some(frag_defrag::defragment(run, named, &target, &load, fresh, &measure)?)
+            }
+            None => None,
+        };
         target.end(devices.own().is_none())?;
-        let pool = Some(FragPoolState { before, after, space, gangs, txgs });
+        let pool = Some(FragPoolState { before, after, space, gangs, txgs, defrag });
         Ok(FragLevel { curve: curve.to_owned(), fill: self.fill, load, result, pool })
     }
 

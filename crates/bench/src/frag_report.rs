@@ -7,6 +7,7 @@ use cenote::space_map::PoolMap;
 
 use super::chart::{Axes, Chart, Series, Shape};
 use super::frag::FragLevel;
+use super::frag_defrag;
 use super::frag_load::steady_rate;
 use super::frag_map::{MapFigure, metaslabs as metaslabs_of};
 use super::frame::{self, Cell, Report, ReportTable};
@@ -242,7 +243,9 @@ pub(super) fn fill_in(report: &mut Report, levels: &[FragLevel]) {
     table.rows = levels.iter().map(row_of_level).collect();
     let mut devices = ReportTable::new("devices", &DEVICES);
     devices.rows = levels.iter().map(row_of_devices).collect();
-    report.tables.extend([table, devices, samples(levels), metaslabs(levels)]);
+    report.tables.extend([table, devices]);
+    report.tables.extend(frag_defrag::tables(levels));
+    report.tables.extend([samples(levels), metaslabs(levels)]);
     report.maps = maps(levels);
     report.charts.extend(names(levels).into_iter().map(|curve| over_time(levels, curve)));
     let steady = |level: &FragLevel| steady_rate(&level.result.samples);

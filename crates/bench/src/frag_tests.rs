@@ -57,6 +57,7 @@ fn wrong_options_are_refused_before_anything_is_made() {
         (&["--curves", "fast"], "--curves: no curve 'fast'"),
         (&["--device", "/dev/null", "--curves", "tops"], "--curves: 'tops' needs a directory"),
         (&["--dir", "a=/no such directory"], "--dir: '/no such directory' is no directory"),
+        (&["--minutes", "1", "--defrag", "2m"], "--defrag: longer than a level (--minutes)"),
         (&["--size", "1M"], "--size: must lie between 64M and 1P"),
         (&["word"], "unexpected word 'word'"),
     ] {
@@ -141,6 +142,59 @@ fn two_levels_of_a_pool_in_a_file() {
         assert_well_formed(&std::fs::read_to_string(figure).unwrap());
     }
     zdb(dir);
+}
+
+#[test]
+fn a_level_that_is_defragmented() {
+    let scratch = Scratch::new("frag-defrag");
+    let (image, out) = (scratch.path().join("pool.img"), scratch.path().join("out.json"));
+    start(&[
+        "--device",
+        image.to_str().unwrap(),
+        "--size",
+        "256M",
+        "--fill",
+        "60",
+        "--curves",
+        "overwrite",
+        "--writers",
+        "2",
+        "--minutes",
+        "0.03",
+        "--defrag",
+        "0.3",
+        "--sample",
+        "0.02",
+        "--json",
+        out.to_str().unwrap(),
+    ])
+    .unwrap();
+    let json = json(&out);
+    let states = rows(&json, "free_space");
+    let names: Vec<_> = states.iter().map(|s| s["state"].as_str().unwrap()).collect();
+    assert_eq!(names, ["fresh", "before", "after"]);
+    for state in states {
+        for key in ["first_mb_s", "of_fresh", "modelled_mb_s", "free", "ranges", "largest"] {
+            assert!(state[key].as_f64().unwrap() > 0.0, "{key}: {state}");
+        }
+    }
+    let number = |state: usize, key: &str| states[state][key].as_u64().unwrap();
+    // The overwrites scatter the free space, and the defragmentation joins it.
+    assert!(number(1, "ranges") > 2 * number(0, "ranges"), "{json}");
+    assert!(number(2, "ranges") < number(1, "ranges"), "{json}");
+    assert!(states[2]["fragmentation"].as_f64() < states[1]["fragmentation"].as_f64(), "{json}");
+    // The histogram has the same ranges.
+    for (state, name) in names.iter().enumerate() {
+        let sum = |key: String| -> u64 {
+            rows(&json, "free_ranges").iter().map(|row| row[&key].as_u64().unwrap()).sum()
+        };
+        assert_eq!(sum(format!("{name}_ranges")), number(state, "ranges"), "{name}");
+        assert_eq!(sum(format!("{name}_bytes")), number(state, "free"), "{name}");
+    }
+    let work = &rows(&json, "defragmentation")[0];
+    assert!(work["moved"].as_u64() > Some(0) && work["seconds"].as_f64() > Some(0.0), "{work}");
+    assert!(work["score_after"].as_f64() > work["score_before"].as_f64(), "{work}");
+    zdb(scratch.path());
 }
 
 #[test]

@@ -25,6 +25,7 @@ mod defrag;
 mod du;
 mod expansion;
 mod frag;
+mod frag_defrag;
 mod frag_load;
 mod frag_map;
 mod frag_model;

@@ -12,12 +12,14 @@
 //!   No sum overflows, whatever the headers contain.
 
 use base::{Guid, Result, Txg};
-use metaslab::Fragmentation;
+use metaslab::{Fragmentation, SpaceClass};
 use spa::space::{Metaslab, PoolSpace, VdevSpace};
 use spa::status::{VdevClass, VdevState, VdevStatus};
 use vdev::AllocClass;
 
 use crate::pool::Pool;
+
+pub use metaslab::FreeSizes;
 
 /// Classes of sizes in a [`SegmentHistogram`]: powers of two from 1 byte on.
 pub const CLASSES: usize = 64;
@@ -206,6 +208,22 @@ impl Pool {
         self.name().clone_into(&mut out.name);
         (out.guid, out.txg, out.version) = (self.guid(), txg, version);
         Ok(out)
+    }
+
+    /// The ranges of all vdevs but logs that can be allocated at this moment, by size. What was
+    /// freed in the last two txgs is not among them.
+    ///
+    /// # Errors
+    /// `ReadOnly` for a pool that is not written; those of reading space maps.
+    pub fn free_sizes(&self) -> Result<FreeSizes> {
+        let writer = self.writer()?;
+        let mut sum = FreeSizes::default();
+        for (vdev, class) in writer.space().vdevs() {
+            if class != SpaceClass::Log {
+                sum.merge(&writer.free_sizes(vdev)?);
+            }
+        }
+        Ok(sum)
     }
 }
 

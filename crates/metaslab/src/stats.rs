@@ -1,10 +1,12 @@
 //! Sums and statistics of space.
 
-use base::Txg;
+use base::{Result, Txg};
 use ondisk::spacemap::HISTOGRAM_SIZE;
 
-use crate::range_tree::Seg;
+use crate::MsKey;
+use crate::range_tree::{Histogram, Seg};
 use crate::slab::Metaslab;
+use crate::space::Space;
 
 /// Bytes by state; raw, parity included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -74,6 +76,78 @@ impl Metaslab {
     }
 }
 
+/// The ranges that can be allocated, by size. A range ends with its metaslab.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FreeSizes {
+    /// Entry `i` counts the ranges of `2^i ..= 2^(i+1)-1` bytes.
+    pub counts: Histogram,
+    /// Their bytes.
+    pub bytes: [u64; 64],
+    /// Bytes of the largest range.
+    pub largest: u64,
+}
+
+impl Default for FreeSizes {
+    fn default() -> FreeSizes {
+        FreeSizes { counts: [0; 64], bytes: [0; 64], largest: 0 }
+    }
+}
+
+impl FreeSizes {
+    /// Adds a range.
+    fn add(&mut self, len: u64) {
+        let class = len.checked_ilog2().unwrap_or(0) as usize;
+        if let (Some(count), Some(bytes)) = (self.counts.get_mut(class), self.bytes.get_mut(class))
+        {
+            *count += 1;
+            *bytes = bytes.saturating_add(len);
+        }
+        self.largest = self.largest.max(len);
+    }
+
+    /// Adds the ranges of other metaslabs.
+    pub fn merge(&mut self, other: &FreeSizes) {
+        let add = |to: &mut [u64; 64], from: &[u64; 64]| {
+            to.iter_mut().zip(from).for_each(|(to, from)| *to = to.saturating_add(*from));
+        };
+        add(&mut self.counts, &other.counts);
+        add(&mut self.bytes, &other.bytes);
+        self.largest = self.largest.max(other.largest);
+    }
+
+    /// Number of ranges.
+    pub fn ranges(&self) -> u64 {
+        self.counts.iter().fold(0, |sum, n| sum.saturating_add(*n))
+    }
+
+    /// Bytes of all ranges.
+    pub fn space(&self) -> u64 {
+        self.bytes.iter().fold(0, |sum, n| sum.saturating_add(*n))
+    }
+
+    /// Fragmentation in percent, by the rule for space maps (§12.3), of the ranges as they are.
+    pub fn fragmentation(&self) -> u64 {
+        Fragmentation::of_classes((0..).zip(self.counts)).0.unwrap_or(0)
+    }
+}
+
+impl Space {
+    /// The ranges of a metaslab that can be allocated, by size; `None` if it is not loaded.
+    /// What was freed in the last txgs is not among them.
+    ///
+    /// # Errors
+    /// `NotFound` if it does not exist.
+    pub fn free_sizes(&self, key: MsKey) -> Result<Option<FreeSizes>> {
+        let layout = self.layout();
+        let (_, slab) = layout.slab(key)?;
+        Ok(slab.with(|ms| {
+            let mut sizes = FreeSizes::default();
+            ms.allocatable.as_ref()?.iter().for_each(|range| sizes.add(range.len));
+            Some(sizes)
+        }))
+    }
+}
+
 /// Bytes held back so that a full pool can still free space (chapter 05 §11.2).
 /// `rdspace` is the normal class's deflated capacity, `embedded_log` that of its
 /// embedded logs.
@@ -95,8 +169,13 @@ impl Fragmentation {
     /// Fragmentation of one metaslab, from the histogram in its space map. Bucket 0 counts free
     /// segments of `2^shift` bytes. No histogram, however damaged, makes the sums overflow.
     pub fn of_histogram(histogram: &[u64; HISTOGRAM_SIZE], shift: u32) -> Fragmentation {
+        Fragmentation::of_classes((u64::from(shift)..).zip(histogram.iter().copied()))
+    }
+
+    /// Fragmentation of segments by class: class `i` has those of `2^i` bytes and more.
+    fn of_classes(classes: impl Iterator<Item = (u64, u64)>) -> Fragmentation {
         let (mut sum, mut weight) = (0u128, 0u128);
-        for (class, &n) in (u64::from(shift)..).zip(histogram) {
+        for (class, n) in classes {
             let space = u128::from(n) << class.min(63);
             let step = usize::try_from(class.saturating_sub(9)).unwrap_or(usize::MAX);
             let factor = FACTORS[step.min(FACTORS.len() - 1)];
@@ -154,6 +233,51 @@ mod tests {
         assert_eq!(Fragmentation::of_group(half.into_iter()), Fragmentation(Some(20)));
         let few = [(10, Some(50)), (5, None), (5, None)];
         assert_eq!(Fragmentation::of_group(few.into_iter()), Fragmentation(None));
+    }
+
+    #[test]
+    fn free_ranges_by_size() {
+        let mut sizes = FreeSizes::default();
+        assert_eq!((sizes.ranges(), sizes.space(), sizes.fragmentation()), (0, 0, 0));
+        [4096, 8191, 1 << 15, 1 << 25].into_iter().for_each(|len| sizes.add(len));
+        assert_eq!((sizes.counts[12], sizes.bytes[12]), (2, 4096 + 8191));
+        assert_eq!((sizes.ranges(), sizes.largest), (4, 1 << 25));
+        let mut histogram = [0; HISTOGRAM_SIZE];
+        for (class, n) in [(12, 2), (15, 1), (25, 1)] {
+            histogram[class - 9] = n;
+        }
+        let stored = Fragmentation::of_histogram(&histogram, 9);
+        assert_eq!(stored, Fragmentation(Some(sizes.fragmentation())));
+        let mut twice = sizes;
+        twice.merge(&sizes);
+        assert_eq!((twice.ranges(), twice.space()), (8, 2 * sizes.space()));
+        assert_eq!((twice.largest, twice.fragmentation()), (1 << 25, sizes.fragmentation()));
+    }
+
+    /// Of a metaslab as it is: two blocks, one of which is freed and waits.
+    #[test]
+    fn free_ranges_of_a_metaslab() {
+        let vdev = base::VdevId(0);
+        let key = MsKey { vdev, ms: 0 };
+        let space = Space::new(1);
+        let desc = crate::VdevDesc {
+            vdev,
+            class: crate::SpaceClass::Normal,
+            asize: 16 << 20,
+            ashift: 9,
+            ms_shift: 24,
+            align: 0,
+            data_disks: 1,
+            allocating: true,
+            metaslabs: vec![crate::MsDesc::default()],
+        };
+        space.add_vdev(&desc, None).unwrap();
+        assert_eq!(space.free_sizes(key).unwrap(), None, "it is not loaded");
+        assert!(space.free_sizes(MsKey { vdev, ms: 1 }).is_err());
+        let plan = space.load_plan(key).unwrap().unwrap();
+        space.load(&plan, std::iter::empty()).unwrap();
+        let sizes = space.free_sizes(key).unwrap().unwrap();
+        assert_eq!((sizes.ranges(), sizes.largest, sizes.space()), (1, 16 << 20, 16 << 20));
     }
 
     /// A damaged space map had 2^64 - 1 free segments in each bucket: the sums, of 128 bits,

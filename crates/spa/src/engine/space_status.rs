@@ -5,7 +5,9 @@
 //! two txgs finds maps that were freed, or sums that contradict each other. What the metaslabs
 //! know is consistent, and needs no device.
 
-use base::{Result, VdevId};
+use base::{Error, Result, VdevId};
+use dmu::OutagePolicy;
+use metaslab::{FreeSizes, MsKey};
 use ondisk::spacemap::Header;
 
 use super::Writer;
@@ -38,6 +40,32 @@ impl Writer {
             });
         }
         Ok(out)
+    }
+
+    /// The ranges of a vdev that can be allocated now, by size: without what was freed in the
+    /// last two txgs. Metaslabs that are not loaded are loaded.
+    ///
+    /// # Errors
+    /// `Corrupt` if there is no such vdev, those of reading a space map, `Busy` if a metaslab is
+    /// unloaded as often as it is loaded.
+    pub fn free_sizes(&self, vdev: VdevId) -> Result<FreeSizes> {
+        /// Attempts with a metaslab.
+        const LOADS: usize = 8;
+        let mut sum = FreeSizes::default();
+        for (ms, _) in (0..).zip(self.space.metaslab_status(vdev)?) {
+            let key = MsKey { vdev, ms };
+            let mut found = self.space.free_sizes(key)?;
+            for _ in 0..LOADS {
+                if found.is_some() {
+                    break;
+                }
+                self.space_io.load(key, OutagePolicy::WaitPerFailmode)?;
+                found = self.space.free_sizes(key)?;
+            }
+            let found = found.ok_or_else(|| Error::busy("a metaslab is always unloaded"))?;
+            sum.merge(&found);
+        }
+        Ok(sum)
     }
 }
 
