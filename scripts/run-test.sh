@@ -26,7 +26,7 @@ esac
 # commands use the disk.
 case $crate/$binary in
 cenote/memory) ;;
-cenote/* | sim/* | spa/* | synth/*)
+cenote/* | dmu/* | dsl/* | mover/* | sim/* | spa/* | synth/*)
 	[ -z "${CENOTE_TEST_MEMORY:-}" ] || export TMPDIR=$CENOTE_TEST_MEMORY
 	;;
 esac

@@ -72,9 +72,10 @@ pub fn plan(n: usize) -> OpPlan {
     vec![sequence(n).into_iter().enumerate().collect()]
 }
 
-/// Runs sequence `n` and crashes it everywhere.
-pub fn run(n: usize, layout: Layout, more: u64, threads: usize) -> CrashTally {
+/// Runs sequence `n`, and crashes it after every `stride`-th event, in `more` ways beyond the two
+/// extremes.
+pub fn run(n: usize, layout: Layout, (stride, more): (usize, u64), threads: usize) -> CrashTally {
     let recorded = record_plan(&setup(n, layout), plan(n));
     let from = if n < list().len() { 0 } else { recorded.prelude };
-    recorded.crash_from(from, 1, more, threads)
+    recorded.crash_from(from, stride, more, threads)
 }

@@ -6,7 +6,7 @@ use sim::{Layout, Setup, Workload};
 
 #[test]
 fn a_rewound_pool_never_meets_its_discarded_future() {
-    let runs = if std::env::var_os("CENOTE_NIGHTLY").is_some() { 100 } else { 3 };
+    let (runs, step) = if std::env::var_os("CENOTE_NIGHTLY").is_some() { (100, 3) } else { (3, 8) };
     let layouts = [Layout::Mirror, Layout::Raidz, Layout::Single];
     let (mut images, mut back) = (0, 0);
     for seed in 1..=runs {
@@ -15,7 +15,7 @@ fn a_rewound_pool_never_meets_its_discarded_future() {
         let recorded = sim::record(&setup);
         for (steps, absent) in [(1, false), (2, true), (4, true)] {
             let Some(run) = recorded.go_back(steps, absent).unwrap() else { continue };
-            let tally = run.crash_everywhere(3, base::rt::parallelism()).unwrap();
+            let tally = run.crash_everywhere(step, base::rt::parallelism()).unwrap();
             images += tally.images;
             back += 1;
         }
@@ -28,7 +28,8 @@ fn a_rewound_pool_never_meets_its_discarded_future() {
 /// one never comes back.
 #[test]
 fn a_pool_returns_to_its_checkpoint() {
-    let runs = if std::env::var_os("CENOTE_NIGHTLY").is_some() { 200 } else { 8 };
+    let (runs, step) =
+        if std::env::var_os("CENOTE_NIGHTLY").is_some() { (200, 3) } else { (8, 10) };
     let layouts = [Layout::Mirror, Layout::Raidz, Layout::Single, Layout::Draid];
     let (mut images, mut back) = (0, 0);
     for seed in 1..=runs {
@@ -40,7 +41,7 @@ fn a_pool_returns_to_its_checkpoint() {
         let Some(run) = recorded.go_to_checkpoint(seed.is_multiple_of(2)).unwrap() else {
             continue;
         };
-        let tally = run.crash_everywhere(3, base::rt::parallelism()).unwrap();
+        let tally = run.crash_everywhere(step, base::rt::parallelism()).unwrap();
         images += tally.images;
         back += 1;
     }

@@ -6,7 +6,7 @@ use sim::Layout;
 use sim::caches::{self, CachePlant, CacheSetup, CacheTally, RecordedCaches};
 
 /// Crash points in `make test`, and in `make nightly`.
-const POINTS: u64 = 800;
+const POINTS: u64 = 400;
 const NIGHTLY_POINTS: u64 = 100_000;
 /// Seeds tried for each planted bug.
 const SEEDS: u64 = 120;
@@ -51,7 +51,7 @@ fn whatever_becomes_of_cache_devices_what_is_read_is_right() {
         let recorded = runs.record(CacheSetup::varied(seed, CachePlant::Nothing));
         hits += recorded.stats.hits;
         evicted += recorded.stats.write_bytes;
-        let step = if nightly() { 1 } else { 7 };
+        let step = if nightly() { 1 } else { 14 };
         all.add(&recorded.crash_everywhere(step, 2, base::rt::parallelism()));
         assert!(all.failure.is_none(), "{}", all.failure.unwrap());
     }

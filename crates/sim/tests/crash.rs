@@ -4,7 +4,7 @@
 use sim::{Campaign, DiskFault, Layout, Setup, Totals, Workload, short};
 
 /// Crash points in `make test`, and in `make nightly`.
-const POINTS: u64 = 4_000;
+const POINTS: u64 = 1_400;
 const NIGHTLY_POINTS: u64 = 1_000_000;
 
 fn nightly() -> bool {
@@ -32,7 +32,8 @@ fn every_crash_point_of_seeded_runs() {
     let due = if nightly() { NIGHTLY_POINTS } else { POINTS };
     let (mut totals, mut seed) = (Totals::default(), 1);
     while totals.points < due {
-        if !totals.add(Campaign::new(seed, 1).go(&mut |_, _| ())) {
+        let stride = if nightly() { 1 } else { 3 };
+        if !totals.add(Campaign { stride, ..Campaign::new(seed, 1) }.go(&mut |_, _| ())) {
             break;
         }
         seed += 1;
@@ -69,10 +70,10 @@ fn a_txg_that_changes_nothing_is_no_target_of_a_rewind() {
 fn every_crash_point_of_short_sequences() {
     let start = base::rt::now();
     let mut totals = Totals::default();
-    let (length, step) = if nightly() { (3, 1) } else { (2, 3) };
+    let (length, step, stride) = if nightly() { (3, 1, 1) } else { (2, 3, 3) };
     for n in (0..short::count(length)).step_by(step) {
         let layout = Layout::ALL[short::first(n) as usize % Layout::ALL.len()];
-        let tally = short::run(n, layout, 1, base::rt::parallelism());
+        let tally = short::run(n, layout, (stride, 1), base::rt::parallelism());
         totals.runs += 1;
         totals.points += tally.points;
         totals.images += tally.images;
@@ -114,7 +115,8 @@ fn a_disk_with_faults_costs_nothing_that_was_synced() {
     for fault in DiskFault::ALL {
         let start = base::rt::now();
         let mut campaign = Campaign::new(1, runs);
-        (campaign.fault, campaign.stride, campaign.more) = (Some(fault), 5, 1);
+        let stride = if nightly() { 5 } else { 12 };
+        (campaign.fault, campaign.stride, campaign.more) = (Some(fault), stride, 1);
         fine(fault.name(), &campaign.go(&mut |_, _| ()), start);
     }
 }
@@ -194,7 +196,7 @@ fn on_each_layout(workload: Workload) -> Totals {
     for (layout, round) in (0..rounds).flat_map(|round| layouts.map(|layout| (layout, round))) {
         let mut campaign = Campaign::new(1000 + round, 1);
         (campaign.layout, campaign.workload) = (Some(layout), Some(workload));
-        (campaign.ops, campaign.stride) = (Some(16), if nightly() { 1 } else { 4 });
+        (campaign.ops, campaign.stride) = (Some(16), if nightly() { 1 } else { 12 });
         if !totals.add(campaign.go(&mut |_, _| ())) {
             break;
         }

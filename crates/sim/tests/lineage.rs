@@ -10,7 +10,7 @@ use sim::destruction::{DestroyTarget, Destruction};
 use sim::{Layout, Recorded, Setup, Workload};
 
 /// Crash points in `make test`, and in `make nightly`.
-const POINTS: u64 = 2_500;
+const POINTS: u64 = 1_200;
 const NIGHTLY_POINTS: u64 = 400_000;
 /// Every operation.
 const ALL: [&str; 17] = [
@@ -78,7 +78,7 @@ fn every_crash_point_of_lineages() {
         seed += 1;
         let recorded = sim::record(&setup(seed));
         done.extend(recorded.done.iter().copied());
-        let found = crash(&recorded, 160, 1);
+        let found = crash(&recorded, 75, 1);
         points += found.0;
         images += found.1;
         assert!(seed < 200 || nightly(), "{done:?}");

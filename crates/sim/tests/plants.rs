@@ -21,6 +21,9 @@ fn campaign(plant: Option<PlantedBug>) -> Campaign {
         Some(PlantedBug::RemovalOffByOne) => 8,
         Some(PlantedBug::CountedLate) => 26,
         Some(PlantedBug::DroppedPointer) => 35,
+        Some(PlantedBug::ReuseSameTxg | PlantedBug::ReuseBeforeCommit | PlantedBug::NoDefer) => 11,
+        Some(PlantedBug::FreeKept) => 4,
+        Some(PlantedBug::DedupLostRecords | PlantedBug::DedupKeptNewborn) => 4,
         _ => 1,
     };
     let mut campaign = Campaign::new(first, SEEDS);

@@ -5,12 +5,14 @@ use sim::{Campaign, Layout, Workload};
 
 #[test]
 fn scrubs_survive_every_crash() {
-    let runs = if std::env::var_os("CENOTE_NIGHTLY").is_some() { 50 } else { 1 };
+    let (runs, stride) =
+        if std::env::var_os("CENOTE_NIGHTLY").is_some() { (50, 1) } else { (1, 3) };
     let layouts = [Layout::Single, Layout::Mirror, Layout::Raidz, Layout::Raidz2, Layout::Draid];
     let mut points = 0;
     for (n, layout) in layouts.into_iter().enumerate() {
         let mut campaign = Campaign::new(1000 + n as u64, runs);
         (campaign.workload, campaign.layout) = (Some(Workload::Scans), Some(layout));
+        campaign.stride = stride;
         let totals = campaign.go(&mut |_, _| ());
         if let Some(failure) = totals.failure {
             panic!("{}: {failure}", layout.name());

@@ -20,7 +20,7 @@ fn setup(seed: u64) -> Setup {
 #[test]
 fn trees_change_under_load() {
     let nightly = std::env::var_os("CENOTE_NIGHTLY").is_some();
-    let (runs, step) = if nightly { (200, 15) } else { (RUNS, 30) };
+    let (runs, step) = if nightly { (200, 15) } else { (RUNS, 60) };
     let (mut points, mut images, mut done) = (0, 0, BTreeSet::new());
     for seed in 1..=runs {
         let run = record(&setup(seed), None);

@@ -10,7 +10,7 @@ use sim::Layout;
 use sim::volumes::{RecordedVolumes, VolumePlant, VolumeSetup, VolumeTally, record};
 
 /// Crash points in `make test`, and in `make nightly`.
-const POINTS: u64 = 800;
+const POINTS: u64 = 350;
 const NIGHTLY_POINTS: u64 = 100_000;
 /// Every operation.
 const ALL: [&str; 10] = [
@@ -48,7 +48,7 @@ fn every_promise_of_a_volume_survives() {
         seed += 1;
         let recorded = record(VolumeSetup::varied(seed, VolumePlant::Nothing));
         done.extend(recorded.done().iter().copied());
-        let tally = crash(&recorded, 120);
+        let tally = crash(&recorded, 50);
         points += tally.points;
         images += tally.images;
         replays += tally.replays;
@@ -76,7 +76,7 @@ fn volumes_on_every_kind_of_vdev() {
     for (n, layout) in layouts.into_iter().enumerate() {
         for ashift in [9, 12] {
             let recorded = record(VolumeSetup::fitting(500 + 10 * n as u64, layout, ashift));
-            let tally = crash(&recorded, 12);
+            let tally = crash(&recorded, 8);
             assert!(tally.points > 0, "{}: {tally}", layout.name());
             points += tally.points;
             images += tally.images;

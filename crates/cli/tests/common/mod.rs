@@ -175,9 +175,10 @@ pub(crate) fn judge(s: &Sandbox) {
 
 /// As [`judge`], of a pool that nobody has open.
 pub(crate) fn judge_disks(s: &Sandbox) {
-    let zdb =
-        ["/usr/sbin/zdb", "/sbin/zdb", "/usr/bin/zdb"].into_iter().find(|p| Path::new(p).exists());
-    let Some(zdb) = zdb else {
+    // `make test` has a quicker one in its PATH, which users need not have such directories in.
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let dirs = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
+    let Some(zdb) = dirs.map(|dir| dir.join("zdb")).find(|zdb| zdb.is_file()) else {
         testkit::skip(Need::Zdb, "OpenZFS's zdb is not installed");
         return;
     };
