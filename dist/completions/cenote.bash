@@ -24,7 +24,7 @@ _cenote_flags() {
 	'zpool offline') echo '-f -t' ;;
 	'zpool online') echo '-e' ;;
 	'zpool scrub') echo '-e -s -p -C -w' ;;
-	'zpool defrag') echo '-n -s -p -w -l' ;;
+	'zpool defrag') echo '-n -s -p -w -l --unmap' ;;
 	'zpool rebalance') echo '-n -s -p -w --special --from-special' ;;
 	'zpool shrink') echo '-n -s -w' ;;
 	'zpool remove') echo '-n -p -s -w' ;;

@@ -382,6 +382,7 @@ __cenote_complete -n '__cenote_at zpool defrag' -s s -d 'stop the defragmentatio
 __cenote_complete -n '__cenote_at zpool defrag' -s p -d 'pause the defragmentation; run the command again to continue'
 __cenote_complete -n '__cenote_at zpool defrag' -s w -d 'wait until the defragmentation has ended'
 __cenote_complete -n '__cenote_at zpool defrag' -s l -d 'lay out files with a lower layout score (0 to 1, 0.95)' -r -f
+__cenote_complete -n '__cenote_at zpool defrag' -l unmap -d 'erase the mappings of removed devices: move all blocks that need them'
 __cenote_complete -n '__cenote_at zpool defrag 0' -f -a '(__cenote_pools)'
 __cenote_complete -n '__cenote_at zpool defrag +1' -f -a '(__cenote_datasets)'
 __cenote_complete -n '__cenote_at zpool rebalance' -s n -d 'only show what would be moved'

@@ -200,16 +200,22 @@ fn devices_that_fail_are_told_apart() {
         ("raidz1", NewKind::Raidz { nparity: 1 }, 3),
         ("raidz2", NewKind::Raidz { nparity: 2 }, 5),
     ];
-    for (n, (name, kind, width)) in shapes.into_iter().enumerate() {
-        for (m, failure) in failures().iter().enumerate() {
+    let failures = failures();
+    let mut cases = Vec::new();
+    for (n, (name, kind, width)) in shapes.iter().enumerate() {
+        for (m, failure) in failures.iter().enumerate() {
             // Slowness has nothing to do with redundancy, and takes time.
             if failure.class == "delay" && n > 0 {
                 continue;
             }
             let ashift = if (n + m) % 2 == 0 { 9 } else { 12 };
-            suffer(name, kind.clone(), width, ashift, failure);
+            cases.push((*name, kind, *width, ashift, failure));
         }
     }
+    // Each waits for its devices and for events.
+    testkit::side_by_side(&cases, |(name, kind, width, ashift, failure)| {
+        suffer(name, (*kind).clone(), *width, *ashift, failure);
+    });
 }
 
 /// A device that the pool cannot do without stays in use whatever its errors.
