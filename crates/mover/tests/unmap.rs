@@ -173,6 +173,33 @@ fn pointers_that_openzfs_has_remapped() {
     zdb(dir, &golden.name);
 }
 
+/// A move that knows a block by one of its addresses frees it under its other pointers.
+#[test]
+fn a_block_is_known_by_all_its_addresses() {
+    let Some(golden) = testkit::golden("remapped") else { return };
+    side_by_side(&[false, true], |planted| {
+        let scratch = Scratch::new(&format!("unmap-planted-{planted}"));
+        let dir = scratch.path();
+        golden.unpack(dir);
+        let pool = import(dir);
+        let w = Arc::clone(pool.writer().unwrap());
+        w.relocation_plants().own_addresses.store(*planted, Relaxed);
+        drop(w);
+        pool.unmap(None).unwrap();
+        eventually("the pool is suspended, or the job has ended", || {
+            let job = pool.move_job().unwrap();
+            pool.is_suspended() || job.record.state != MoveState::Active
+        });
+        let suspended = pool.is_suspended();
+        match suspended {
+            true => pool.give_up(),
+            false => pool.export().unwrap(),
+        }
+        drop(pool);
+        assert_eq!(suspended || problems(dir).is_some(), *planted);
+    });
+}
+
 fn erases_golden(name: &str) {
     let Some(golden) = testkit::golden(name) else { return };
     let scratch = Scratch::new(&format!("unmap-golden-{name}"));

@@ -4,8 +4,9 @@
 //! # Theory
 //! A leaf that cannot be opened is missing, and a pool with enough others is opened without it.
 //! A leaf that is locked is not missing: who holds it has the pool open, and reads or writes it.
-//! So a device that is locked, and whose label says that it is the leaf, is *held*, and the pool
-//! is not opened at all. Otherwise two processes could each have the same pool with another part
+//! So a device that the search has found, that is locked, and whose label says that it is the leaf,
+//! is *held*, and the pool is not opened at all. (The recorded path of a leaf may lead to a pool of
+//! which these devices are copies.) Otherwise two processes could each have the same pool with another part
 //! of its devices.
 
 use std::collections::HashMap;
@@ -69,7 +70,7 @@ impl<'a> LeafOpener<'a> {
             match self.open_at(&path, spec, limit) {
                 Ok(device) => return Ok(device),
                 Err(e) => {
-                    if e.kind() == ErrorKind::Busy && self.is_leaf(&path, spec) {
+                    if e.kind() == ErrorKind::Busy && self.is_held(&path, spec) {
                         held = Some(e.to_string());
                     }
                     last = Some(e);
@@ -95,8 +96,13 @@ impl<'a> LeafOpener<'a> {
         }
     }
 
-    /// Whether a device that is locked is this leaf, by its label.
-    fn is_leaf(&self, path: &Path, spec: &LeafSpec) -> bool {
+    /// Whether a device that is locked is this leaf: the search has found it, and its label says so.
+    fn is_held(&self, path: &Path, spec: &LeafSpec) -> bool {
+        let all = [&self.found.locations, &self.found.top_locations];
+        let mut found = all.into_iter().filter_map(|of| of.get(&spec.guid)).flatten();
+        if !found.any(|at| at.path == path) {
+            return false;
+        }
         let Ok(leaf) = self.source.open(path, Purpose::Probe) else { return false };
         let label = LeafLabels::read(&*leaf.device).ok().and_then(|l| l.config_at(Txg::MAX));
         label.is_some_and(|label| self.judge(&label, spec).is_ok())

@@ -206,6 +206,8 @@ pub struct RelocationPlants {
     pub unstopped_clones: BugSwitch,
     /// Copies lie where a batch wants them although they count another size there.
     pub uncounted: BugSwitch,
+    /// In pools with removed devices, a block is known by the address of one of its pointers.
+    pub own_addresses: BugSwitch,
 }
 
 /// Keeps blocks from being cloned.
@@ -339,6 +341,14 @@ impl Writer {
         }
     }
 
+    /// The mappings by which blocks are known.
+    fn homes(&self) -> Homes {
+        match self.plants.relocation.own_addresses.load(Relaxed) {
+            true => Homes::default(),
+            false => Homes::new(&self.zio.tree()),
+        }
+    }
+
     /// Whether a block may have clones, under any of its addresses.
     pub(super) fn may_be_cloned(&self, homes: &Homes, block: &Block) -> bool {
         match homes.is_plain() {
@@ -467,7 +477,7 @@ impl TaskCx<'_> {
                 ds.root = old.root;
             }
         }
-        let homes = Homes::new(&self.writer.zio.tree());
+        let homes = self.writer.homes();
         if !homes.is_plain() {
             // What would be found in the middle of the switch.
             datasets.iter().try_for_each(|ds| remap::check(self.read(), ds.object))?;
@@ -517,7 +527,7 @@ impl TaskCx<'_> {
     ) -> Result<std::result::Result<(CopyTable, Rewritten), BTreeSet<BlockPlace>>> {
         let zio = &self.writer.zio;
         let _avoided = AvoidedMetaslabs::new(&self.writer.space, &places.avoid)?;
-        let homes = Homes::new(&zio.tree());
+        let homes = self.writer.homes();
         let chosen = blocks.iter().filter(|one| !left.contains(&one.block.place()));
         let chosen = chosen.map(|one| homes.of(&one.block)).collect();
         let target = places.to.as_ref();
