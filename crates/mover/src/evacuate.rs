@@ -406,14 +406,14 @@ pub(crate) struct EmptyPlanner {
     /// Nothing is left there.
     empty: bool,
     /// Removed vdevs whose mappings could not be emptied.
-    mapped: BTreeSet<VdevId>,
+    stuck: BTreeSet<VdevId>,
     /// Why not.
     rest: Option<String>,
 }
 
 impl EmptyPlanner {
     pub(crate) fn new(work: MoveWork) -> EmptyPlanner {
-        EmptyPlanner { work, evacuation: None, empty: false, mapped: BTreeSet::new(), rest: None }
+        EmptyPlanner { work, evacuation: None, empty: false, stuck: BTreeSet::new(), rest: None }
     }
 
     /// What is emptied next; `None` if all is gone.
@@ -421,7 +421,7 @@ impl EmptyPlanner {
         match self.work {
             MoveWork::Unmap => {
                 let left = writer.mapped_vdevs();
-                let next = left.into_iter().find(|vdev| !self.mapped.contains(vdev));
+                let next = left.into_iter().find(|vdev| !self.stuck.contains(vdev));
                 Ok(next.map(EmptyRange::whole))
             }
             work => range_of(writer, work),
@@ -431,9 +431,10 @@ impl EmptyPlanner {
     /// One mapping stays; whether there are others to empty.
     fn leave_mapping(&mut self, cx: &JobCx<'_>, vdev: VdevId, why: String) -> Next {
         (self.evacuation, self.empty) = (None, false);
-        self.mapped.insert(vdev);
+        self.stuck.insert(vdev);
         let why = format!("the mapping of removed device {vdev} stays: {why}");
         self.rest.get_or_insert(why);
+        // It waits for nothing.
         cx.update(|_| {});
         Next::Look
     }

@@ -122,8 +122,8 @@ impl Writer {
     /// Makes a hole of a removed vdev whose mapping nothing needs.
     ///
     /// # Errors
-    /// `Busy` if something needs it, another mapping leads to it, or it has a table of clones; as
-    /// [`Writer::mapped_left`]; those of a suspension.
+    /// `Busy` if something needs it; `Unsupported` if another mapping leads to it, or it has a table
+    /// of clones; as [`Writer::mapped_left`]; those of a suspension.
     pub fn end_unmap(&self, vdev: VdevId) -> Result<()> {
         let check = move |cx: &mut TaskCx<'_>| {
             let writer = cx.writer;
@@ -132,7 +132,7 @@ impl Writer {
                 return Err(Error::busy("the mapping of the removed device is needed"));
             }
             if writer.block_refs.has_table(vdev) {
-                return Err(Error::busy("cloned blocks are on the removed device"));
+                return Err(Error::unsupported("cloned blocks are on the removed device"));
             }
             let tree = writer.zio.tree();
             let leads = |id: VdevId| {
@@ -140,7 +140,9 @@ impl Writer {
                 map.is_some_and(|map| map.entries().iter().any(|e| e.dst_vdev == vdev))
             };
             match tree.top_ids().any(leads) {
-                true => Err(Error::busy("the mapping of another removed device leads to it")),
+                true => {
+                    Err(Error::unsupported("the mapping of another removed device leads to it"))
+                }
                 false => Ok(()),
             }
         };
