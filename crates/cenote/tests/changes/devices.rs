@@ -33,7 +33,7 @@ fn an_import_leaves_what_a_leaf_misses() {
     rig.fill(0..3);
     let d0 = rig.name(0);
     // No resilver ends before the export.
-    rig.pool.writer().unwrap().plants.scan.hold_after.store(1, Relaxed);
+    rig.pool.writer().unwrap().plants.scan.hold_after.store(u64::MAX, Relaxed);
     rig.engine.offline(&rig.pool, &d0, AWAY, None).unwrap();
     rig.fill(3..6);
     rig.engine.online(&rig.pool, &d0, false, None).unwrap();

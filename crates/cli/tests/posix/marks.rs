@@ -175,7 +175,13 @@ fn properties_of_mounts() {
     w.zfs(&["create", "tank/a"]);
     let (dir, tool) = (w.path("a"), w.path("a/tool"));
     std::fs::copy("/bin/true", &tool).unwrap();
-    let runs = || std::process::Command::new(&tool).status().map(|s| s.success());
+    // A child that another test forked has the copy open for writing until it executes.
+    let runs = || loop {
+        match std::process::Command::new(&tool).status() {
+            Err(e) if e.raw_os_error() == Some(libc::ETXTBSY) => std::thread::yield_now(),
+            done => return done.map(|s| s.success()),
+        }
+    };
     let is_null = || File::open(w.path("a/null"));
     rustix::fs::mknodat(
         rustix::fs::CWD,

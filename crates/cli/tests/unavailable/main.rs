@@ -230,8 +230,18 @@ impl Outer {
         self.outer.text(&format!("mnt-below/{name}"))
     }
 
+    /// Returns when every thread has stopped: the signal is first one thread's, and until that
+    /// one is scheduled the others serve. (An `fsync` was answered 5 ms after the signal.)
     fn stop(&self) {
         signal(self.pid, Signal::STOP);
+        wait_for("a thread does not stop", || {
+            let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid)).unwrap();
+            tasks.map(|t| t.unwrap().path().join("stat")).all(|stat| {
+                // The state follows the name, which is in parentheses.
+                let text = std::fs::read_to_string(stat).unwrap();
+                text.rsplit(')').next().unwrap().trim_start().starts_with('T')
+            })
+        });
     }
 
     fn go_on(&self) {

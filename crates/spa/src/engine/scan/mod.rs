@@ -121,7 +121,8 @@ pub struct ScanPlants {
     pub one_too_far: BugSwitch,
     /// Leaves that were away for a moment count as repaired.
     pub excise_all: BugSwitch,
-    /// A scan that has read this many bytes waits; 0: none does. Not a bug.
+    /// A scan that has read this many bytes waits; 0: none does; `u64::MAX`: before it reads
+    /// (a small one reads all in one step). Not a bug.
     pub hold_after: TestValue,
     /// An error scrub that has examined this many entries waits; 0: none does. Not a bug.
     pub hold_errors_after: TestValue,
@@ -134,7 +135,7 @@ impl ScanPlants {
 
     fn holds(&self, run: &ScanRun) -> bool {
         let after = self.hold_after.load(Relaxed);
-        after != 0 && run.issued >= after
+        after == u64::MAX || (after != 0 && run.issued >= after)
     }
 
     fn holds_errors(&self, examined: u64) -> bool {
