@@ -80,7 +80,7 @@ pub use flush::{FlushLimits, LogFact};
 pub use range_tree::{RangeTree, Seg};
 pub use slab::{Metaslab, MsDesc};
 pub use space::{LoadPlan, LoadedMetaslabs, Space};
-pub use stats::{Fragmentation, FreeSizes, MetaslabStatus, Totals, slop};
+pub use stats::{Fragmentation, FreeHistogram, FreeSizes, MetaslabStatus, Totals, slop};
 pub use sync::{Batch, MapFacts, MapWrite};
 pub use trim::{FreeSpace, MetaslabFree};
 pub use used::UsedSpace;

@@ -14,8 +14,8 @@ use crate::rotor::VdevRing;
 use crate::slab::Metaslab;
 use crate::sync::{MapFacts, MapWrite};
 use crate::{
-    CLASSES, ForceGanging, Fragmentation, MetaslabStatus, MsKey, Plant, SpaceClass, Totals,
-    VdevDesc,
+    CLASSES, ForceGanging, Fragmentation, FreeHistogram, MetaslabStatus, MsKey, Plant, SpaceClass,
+    Totals, VdevDesc,
 };
 
 /// The vdevs, in classes.
@@ -675,6 +675,22 @@ impl Space {
     pub fn metaslab_status(&self, vdev: VdevId) -> Result<Vec<MetaslabStatus>> {
         let layout = self.layout();
         let of = |slab: &LockedMetaslab| slab.with(|ms| ms.status());
+        Ok(layout.group(vdev)?.slabs.iter().map(of).collect())
+    }
+
+    /// Free segments by size of each metaslab of a vdev, ascending: as they are now where they are
+    /// in memory, and otherwise as stored (§2.5). `None` if they are not known.
+    ///
+    /// # Errors
+    /// `Corrupt` if there is no such vdev.
+    pub fn free_histograms(&self, vdev: VdevId) -> Result<Vec<Option<FreeHistogram>>> {
+        let layout = self.layout();
+        let of = |slab: &LockedMetaslab| {
+            slab.with(|ms| {
+                let known = ms.is_loaded() || (ms.object != 0 && ms.long_header);
+                known.then(|| ms.known_histogram())
+            })
+        };
         Ok(layout.group(vdev)?.slabs.iter().map(of).collect())
     }
 

@@ -76,6 +76,10 @@ impl Metaslab {
     }
 }
 
+/// Free segments of a metaslab by size: bucket 0 counts those of one to two units of the vdev's
+/// ashift, the last one all that are larger (§2.5).
+pub type FreeHistogram = [u64; HISTOGRAM_SIZE];
+
 /// The ranges that can be allocated, by size. A range ends with its metaslab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FreeSizes {

@@ -93,7 +93,8 @@ fn move_batch(
     blocks: &[(BlockPosition, Block)],
 ) -> Result<RelocationOutcome> {
     for waited in 0.. {
-        let batch = RelocationBatch { blocks: blocks.to_vec(), avoid: vec![key], to: None };
+        let (blocks, avoid) = (blocks.to_vec(), vec![key]);
+        let batch = RelocationBatch { blocks, avoid, ..RelocationBatch::default() };
         match writer.relocate(batch) {
             Err(e) if e.kind() == ErrorKind::NoSpace && waited < WAITS_MAX => {
                 writer.sync()?;

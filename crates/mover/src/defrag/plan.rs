@@ -7,6 +7,12 @@
 //! have. A part of the work ([`FileChunk`]) has so many files that their blocks fit in memory; their
 //! versions are found by one walk over the lineage.
 //!
+//! *Room.* Files lie in one piece only where free space does: in *large* free ranges. What a file
+//! leaves behind is as scattered as the file was. So a part of the files that takes more than
+//! there is in large ranges is laid out in pieces ([`FilePiece`]), and free space is joined
+//! between them. Files go to metaslabs whose free space is mostly in large ranges, and what is in
+//! fragmented ones goes to the holes of others, each as long as there is room ([`FreeLayout`]).
+//!
 //! *Free space.* A metaslab is worth emptying if enough free space in it is in small segments,
 //! beside what must be copied to join it. The fragmentation of a metaslab, in percent, is the
 //! share of its free space that counts as lost; it is computed from the histogram of its space map,
@@ -22,7 +28,7 @@ use std::sync::Arc;
 use base::{ObjectId, Result};
 use dmu::{Io, Objset};
 use dsl::write::relocate::RelocatableDataset;
-use metaslab::{Fragmentation, MsKey, Seg, SpaceClass};
+use metaslab::{Fragmentation, FreeHistogram, MsKey, Seg, SpaceClass};
 use ondisk::ObjType;
 use ondisk::blkptr::Block;
 use ondisk::objset::ObjsetType;
@@ -39,18 +45,35 @@ const CHUNK_BLOCKS: u64 = 200_000;
 const CHUNK_OBJECTS: u64 = 100_000;
 /// Bytes in the metaslabs that are emptied in a part of the work.
 const CHUNK_BYTES: u64 = 4 << 30;
+/// log2 of the bytes of a large free range.
+const LARGE: usize = 20;
+/// Eighths of the free space that are in large ranges where it counts as joined.
+const JOINED: u64 = 7;
 /// A metaslab is worth emptying from this fragmentation on.
 const FRAGMENTED: u64 = 25;
 /// Bytes copied for each byte of free space that is joined, at most.
 const COST_MAX: u64 = 8;
 
+/// The place of a block in the new order: lineage, object, level, how many newer versions of it
+/// there are, and its id.
+pub(super) type LayoutKey = (u64, u64, i8, u32, u64);
+
+/// Blocks of files in their new order, as many as fit into large free ranges.
+#[derive(Debug, Default)]
+pub(super) struct FilePiece {
+    pub(super) blocks: Vec<(BlockPosition, Block)>,
+    /// Blocks of the files that are never moved.
+    pub(super) immovable: u64,
+    /// The last block, if there are more.
+    pub(super) last: Option<LayoutKey>,
+    /// Allocated bytes of these, and of those behind them.
+    pub(super) bytes: u64,
+    pub(super) left: u64,
+}
+
 /// Files to be laid out together.
 #[derive(Debug, Default)]
 pub(super) struct FileChunk {
-    /// Their blocks in their new order.
-    pub(super) blocks: Vec<(BlockPosition, Block)>,
-    /// Blocks of them that are never moved.
-    pub(super) immovable: u64,
     /// The head, and their objects in it.
     pub(super) files: Option<(RelocatableDataset, BTreeSet<u64>)>,
     /// The score of all files that were looked at, and of those in `files`.
@@ -140,10 +163,21 @@ fn look(
 /// The next files to lay out.
 pub(super) fn files(writer: &Writer, record: &MoveRecord) -> Result<FileChunk> {
     let heads = heads(writer, record)?;
-    let mut chunk = look(writer, &heads, record.target, record.position, CHUNK_BLOCKS)?;
-    let Some((ds, files)) = chunk.files.as_ref().filter(|(_, files)| !files.is_empty()) else {
-        return Ok(chunk);
-    };
+    look(writer, &heads, record.target, record.position, CHUNK_BLOCKS)
+}
+
+/// Finds the blocks of files behind `after`, at most `room` bytes of them, or all if `room` is
+/// less than `least`.
+pub(super) fn piece(
+    writer: &Writer,
+    lineage: u64,
+    files: &BTreeSet<u64>,
+    after: Option<LayoutKey>,
+    (room, least): (u64, u64),
+) -> Result<FilePiece> {
+    if files.is_empty() {
+        return Ok(FilePiece::default());
+    }
     let wanted = |at: &BlockPosition, _: &Block| match files.contains(&at.object) {
         true if at.level == 0 => FindFlow::Take,
         true => FindFlow::Descend,
@@ -151,28 +185,104 @@ pub(super) fn files(writer: &Writer, record: &MoveRecord) -> Result<FileChunk> {
         false if at.object == 0 => FindFlow::Descend,
         false => FindFlow::Skip,
     };
-    let FoundBlocks { mut blocks, immovable } = find_in(writer, Some(ds.lineage), &wanted)?;
-    order_versions(&mut blocks);
-    (chunk.blocks, chunk.immovable) = (blocks, immovable);
-    Ok(chunk)
+    let FoundBlocks { blocks, immovable } = find_in(writer, Some(lineage), &wanted)?;
+    let mut list = in_layout_order(blocks);
+    if let Some(after) = after {
+        let done = list.partition_point(|(key, _)| *key <= after);
+        list.drain(..done);
+    }
+    let asize = |block: &Block| block.dvas().fold(0u64, |sum, d| sum.saturating_add(d.asize.0));
+    let (mut all, mut bytes, mut fitting) = (0u64, 0u64, 0usize);
+    for (_, (_, block)) in &list {
+        all = all.saturating_add(asize(block));
+        if all <= room || room < least {
+            (bytes, fitting) = (all, fitting + 1);
+        }
+    }
+    let last = match fitting.checked_sub(1).and_then(|n| list.get(n)) {
+        Some((key, _)) if fitting < list.len() => Some(*key),
+        // Nothing fits: then all come, wherever they fit.
+        _ => {
+            (bytes, fitting) = (all, list.len());
+            None
+        }
+    };
+    list.truncate(fitting);
+    let blocks = list.into_iter().map(|(_, block)| block).collect();
+    Ok(FilePiece { blocks, immovable, last, bytes, left: all - bytes })
 }
 
-/// The newest version of each block of a file, in order, before the older ones. The list is in
-/// the order of positions, and the newest block at a position is the first.
-fn order_versions(blocks: &mut Vec<(BlockPosition, Block)>) {
-    let mut ranks = Vec::with_capacity(blocks.len());
-    let mut last: Option<(BlockPosition, usize)> = None;
-    for (at, _) in blocks.iter() {
-        let rank = match last {
-            Some((before, rank)) if before == *at => rank + 1,
+/// The newest version of each block of a file, in order, before the older ones. The given list
+/// is in the order of positions, and the newest block at a position is the first.
+fn in_layout_order(
+    blocks: Vec<(BlockPosition, Block)>,
+) -> Vec<(LayoutKey, (BlockPosition, Block))> {
+    let mut out: Vec<(LayoutKey, (BlockPosition, Block))> = Vec::with_capacity(blocks.len());
+    for (at, block) in blocks {
+        let newer = match out.last() {
+            Some((key, (before, _))) if *before == at => key.3.saturating_add(1),
             _ => 0,
         };
-        last = Some((*at, rank));
-        ranks.push(rank);
+        out.push(((at.lineage, at.object, at.level, newer, at.blkid), (at, block)));
     }
-    let mut keyed: Vec<_> = ranks.into_iter().zip(blocks.drain(..)).collect();
-    keyed.sort_by_key(|(rank, (at, _))| (at.lineage, at.object, at.level, *rank, at.blkid));
-    blocks.extend(keyed.into_iter().map(|(_, block)| block));
+    out.sort_by_key(|(key, _)| *key);
+    out
+}
+
+/// The metaslabs that take files, by how their free space lies.
+#[derive(Debug, Default)]
+pub(super) struct FreeLayout {
+    /// Those whose free space is mostly in large ranges.
+    pub(super) joined: Vec<MsKey>,
+    /// The other ones.
+    pub(super) scattered: Vec<MsKey>,
+    /// Bytes in large free ranges of the joined ones.
+    pub(super) room: u64,
+}
+
+impl FreeLayout {
+    pub(super) fn of(writer: &Writer) -> Result<FreeLayout> {
+        let (space, tree) = (writer.space(), writer.zio().tree());
+        let mut out = FreeLayout::default();
+        for (vdev, class) in space.vdevs() {
+            if class != SpaceClass::Normal || !space.is_allocating(vdev) {
+                continue;
+            }
+            let ashift = tree.top(vdev)?.ashift();
+            let all = space.metaslab_status(vdev)?.into_iter().zip(space.free_histograms(vdev)?);
+            for (ms, (status, counts)) in (0..).zip(all) {
+                let key = MsKey { vdev, ms };
+                let (large, free) = match (space.free_sizes(key)?, counts) {
+                    (Some(sizes), _) => (large_bytes(&sizes.bytes), sizes.space()),
+                    (None, Some(counts)) => about(&counts, ashift),
+                    (None, None) if status.allocated == 0 => (status.seg.len, status.seg.len),
+                    (None, None) => (0, 0),
+                };
+                if large > 0 && large >= free / 8 * JOINED {
+                    out.joined.push(key);
+                    out.room = out.room.saturating_add(large);
+                } else {
+                    out.scattered.push(key);
+                }
+            }
+        }
+        Ok(out)
+    }
+}
+
+/// Bytes in large ranges.
+fn large_bytes(by_class: &[u64; 64]) -> u64 {
+    by_class.iter().skip(LARGE).fold(0, |sum, n| sum.saturating_add(*n))
+}
+
+/// The same, and all bytes, about: a range is taken for half as much again as its class.
+fn about(histogram: &FreeHistogram, ashift: u32) -> (u64, u64) {
+    let mut bytes = [0u64; 64];
+    for (to, (shift, n)) in bytes.iter_mut().skip(ashift as usize).zip((ashift..).zip(histogram)) {
+        let each = 1u64.checked_shl(shift).map_or(0, |size| size / 2 * 3);
+        *to = n.saturating_mul(each);
+    }
+    (large_bytes(&bytes), bytes.iter().fold(0, |sum, n| sum.saturating_add(*n)))
 }
 
 /// The score of these files now.
@@ -213,11 +323,10 @@ pub(super) fn metaslabs(
             continue;
         }
         let ashift = tree.top(vdev)?.ashift();
-        for (ms, status) in (0..).zip(space.metaslab_status(vdev)?) {
+        let now = space.metaslab_status(vdev)?.into_iter().zip(space.free_histograms(vdev)?);
+        for (ms, (status, histogram)) in (0..).zip(now) {
             let key = MsKey { vdev, ms };
-            let Some(histogram) = status.histogram.filter(|_| !done.contains(&key)) else {
-                continue;
-            };
+            let Some(histogram) = histogram.filter(|_| !done.contains(&key)) else { continue };
             let Fragmentation(percent) = Fragmentation::of_histogram(&histogram, ashift);
             let (free, percent) = (status.seg.len - status.allocated, percent.unwrap_or(0));
             let lost = free / 100 * percent;

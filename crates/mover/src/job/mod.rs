@@ -130,6 +130,8 @@ pub(crate) struct Part {
     pub(crate) blocks: VecDeque<(BlockPosition, Block)>,
     /// Metaslabs that take no copies.
     pub(crate) avoid: Vec<MsKey>,
+    /// Metaslabs that take copies only where the others have no room.
+    pub(crate) spare: Vec<MsKey>,
     /// Where the copies are to lie.
     pub(crate) to: Option<CopyTarget>,
     /// Blocks that were to be moved, and stay.
@@ -443,8 +445,8 @@ fn move_some(cx: &JobCx<'_>, part: &mut Part) -> Result<()> {
         batch::batch_len(list, cx.writer, &MoveLimits::default())
     };
     let blocks: Vec<_> = part.blocks.range(..count).copied().collect();
-    let (avoid, to) = (part.avoid.clone(), part.to.clone());
-    let done = cx.writer.relocate(RelocationBatch { blocks, avoid, to })?;
+    let (avoid, spare, to) = (part.avoid.clone(), part.spare.clone(), part.to.clone());
+    let done = cx.writer.relocate(RelocationBatch { blocks, avoid, spare, to })?;
     if done.incomplete {
         return Err(Error::busy("a device did not take all copies"));
     }

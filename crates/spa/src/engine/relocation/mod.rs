@@ -87,8 +87,8 @@
 //! with the rewrite flag.
 //!
 //! # Space
-//! A batch takes space before it gives as much back two txgs later. It is taken from the slop:
-//! at most a quarter of it, and only while as much again is allocatable.
+//! A batch takes space before it gives as much back two txgs later: at most a quarter of the slop
+//! or a sixteenth of the free space, and only while as much again is allocatable.
 //!
 //! Lock order: `heads` is held while a head's root is stored and its open object set changed, so
 //! that who opens it finds the new root, or is found here.
@@ -118,8 +118,9 @@ pub(super) use home::Homes;
 use home::BlockHome;
 use rewrite::{Rewriter, Rewritten, has_pointers};
 
-/// The part of the slop that a batch may take.
+/// The part of the slop that a batch may take, or of the free space, whichever is more.
 const SLOP_SHARE: u64 = 4;
+const FREE_SHARE: u64 = 16;
 /// Blocks are left out and the rest is tried again at most this often.
 const ATTEMPTS: usize = 8;
 /// Blocks read at once.
@@ -145,6 +146,9 @@ pub struct RelocationBatch {
     pub blocks: Vec<(BlockPosition, Block)>,
     /// Metaslabs from which no copy is allocated.
     pub avoid: Vec<MsKey>,
+    /// Metaslabs from which copies of its blocks are allocated only when one of them has no place
+    /// elsewhere, and then for the rest of the batch.
+    pub spare: Vec<MsKey>,
     /// Where the copies are to lie, if not with their class and on any vdev of it.
     pub to: Option<CopyTarget>,
 }
@@ -365,7 +369,7 @@ impl Writer {
     /// The most bytes, parity included, that a batch may copy now.
     pub fn relocation_room(&self) -> u64 {
         let free = self.ledger.free(false);
-        (self.ledger.slop() / SLOP_SHARE).min(free / 2)
+        (self.ledger.slop() / SLOP_SHARE).max(free / FREE_SHARE).min(free / 2)
     }
 
     /// Moves the blocks of a batch to other places, with all that points at them, in one txg.
@@ -390,7 +394,7 @@ impl Writer {
             false => Vec::new(),
         };
         let (blocks, unreadable) = self.read_blocks(&batch);
-        let places = CopyPlaces { avoid: batch.avoid, to: batch.to };
+        let places = CopyPlaces { avoid: batch.avoid, spare: batch.spare, to: batch.to };
         let check = |cx: &mut TaskCx<'_>| {
             cx.writer.check_relocation()?;
             cx.writer.check_remapped(cx.read())?;
@@ -450,6 +454,7 @@ impl Writer {
 /// Where copies may lie.
 struct CopyPlaces {
     avoid: Vec<MsKey>,
+    spare: Vec<MsKey>,
     to: Option<CopyTarget>,
 }
 
@@ -533,12 +538,17 @@ impl TaskCx<'_> {
         let target = places.to.as_ref();
         let mut copier = BlockCopier::new(self.writer, self.cx.txg, (target, chosen), &homes)?;
         let (mut failed, mut forced) = (BTreeSet::new(), HashSet::new());
+        let mut spared = Some(AvoidedMetaslabs::new(&self.writer.space, &places.spare)?);
         for one in blocks.iter().filter(|one| !left.contains(&one.block.place())) {
             let Some(stored) = &one.stored else {
                 forced.insert(homes.of(&one.block));
                 continue;
             };
-            match copier.copy(&one.block, stored) {
+            let mut copied = copier.copy(&one.block, stored);
+            if matches!(copied, Ok(false)) && spared.take().is_some() {
+                copied = copier.copy(&one.block, stored);
+            }
+            match copied {
                 Ok(true) => {}
                 Ok(false) => {
                     failed.insert(one.block.place());
@@ -549,6 +559,7 @@ impl TaskCx<'_> {
                 }
             }
         }
+        drop(spared);
         let unshared = self.writer.plants.relocation.unshared.load(Relaxed);
         let mut rewriter = Rewriter::new(copier, forced);
         for ds in datasets {
