@@ -73,7 +73,7 @@ impl Pool {
     }
 
     /// A property in the pool's own ZAP.
-    fn stored(&self, name: &str) -> Result<Option<PropData>> {
+    pub(crate) fn stored(&self, name: &str) -> Result<Option<PropData>> {
         let mos = self.core.spa.mos();
         let Some(object) = mos.lookup("pool_props")? else { return Ok(None) };
         let value = mos.zap(object)?.lookup(name.as_bytes())?;

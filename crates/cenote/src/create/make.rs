@@ -236,7 +236,12 @@ impl Engine {
         let mut taken = Vec::new();
         spa::specs::for_each(&now.vdev_tree, &mut |v| taken.push(v.guid));
         let create_txg = writer.txgs().open_txg();
-        let options = BuildOptions { ashift: request.ashift, first_id, create_txg };
+        // The property is for vdevs to come; 0 leaves it to the devices.
+        let ashift = match (request.ashift, pool.stored("ashift")?) {
+            (None, Some(crate::PropData::Num(n))) => u32::try_from(n).ok().filter(|&n| n != 0),
+            (asked, _) => asked,
+        };
+        let options = BuildOptions { ashift, first_id, create_txg };
         let mut built = build(&request.vdevs, options, taken, &|path: &Path| open.facts(path))?;
         open.share_spares(&mut built, &self.open_pools(), Some(pool.guid()))?;
         let devices = open.by_guid(&built);

@@ -104,7 +104,12 @@ fn a_pool_grows_and_changes() {
         ashift: None,
         command: Some("zpool add tank ...".into()),
     };
+    // The added vdevs had sectors of 512 bytes, and `zpool rebalance` could not move blocks to them.
+    pool.set(&PoolSetting::Stored("ashift", 13), None).unwrap();
     engine.add_vdevs(&pool, &add).unwrap();
+    let config = pool.writer().unwrap().published().config;
+    let shifts = config.vdev_tree.children.iter().map(|v| v.top.as_ref().unwrap().ashift);
+    assert_eq!(shifts.skip(1).collect::<Vec<_>>(), [13, 13, 13]);
     for i in 0..40 {
         let more = objects.create(&Default::default()).unwrap();
         objects.write(more, 0, &noise(i, 1_500_000)).unwrap();

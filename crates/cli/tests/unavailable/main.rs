@@ -12,6 +12,7 @@ mod cells;
 mod datasets;
 mod features;
 mod forged;
+mod moves;
 
 use std::fs::File;
 use std::io::Write;

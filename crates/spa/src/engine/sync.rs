@@ -539,16 +539,18 @@ impl Writer {
         self.sync_heads(state, sync, writes, pending)?;
         if self.topology.has_repaired() {
             let (cx, tx) = (sync.cx, sync.tx);
-            TaskCx { writer: self, cx, tx, state, sync, writes, pending }.clear_repaired();
+            TaskCx { writer: self, cx, tx, state, sync, writes, pending, names: None }
+                .clear_repaired();
         }
         // A snapshot refers to the blocks just written.
         let tasks = self.tasks.lock().remove(&sync.txg).unwrap_or_default();
         self.run_tasks(tasks, state, sync, writes, pending)?;
         self.sync_heads(state, sync, writes, pending)?;
         let (cx, tx) = (sync.cx, sync.tx);
-        let mut task = TaskCx { writer: self, cx, tx, state, sync, writes, pending };
+        let mut task = TaskCx { writer: self, cx, tx, state, sync, writes, pending, names: None };
         self.sync_rebuilds(&mut task)?;
         self.sync_scan(&mut task)?;
+        drop(task);
         let due = |bp: &mut BlkPtr| bp.birth() <= sync.txg;
         let orphaned_blocks: Vec<BlkPtr> =
             self.orphaned_blocks.lock().extract_if(.., due).collect();
@@ -583,9 +585,9 @@ impl Writer {
         pending: &mut Vec<Pending>,
     ) -> Result<()> {
         for task in tasks {
-            let _names = self.names.write();
+            let names = Some(self.names.write());
             let (cx, tx) = (sync.cx, sync.tx);
-            let mut cx = TaskCx { writer: self, cx, tx, state, sync, writes, pending };
+            let mut cx = TaskCx { writer: self, cx, tx, state, sync, writes, pending, names };
             task.run(&mut cx)?;
         }
         self.end_clones_of_snapshots(sync.cx.read());

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use base::rt::{Mutex, Sender, oneshot};
+use base::rt::{Mutex, Sender, WriteGuard, oneshot};
 use base::{Error, Result, Txg};
 use dmu::{Objset, Pending};
 use dsl::Mos;
@@ -28,9 +28,20 @@ pub struct TaskCx<'a> {
     pub(super) sync: &'a SyncPass<'a>,
     pub(super) writes: &'a Writes,
     pub(super) pending: &'a mut Vec<Pending>,
+    /// Keeps readers of names and properties from changes that are not whole.
+    pub(super) names: Option<WriteGuard<'a, ()>>,
 }
 
 impl TaskCx<'_> {
+    /// Waits for devices, perhaps for as long as the pool is suspended; others may read names
+    /// and properties meanwhile. What the task has changed so far must be whole.
+    pub(super) fn wait_for_devices<T>(&mut self, wait: impl FnOnce(&mut Self) -> T) -> T {
+        let held = self.names.take().is_some();
+        let out = wait(self);
+        self.names = held.then(|| self.writer.names.write());
+        out
+    }
+
     /// The configuration, to be changed; labels and the configuration object are written
     /// with this txg.
     pub fn config(&mut self) -> &mut ondisk::config::PoolConfig {
@@ -63,13 +74,16 @@ impl TaskCx<'_> {
     }
 
     /// Ensures that all datasets' blocks of the txg are on the devices, and that the MOS
-    /// refers to them. A task that reads trees, or takes over their roots, needs this.
+    /// refers to them. A task that reads trees, or takes over their roots, needs this. What it has
+    /// changed so far must be whole.
     ///
     /// # Errors
     /// Those of writing; the txg cannot be committed then.
     pub fn settle(&mut self) -> Result<()> {
-        self.writer.sync_heads(self.state, self.sync, self.writes, self.pending)?;
-        self.writer.show(self.sync.txg, self.writes, self.pending)
+        self.wait_for_devices(|cx| {
+            cx.writer.sync_heads(cx.state, cx.sync, cx.writes, cx.pending)?;
+            cx.writer.show(cx.sync.txg, cx.writes, cx.pending)
+        })
     }
 
     /// Adds a command to the pool's history (chapter 04 §16).

@@ -307,9 +307,11 @@ impl Writer {
     /// Whether blocks can be moved now.
     ///
     /// # Errors
-    /// `Busy`, with the reason: a checkpoint, a removal, an expansion, a scan, a receive, a
-    /// snapshot in use, a leaf that is absent or lacks something.
+    /// Those of a suspension, which leaves devices that lack something; `Busy`, with the reason: a
+    /// checkpoint, a removal, an expansion, a scan, a receive, a snapshot in use, a leaf that is
+    /// absent or lacks something.
     pub fn check_relocation(&self) -> Result<()> {
+        self.check_running()?;
         self.checkpoint.refuse_any()?;
         let busy = |what: &str| Err(Error::busy(format!("blocks are not moved while {what}")));
         if self.removal.is_active() {
@@ -407,7 +409,7 @@ impl Writer {
         let act = move |cx: &mut TaskCx<'_>, ()| {
             cx.settle()?;
             // An error here leaves nothing behind: the txg goes on without the batch.
-            let staged = cx.stage(&blocks, &places, &seen_roots);
+            let staged = cx.wait_for_devices(|cx| cx.stage(&blocks, &places, &seen_roots));
             let (mut outcome, staged) = match staged {
                 Ok(staged) => staged,
                 Err(e) => return Ok(Err(e)),
