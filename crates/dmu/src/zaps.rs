@@ -43,6 +43,14 @@ impl ZapStore for ObjectStore<'_> {
         self.os.edit_block(self.tx, self.id, blkid, f)
     }
 
+    fn edit_checked(
+        &self,
+        blkid: u64,
+        f: &mut dyn FnMut(&mut [u8], bool) -> Result<()>,
+    ) -> Result<()> {
+        self.os.edit_checked(self.tx, self.id, blkid, f)
+    }
+
     fn set_block_size(&self, size: u32) -> Result<()> {
         self.os.set_block_size(self.tx, self.id, size, 0)
     }

@@ -2,11 +2,33 @@
 
 use std::ops::Range;
 
-use base::{Buf, BufMut};
+use base::{Buf, BufMut, Result};
 use ondisk::BlkPtr;
 use zio::PackedForm;
 
 use super::clone::CLONE_MEMORY;
+
+/// A change of a block's content in place.
+pub(crate) enum BlockEdit<'a> {
+    /// Any.
+    Plain(&'a mut dyn FnMut(&mut [u8]) -> Result<()>),
+    /// One that checks the content before it changes it, unless it is told that the content is
+    /// what such an edit left.
+    Checking(&'a mut dyn FnMut(&mut [u8], bool) -> Result<()>),
+}
+
+impl BlockEdit<'_> {
+    /// Changes `content`. `checked`: it is what a checking edit left. Returns whether it is now.
+    ///
+    /// # Errors
+    /// Those of the edit; then the content counts as not checked.
+    pub(super) fn apply(&mut self, content: &mut [u8], checked: bool) -> Result<bool> {
+        match self {
+            BlockEdit::Plain(edit) => edit(content).map(|()| false),
+            BlockEdit::Checking(edit) => edit(content, checked).map(|()| true),
+        }
+    }
+}
 
 /// A block's content in one txg.
 pub(crate) enum DirtyContent {

@@ -1,7 +1,7 @@
 //! One dirty object: the state of its dnode and blocks in each txg.
 
 use std::any::Any;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use ondisk::{BlkPtr, Dnode, ObjType};
 use zio::{BlockChange, PackedForm};
 
 use super::blocks::BlkidMap;
-use super::content::{DirtyContent, unpacked};
+use super::content::{BlockEdit, DirtyContent, unpacked};
 use super::early::EarlyBlock;
 use super::ranges::BlockRanges;
 
@@ -139,6 +139,9 @@ pub(crate) struct TxgSlot {
     /// Blocks in `data` that only move: their content is that of the older state. An older
     /// txg's change of such a block reaches both, so the block still only moves.
     pub(crate) moved: BTreeMap<u64, BlockChange>,
+    /// Blocks in `data` whose content is what a checking edit left ([`BlockEdit`]). Every other
+    /// change of a block's content in the slot takes it out.
+    checked: BTreeSet<u64>,
     /// Pointers of clones that were replaced or freed since: to be cancelled with the pool
     /// before the handle's lock is released.
     pub(crate) dropped_clones: Vec<BlkPtr>,
@@ -169,7 +172,7 @@ impl TxgSlot {
         let (data, freed) = (BlkidMap::default(), BlockRanges::default());
         let (early, wasted, moved) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
         let (bytes, unthrottled, frozen) = (0, 0, false);
-        let dropped_clones = Vec::new();
+        let (checked, dropped_clones) = (BTreeSet::new(), Vec::new());
         TxgSlot {
             txg,
             head,
@@ -181,6 +184,7 @@ impl TxgSlot {
             early,
             wasted,
             moved,
+            checked,
             dropped_clones,
         }
     }
@@ -230,6 +234,7 @@ impl TxgSlot {
         let size = content.memory();
         self.invalidate_early(blkid);
         self.moved.remove(&blkid);
+        self.checked.remove(&blkid);
         let old = self.data.insert(blkid, content);
         let old = old.map_or(0, |content| self.dropped(&content));
         self.bytes = self.bytes + size - old;
@@ -249,6 +254,7 @@ impl TxgSlot {
         let written: Vec<u64> = self.early.range(first..past).map(|(&b, _)| b).collect();
         written.into_iter().for_each(|blkid| self.invalidate_early(blkid));
         self.moved.retain(|blkid, _| !(first..past).contains(blkid));
+        self.checked.retain(|blkid| !(first..past).contains(blkid));
         if first == 0 && past == u64::MAX {
             dropped = self.bytes;
             let clones = self.data.iter_mut().filter_map(|(_, content)| content.cloned());
@@ -486,10 +492,12 @@ impl HandleState {
         let mut delta = Delta::default();
         for newer in self.newer(txg) {
             let n = block.len().min(newer.head.block_size as usize);
-            newer.edit_older(blkid, &mut delta, Holes::Fill, &mut |buf| {
+            let mut copy = |buf: &mut [u8]| {
                 buf[..n].copy_from_slice(&block[..n]);
                 Ok(())
-            })?;
+            };
+            let mut copy = BlockEdit::Plain(&mut copy);
+            newer.edit_older(blkid, &mut delta, Holes::Fill, &mut copy)?;
         }
         let slot = self.slot(txg)?;
         delta.nodes = slot.new_nodes(blkid);
@@ -552,7 +560,7 @@ impl HandleState {
         blkid: u64,
         base: Option<&Buf>,
         holes: Holes,
-        edit: &mut dyn FnMut(&mut [u8]) -> Result<()>,
+        edit: &mut BlockEdit<'_>,
     ) -> Result<Option<Delta>> {
         let slot = self.slot(txg)?;
         slot.head.check_block(blkid)?;
@@ -563,10 +571,16 @@ impl HandleState {
         let size = slot.head.block_size as usize;
         slot.invalidate_early(blkid);
         slot.moved.remove(&blkid);
+        // An edit that fails leaves it out.
+        let checked = slot.checked.remove(&blkid);
         let mut delta = Delta::default();
         let own = slot.data.get_mut(blkid).filter(|content| content.cloned().is_none());
         match own.map(DirtyContent::open) {
-            Some(Some(buf)) => edit(buf)?,
+            Some(Some(buf)) => {
+                if edit.apply(buf, checked)? {
+                    slot.checked.insert(blkid);
+                }
+            }
             Some(None) => return Err(base::bug!("a block is frozen too early")),
             None => {
                 // The newest older state is the base; the changes of newer txgs are kept.
@@ -589,10 +603,13 @@ impl HandleState {
                     let mut fresh = BufMut::alloc(size);
                     fresh[..n].copy_from_slice(&old[..n]);
                     fresh[n..].fill(0);
-                    edit(&mut fresh)?;
+                    let checked = edit.apply(&mut fresh, false)?;
                     let slot = self.slot(txg)?;
                     delta.nodes = slot.new_nodes(blkid);
                     delta.own = slot.put(blkid, fresh);
+                    if checked {
+                        slot.checked.insert(blkid);
+                    }
                 }
             }
         }
@@ -749,18 +766,22 @@ impl TxgSlot {
         blkid: u64,
         delta: &mut Delta,
         holes: Holes,
-        edit: &mut dyn FnMut(&mut [u8]) -> Result<()>,
+        edit: &mut BlockEdit<'_>,
     ) -> Result<()> {
         if holes == Holes::Fill {
             self.head.reach(blkid);
         }
         self.invalidate_early(blkid);
+        let checked = self.checked.remove(&blkid);
         if let Some(buf) = self.data.get_mut(blkid).and_then(DirtyContent::open) {
-            return edit(buf);
+            if edit.apply(buf, checked)? {
+                self.checked.insert(blkid);
+            }
+            return Ok(());
         }
         if self.freed.contains(blkid) && holes == Holes::Fill {
             let mut fresh = BufMut::zeroed(self.head.block_size as usize);
-            edit(&mut fresh)?;
+            edit.apply(&mut fresh, false)?;
             delta.newer.push((self.txg, self.put(blkid, fresh)));
         }
         Ok(())

@@ -9,6 +9,7 @@ use ondisk::{BlkPtr, Dnode};
 use zio::{BlockChange, Io};
 
 use super::clone::clone_io;
+use super::content::BlockEdit;
 use super::handle::{Delta, HandleState, Holes};
 use super::policy::BlockKind;
 use super::{BLOCK_MAX, to_little};
@@ -79,7 +80,24 @@ impl Objset {
         blkid: u64,
         edit: &mut dyn FnMut(&mut [u8]) -> Result<()>,
     ) -> Result<()> {
-        self.edit_where(tx, id, blkid, Holes::Fill, edit)
+        self.edit_where(tx, id, blkid, Holes::Fill, &mut BlockEdit::Plain(edit))
+    }
+
+    /// As [`Objset::edit_block`], for an `edit` that checks a block whole before it changes it.
+    /// `edit` is told whether the content is what an earlier such edit left in the same txg, in
+    /// memory, without another change since: then it need not check it again. Content that comes
+    /// from a disk never is.
+    ///
+    /// # Errors
+    /// As [`Objset::edit_block`].
+    pub fn edit_checked(
+        self: &Arc<Self>,
+        tx: &Tx,
+        id: ObjectId,
+        blkid: u64,
+        edit: &mut dyn FnMut(&mut [u8], bool) -> Result<()>,
+    ) -> Result<()> {
+        self.edit_where(tx, id, blkid, Holes::Fill, &mut BlockEdit::Checking(edit))
     }
 
     /// Has the transaction's txg write a data block anew: at another address, its content
@@ -88,7 +106,8 @@ impl Objset {
     /// # Errors
     /// `NotFound`, those of reading the block.
     pub fn touch_block(self: &Arc<Self>, tx: &Tx, id: ObjectId, blkid: u64) -> Result<()> {
-        self.edit_where(tx, id, blkid, Holes::Keep, &mut |_| Ok(()))
+        let mut same = |_: &mut [u8]| Ok(());
+        self.edit_where(tx, id, blkid, Holes::Keep, &mut BlockEdit::Plain(&mut same))
     }
 
     fn edit_where(
@@ -97,7 +116,7 @@ impl Objset {
         id: ObjectId,
         blkid: u64,
         holes: Holes,
-        edit: &mut dyn FnMut(&mut [u8]) -> Result<()>,
+        edit: &mut BlockEdit<'_>,
     ) -> Result<()> {
         self.live()?.check_plain()?;
         let txg = tx.txg();
@@ -269,11 +288,12 @@ impl Objset {
         blkid: u64,
         range: Range<usize>,
     ) -> Result<()> {
-        self.edit_where(tx, id, blkid, Holes::Keep, &mut |block| {
+        let mut zero = |block: &mut [u8]| {
             let end = range.end.min(block.len());
             block[range.start.min(end)..end].fill(0);
             Ok(())
-        })
+        };
+        self.edit_where(tx, id, blkid, Holes::Keep, &mut BlockEdit::Plain(&mut zero))
     }
 
     /// Frees data blocks `[first, past)`; with `truncate` all from `first` on, and the

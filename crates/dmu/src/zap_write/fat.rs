@@ -293,9 +293,15 @@ impl<'a, S: ZapStore + ?Sized> Fat<'a, S> {
         mut op: impl FnMut(&mut LeafMut<'_>) -> Result<InsertOutcome>,
     ) -> Result<()> {
         let key_size = self.key_size();
-        self.store.edit(blkid, &mut |b| match op(&mut LeafMut::open(b, key_size)?)? {
-            InsertOutcome::Done(_) => Ok(()),
-            InsertOutcome::Full => Err(Error::bug("a ZAP leaf has less room than it said")),
+        self.store.edit_checked(blkid, &mut |b, checked| {
+            let mut leaf = match checked {
+                true => LeafMut::reopen(b, key_size)?,
+                false => LeafMut::open(b, key_size)?,
+            };
+            match op(&mut leaf)? {
+                InsertOutcome::Done(_) => Ok(()),
+                InsertOutcome::Full => Err(Error::bug("a ZAP leaf has less room than it said")),
+            }
         })
     }
 

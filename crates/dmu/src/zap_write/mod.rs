@@ -12,8 +12,9 @@
 //!   `Limit`, `Corrupt` and failed reads leave the ZAP as it was. (`NoSpace` and `Limit` of
 //!   a leaf that cannot be split any further may leave more leaves than before, with the
 //!   same entries.)
-//! * A leaf is verified whole ([`ondisk::zapleaf::Leaf::verify`]) before it is changed;
-//!   every walk is bounded. A table larger than hashes of 28 bits can need is not grown or
+//! * A leaf is verified whole ([`ondisk::zapleaf::Leaf::verify`]) before it is changed, once for
+//!   many changes that follow each other in memory ([`ZapStore::edit_checked`]); every walk is
+//!   bounded. A table larger than hashes of 28 bits can need is not grown or
 //!   written across (`Limit`).
 //! * (hash, cd) of an entry never changes while it exists: cookies stay valid.
 //!
@@ -86,6 +87,20 @@ pub trait ZapStore {
     /// # Errors
     /// Those of reading the block and of space, and those of `f`.
     fn edit(&self, blkid: u64, f: &mut dyn FnMut(&mut [u8]) -> Result<()>) -> Result<()>;
+
+    /// As [`ZapStore::edit`], for an `f` that checks a block whole before it changes it. `f` is
+    /// told whether the content is what an earlier such edit of the transaction left, without
+    /// another change since. A store may always say no.
+    ///
+    /// # Errors
+    /// As [`ZapStore::edit`].
+    fn edit_checked(
+        &self,
+        blkid: u64,
+        f: &mut dyn FnMut(&mut [u8], bool) -> Result<()>,
+    ) -> Result<()> {
+        self.edit(blkid, &mut |content| f(content, false))
+    }
 
     /// Changes the size of the only block; its content is kept as far as it fits,
     /// and the rest is zeros.

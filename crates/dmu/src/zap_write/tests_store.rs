@@ -2,7 +2,7 @@
 //! no code with the writer, and names with a chosen hash.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use base::{Buf, BufMut, Error, ErrorKind, Result};
 use ondisk::Endian;
@@ -27,6 +27,10 @@ pub(super) struct MemStore {
     /// Number of changes, and the index kept after that many.
     changes: Cell<u64>,
     kept: Cell<Option<(u64, Index)>>,
+    /// Blocks as checking edits left them.
+    checked: RefCell<BTreeSet<u64>>,
+    /// Edits that had to check their block.
+    pub(super) checks: Cell<u64>,
     /// How often the kept index was used.
     pub(super) recalled: Cell<u64>,
 }
@@ -42,6 +46,8 @@ impl MemStore {
             edits: Cell::new(0),
             changes: Cell::new(0),
             kept: Cell::default(),
+            checked: RefCell::default(),
+            checks: Cell::new(0),
             recalled: Cell::new(0),
         }
     }
@@ -113,6 +119,7 @@ impl ZapStore for MemStore {
         self.burn()?;
         self.changes.set(self.changes.get() + 1);
         self.edits.set(self.edits.get() + 1);
+        self.checked.borrow_mut().remove(&blkid);
         let mut blocks = self.blocks.borrow_mut();
         let old = blocks.remove(&blkid);
         let block = match old {
@@ -125,8 +132,21 @@ impl ZapStore for MemStore {
         done
     }
 
+    fn edit_checked(
+        &self,
+        blkid: u64,
+        f: &mut dyn FnMut(&mut [u8], bool) -> Result<()>,
+    ) -> Result<()> {
+        let checked = self.checked.borrow().contains(&blkid);
+        self.checks.set(self.checks.get() + u64::from(!checked));
+        self.edit(blkid, &mut |content| f(content, checked))?;
+        self.checked.borrow_mut().insert(blkid);
+        Ok(())
+    }
+
     fn set_block_size(&self, size: u32) -> Result<()> {
         self.burn()?;
+        self.checked.borrow_mut().clear();
         self.changes.set(self.changes.get() + 1);
         let mut blocks = self.blocks.borrow_mut();
         if blocks.keys().any(|id| *id > 0) {
@@ -145,6 +165,7 @@ impl ZapStore for MemStore {
         self.burn()?;
         self.changes.set(self.changes.get() + 1);
         self.blocks.borrow_mut().retain(|id, _| *id < blkid || *id - blkid >= count);
+        self.checked.borrow_mut().retain(|id| *id < blkid || *id - blkid >= count);
         Ok(())
     }
 

@@ -6,6 +6,7 @@ use base::ErrorKind;
 use ondisk::zap::{FLAG_HASH64, FLAG_UINT64_KEY, ZapValue};
 use proptest::prelude::*;
 
+use super::ZapStore;
 use super::tests_store::{MemStore, audit};
 
 fn store(shift: u32) -> MemStore {
@@ -68,4 +69,31 @@ fn names_and_words_are_not_mixed() {
         assert_eq!(zap.remove_words(&[1]).unwrap_err().kind(), ErrorKind::Invalid);
         assert_eq!(zap.lookup_words(&[1]).unwrap_err().kind(), ErrorKind::Invalid);
     }
+}
+
+/// A leaf that changes often is verified once, and again after a change by other means.
+#[test]
+fn a_leaf_is_verified_once() {
+    let store = store(14);
+    let zap = store.zap();
+    let value = ZapValue::from_u64(1);
+    for key in 0..20 {
+        zap.update_words(&[key << 12], &value).unwrap();
+    }
+    for key in 0..5 {
+        zap.remove_words(&[key << 12]).unwrap();
+    }
+    assert_eq!(store.checks.get(), 1);
+    // A pointer that leads back: a walk of the free chunks never ends.
+    let damage = |leaf: &mut [u8]| {
+        let last = leaf.len() - 2;
+        leaf[last..].copy_from_slice(&0u16.to_le_bytes());
+        Ok(())
+    };
+    store.edit(1, &mut |leaf| damage(leaf)).unwrap();
+    for _ in 0..2 {
+        let refused = zap.update_words(&[99 << 12], &value).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Corrupt);
+    }
+    assert_eq!(store.checks.get(), 3);
 }

@@ -237,3 +237,62 @@ fn an_older_txg_zeroes_what_a_newer_one_freed() {
     assert!(walk.objects[&id.0].blocks.get(&1).is_none_or(|b| all_zero(&b.1)));
     assert_eq!(walk.objects[&id.0].blocks[&2].1[..], [7; 512]);
 }
+
+/// A checking edit is told whether the content is what one left in the same txg: not if it comes
+/// from the disk or an older txg, and not after a change by other means or an edit that failed.
+#[test]
+fn content_is_checked_until_another_change() {
+    let world = ObjsetFixture::new(ObjsetType::Zfs, ObjsetProps::default(), true);
+    let os = world.os.clone();
+    let id = os.allocate(&Tx::syncing(Txg(1)), &file()).unwrap();
+    let seen = |txg: u64, works: bool| {
+        let mut seen = Vec::new();
+        let done = os.edit_checked(&Tx::syncing(Txg(txg)), id, 0, &mut |block, checked| {
+            seen.push(checked);
+            block[0] = block[0].wrapping_add(1);
+            if works { Ok(()) } else { Err(Error::invalid("")) }
+        });
+        assert_eq!(done.is_ok(), works);
+        seen
+    };
+    let plain = |txg: u64| {
+        let mut edit = |block: &mut [u8]| {
+            block[1] = block[1].wrapping_add(1);
+            Ok(())
+        };
+        os.edit_block(&Tx::syncing(Txg(txg)), id, 0, &mut edit).unwrap();
+    };
+    let check_again = |txg: u64| {
+        assert_eq!(seen(txg, true), [false]);
+        assert_eq!(seen(txg, true), [true]);
+    };
+    check_again(1);
+    assert_eq!(seen(1, true), [true]);
+    plain(1);
+    check_again(1);
+    os.write(&Tx::syncing(Txg(1)), id, 0, &[7; 512]).unwrap();
+    check_again(1);
+    assert_eq!(seen(1, false), [true]);
+    check_again(1);
+    os.free_blocks(&Tx::syncing(Txg(1)), id, 0, 1, false).unwrap();
+    check_again(1);
+    os.set_block_size(&Tx::syncing(Txg(1)), id, 1024, 0).unwrap();
+    check_again(1);
+    os.object(id, Io::WAIT).unwrap().read_block(0, Io::WAIT).unwrap();
+    assert_eq!(seen(1, true), [true], "a read changes nothing");
+    // The newer txg begins with the older one's content.
+    check_again(2);
+    assert_eq!(seen(1, true), [true, true], "the change reaches both");
+    plain(1);
+    assert_eq!(seen(2, true), [false]);
+    assert_eq!(seen(1, true), [false, true]);
+    os.write(&Tx::syncing(Txg(1)), id, 0, &[8; 1024]).unwrap();
+    assert_eq!(seen(1, true), [false, false]);
+    for txg in 1..3 {
+        let writes = Writes::new(&world.zio);
+        let pending = world.sync(txg, &writes, false);
+        assert!(writes.wait().is_empty());
+        world.end(txg, pending);
+    }
+    check_again(3);
+}

@@ -8,8 +8,9 @@
 //! caller updates the pointers.
 //!
 //! # Invariants
-//! * A `LeafMut` passed [`Leaf::verify`] when it was made, and every operation
-//!   keeps it true; so free chunks really are free.
+//! * A `LeafMut` passed [`Leaf::verify`] when it was made, or its caller vouches that an earlier
+//!   one left it so ([`LeafMut::reopen`]), and every operation keeps it true; so free chunks
+//!   really are free.
 //! * Bucket chains are sorted by collision differentiator.
 
 use base::{Error, Result};
@@ -101,6 +102,21 @@ impl<'a> LeafMut<'a> {
     pub fn open(block: &'a mut [u8], key_size: usize) -> Result<LeafMut<'a>> {
         let leaf = Leaf::parse(block, LE)?;
         leaf.verify(key_size)?;
+        let bs = leaf.block_shift();
+        Ok(LeafMut { block, bs, key_size })
+    }
+
+    /// Opens a leaf that is, byte for byte, what operations of an earlier `LeafMut` left, none
+    /// of which failed.
+    ///
+    /// # Errors
+    /// `Corrupt` for a damaged header.
+    pub fn reopen(block: &'a mut [u8], key_size: usize) -> Result<LeafMut<'a>> {
+        let leaf = Leaf::parse(block, LE)?;
+        if cfg!(debug_assertions) {
+            let odd = |e| Error::bug("a ZAP leaf that was changed is damaged").caused_by(e);
+            leaf.verify(key_size).map_err(odd)?;
+        }
         let bs = leaf.block_shift();
         Ok(LeafMut { block, bs, key_size })
     }
