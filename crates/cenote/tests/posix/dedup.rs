@@ -310,7 +310,7 @@ fn random_changes_of_deduplicated_files() {
 }
 
 /// Exports a pool that a planted bug damaged, and audits it.
-fn audit_of(rig: PosixFixture) -> Report {
+pub(super) fn audit_of(rig: PosixFixture) -> Report {
     let PosixFixture { scratch, engine, pool, fs } = rig;
     drop(fs);
     pool.export().unwrap();

@@ -9,6 +9,7 @@ mod cloned_dedup;
 mod clones;
 mod data;
 mod dedup;
+mod dedup_filter;
 mod dedup_prune;
 mod diff;
 mod full;

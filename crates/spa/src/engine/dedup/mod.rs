@@ -11,7 +11,8 @@
 //! Every free of the engine passes [`Writer::free`], on the sync thread. A pointer with the bit
 //! waits there, because a look-up may read a device, and because a batch that is sorted by key
 //! reads each leaf of a ZAP once. [`Writer::settle_dedup`] lowers the counts *in memory*: the
-//! newest state of an entry is in the first of these places that has one.
+//! newest state of an entry is in the first of these places that has one. A filter in memory
+//! (`filter`) tells of most keys that the last one does not have them.
 //!
 //! 1. `active`: entries that changed since the active log was begun;
 //! 2. `flushing`: entries of the flushing log that are not in the ZAPs yet;
@@ -70,7 +71,8 @@
 //! # Memory
 //! A batch of dead pointers (8 MiB), and some 200 bytes for each entry in the logs. Logs are
 //! flushed completely when the active one has [`LOG_ENTRIES_MAX`] / 4 entries. A legacy table's
-//! changes of one txg are in memory, and dirty in its ZAPs.
+//! changes of one txg are in memory, and dirty in its ZAPs. The filter of a table takes at most a
+//! sixteenth of the cache's largest size, twice that while it is made anew.
 //!
 //! # Hostile tables
 //! [`crate::dedup::load`] refuses tables that cannot be changed. A count that is too low
@@ -85,6 +87,7 @@
 //! Lock order: `waiting` and `placed` are leaves. `tables` is held by the sync thread while it
 //! looks entries up in the MOS, and never while it frees or changes anything.
 
+mod filter;
 mod prune;
 mod share;
 mod table;
@@ -134,6 +137,8 @@ pub struct DedupPlants {
     pub unlogged_decrement: BugSwitch,
     /// Logs that swap their roles get a checkpoint in the middle, as if one had stayed.
     pub old_checkpoint: BugSwitch,
+    /// A key that comes into a ZAP is not noted in the filter.
+    pub unfiltered_key: BugSwitch,
     /// An entry stays whose block is freed in the txg that wrote it.
     pub kept_newborn: BugSwitch,
     /// Dead pointers that are counted at once; 0: the own number. Not a bug.
@@ -160,6 +165,9 @@ pub(super) struct Dedup {
     placed: Mutex<BTreeMap<(u8, Key), Buf>>,
     /// Entries without references that are not flushed.
     dead: AtomicU64,
+    /// Look-ups of writes that read ZAPs and found nothing, and those of them that the last txg
+    /// knew of.
+    fruitless: [AtomicU64; 2],
     /// The next txg flushes the logs completely.
     flush_all: AtomicBool,
     /// Entries are being pruned.
@@ -283,7 +291,8 @@ impl Writer {
             let mut room = LOG_ENTRIES_MAX;
             for loaded in dedup::load(mos)? {
                 let id = loaded.objects.checksum.id();
-                let table = LiveTable::load(mos, loaded, room, &deflated)?;
+                let filter = self.dedup_filter_budget();
+                let table = LiveTable::load(mos, loaded, room, filter, &deflated)?;
                 room = room.saturating_sub(table.logged());
                 tables.insert(id, table);
             }
@@ -313,6 +322,11 @@ impl Writer {
         (self.dedup.size.load(Relaxed), !self.dedup.limit.load(Relaxed))
     }
 
+    /// Bytes that the filter of a table may take.
+    fn dedup_filter_budget(&self) -> usize {
+        filter::budget(self.zio.cache().config().arc_max)
+    }
+
     /// Sets the limit that the quota means with the present vdevs.
     fn limit_dedup(&self) {
         let limit = match !self.dedup.quota.load(Relaxed) {
@@ -340,6 +354,11 @@ impl Writer {
     /// Planted bugs of the dedup tables.
     pub fn dedup_plants(&self) -> &DedupPlants {
         &self.dedup.plants
+    }
+
+    /// Look-ups of writes that read ZAPs of the tables and found nothing there, since the import.
+    pub fn dedup_fruitless(&self) -> u64 {
+        self.dedup.fruitless[0].load(Relaxed)
     }
 
     /// Bytes of deduplicated blocks, and bytes that deduplication saves, as of the last txg
@@ -437,8 +456,11 @@ impl Writer {
         // Nothing is looked up meanwhile.
         let mut tables = std::mem::take(&mut *self.dedup.tables.lock());
         let flush_all = self.dedup.flush_all.swap(false, Relaxed) || flush_all;
+        let [fruitless, known] = &self.dedup.fruitless;
+        let fruitless = fruitless.load(Relaxed);
+        let fruitless = fruitless.saturating_sub(known.swap(fruitless, Relaxed));
         for table in tables.values_mut() {
-            table.store(self, sync, flush_all)?;
+            table.store(self, sync, flush_all, fruitless)?;
         }
         self.limit_dedup();
         tables.retain(|_, table| !table.is_gone());

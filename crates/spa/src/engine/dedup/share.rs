@@ -86,9 +86,16 @@ impl Writer {
             if let Some(held) = table.held(key) {
                 return Ok(Some(held.clone()));
             }
+            if !table.may_store(key) {
+                return Ok(None);
+            }
             (table.zaps(), table.is_fast())
         };
-        find_stored(&self.mos.for_sync(), &zaps, fast, key)
+        let found = find_stored(&self.mos.for_sync(), &zaps, fast, key)?;
+        if found.is_none() {
+            self.dedup.fruitless[0].fetch_add(1, Relaxed);
+        }
+        Ok(found)
     }
 
     fn find_equal(&self, block: &Block, copies: u8) -> Result<DedupMatch> {
@@ -128,7 +135,9 @@ impl Writer {
         let checksum = Checksum::from_id(block.checksum);
         let checksum = checksum.ok_or_else(|| base::bug!("a block without a checksum"))?;
         let fast = self.dedup.fast.load(Relaxed);
-        let table = tables.entry(block.checksum).or_insert_with(|| LiveTable::new(checksum, fast));
+        let table = tables
+            .entry(block.checksum)
+            .or_insert_with(|| LiveTable::new(checksum, fast, self.dedup_filter_budget()));
         let new = || match table.is_fast() {
             true => Entry::Flat(Flat::default()),
             false => Entry::Legacy(Box::<Legacy>::default()),

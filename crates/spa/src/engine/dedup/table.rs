@@ -21,9 +21,11 @@ use ondisk::{ObjType, ddt};
 use super::super::Writer;
 use super::super::sync::SyncPass;
 use super::Identity;
+use super::filter::TableFilter;
 use crate::dedup::{
     CLASSES, DedupHistogram, FAST_DEDUP, FLAT_AND_LOG, Held, HeldEntries, LOG_ENTRIES_MAX,
-    LoadedTable, VERSION, decode, empty_log, empty_statistics, in_table, open_log, read_log,
+    LoadedTable, VERSION, decode, empty_log, empty_statistics, in_table, key_of, open_log,
+    read_log,
 };
 
 /// log2 of the blocks of an entry ZAP (chapter 08 §B.2).
@@ -93,6 +95,8 @@ pub(super) struct LiveTable {
     /// Bytes that the ZAPs took on disk at the last txg, and an entry in them, about.
     used: u64,
     each: u64,
+    /// The keys that the ZAPs have.
+    filter: TableFilter,
     /// All of it is gone.
     gone: bool,
 }
@@ -132,8 +136,8 @@ pub(super) fn find_stored(mos: &Mos, zaps: &Zaps, fast: bool, key: &Key) -> Resu
 }
 
 impl LiveTable {
-    /// A table without entries.
-    pub(super) fn new(checksum: Checksum, fast: bool) -> LiveTable {
+    /// A table without entries; `filter`: bytes that its filter may take.
+    pub(super) fn new(checksum: Checksum, fast: bool, filter: usize) -> LiveTable {
         LiveTable {
             checksum,
             fast,
@@ -151,11 +155,13 @@ impl LiveTable {
             newer: [0; 2],
             used: 0,
             each: ENTRY_BYTES,
+            filter: TableFilter::new(filter, true),
             gone: false,
         }
     }
 
-    /// The table of an imported pool; `room`: the most entries of its logs.
+    /// The table of an imported pool; `room`: the most entries of its logs; `filter` as for
+    /// [`LiveTable::new`].
     ///
     /// # Errors
     /// Those of reading the logs; `Corrupt`, `Limit`.
@@ -163,6 +169,7 @@ impl LiveTable {
         mos: &Mos,
         loaded: LoadedTable,
         room: usize,
+        filter: usize,
         deflated: Deflated<'_>,
     ) -> Result<LiveTable> {
         let LoadedTable { objects, statistics, logs } = loaded;
@@ -170,7 +177,8 @@ impl LiveTable {
             directory: objects.directory,
             zaps: objects.zaps,
             statistics,
-            ..LiveTable::new(objects.checksum, objects.directory.is_some())
+            filter: TableFilter::new(filter, objects.zaps.iter().all(Option::is_none)),
+            ..LiveTable::new(objects.checksum, objects.directory.is_some(), filter)
         };
         table.measure(mos)?;
         let Some([active, flushing]) = logs else { return Ok(table) };
@@ -297,10 +305,16 @@ impl LiveTable {
         self.active.get(key).or_else(|| self.flushing.get(key))
     }
 
+    /// Whether a ZAP may have an entry.
+    pub(super) fn may_store(&self, key: &Key) -> bool {
+        self.filter.may_have(key)
+    }
+
     /// The newest state of an entry.
     fn find(&self, mos: &Mos, key: &Key) -> Result<Option<Held>> {
         match self.held(key) {
             Some(held) => Ok(Some(held.clone())),
+            None if !self.may_store(key) => Ok(None),
             None => find_stored(mos, &self.zaps, self.fast, key),
         }
     }
@@ -405,6 +419,7 @@ impl LiveTable {
         writer: &Writer,
         sync: &SyncPass<'_>,
         flush_all: bool,
+        fruitless: u64,
     ) -> Result<()> {
         self.added = 0;
         match self.fast {
@@ -422,7 +437,31 @@ impl LiveTable {
         }
         self.store_statistics(sync)?;
         self.remove_empty(sync)?;
-        self.measure(sync.mos)
+        self.measure(sync.mos)?;
+        if self.scan_keys(sync.mos, fruitless).is_err() {
+            self.filter.fail();
+        }
+        Ok(())
+    }
+
+    /// Reads a part of the ZAPs for a filter that is being made.
+    fn scan_keys(&mut self, mos: &Mos, fruitless: u64) -> Result<()> {
+        let mut left = self.filter.part(self.sum().blocks[0], fruitless);
+        while left > 0
+            && let Some((class, at)) = self.filter.position()
+        {
+            let Some(zap) = self.zap_of(class) else {
+                self.filter.found(&[], None);
+                continue;
+            };
+            let (entries, next) = mos.zap(zap)?.list_from(at, usize::MAX)?;
+            let keys = entries.iter().map(|entry| key_of(&entry.name));
+            let keys = keys.collect::<Result<Vec<Key>>>()?;
+            self.filter.found(&keys, next);
+            // A pointer without entries costs something, too.
+            left = left.saturating_sub(keys.len().max(1) as u64);
+        }
+        Ok(())
     }
 
     /// Appends the entries that changed to the active log, in new blocks.
@@ -592,6 +631,9 @@ impl LiveTable {
         };
         let large = || base::bug!("a dedup entry that is no value");
         let value = ZapValue::from_bytes(&entry.encode()).ok_or_else(large)?;
+        if !writer.dedup.plants.unfiltered_key.take(Relaxed) {
+            self.filter.add(&key);
+        }
         zaps::update_words(os, sync.tx, ObjectId(zap), &words, &value)?;
         self.count(sync, class, key, &entry, StatBucket::add);
         Ok(())
@@ -700,7 +742,11 @@ impl LiveTable {
                 **of = [StatBucket::default(); ddt::STAT_BUCKETS];
             }
         }
-        if self.logged() > 0 || self.zaps.iter().any(Option::is_some) {
+        if self.zaps.iter().any(Option::is_some) {
+            return Ok(());
+        }
+        self.filter.clear();
+        if self.logged() > 0 {
             return Ok(());
         }
         self.gone = true;
