@@ -5,10 +5,10 @@
 //! [`KeyFilter`] is a chain of split block Bloom filters (as Apache Parquet specifies them): a
 //! key sets one bit in each of the eight words of one block of 32 bytes. A full link of the chain
 //! is followed by a larger one; with 16 bits for each key a link takes a key for one of its own
-//! once in some 600 times. A key that is removed leaves its bits, and the filter may say that
+//! once in some 700 times. A key that is removed leaves its bits, and the filter may say that
 //! keys are there that are not. Only the opposite is never wrong.
 //!
-//! Keys are checksums, and whoever writes can choose content by its checksum. So positions are
+//! Keys are checksums, and a writer can choose content by its checksum. So positions are
 //! not bits of the key but of a sum of products with secret random numbers, which is strongly
 //! universal (multilinear hashing): two keys that were chosen without knowing the numbers meet
 //! with a probability of 2^-64.
