@@ -291,6 +291,14 @@ impl Zio {
         self.read_copies(block, Priority::SyncRead, Origin::Unknown, false)
     }
 
+    /// As [`Zio::read_physical`], at the priority of a scrub.
+    ///
+    /// # Errors
+    /// As [`Zio::read_physical`].
+    pub fn read_in_background(&self, block: &Block) -> Result<Buf, Vec<BlockFault>> {
+        self.read_copies(block, Priority::Scrub, Origin::Unknown, false)
+    }
+
     /// The block's bytes as stored; `suspect` if wrong ones were met already.
     pub(crate) fn read_copies(
         &self,

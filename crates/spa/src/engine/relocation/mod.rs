@@ -86,6 +86,10 @@
 //! The MOS and space maps (dirtying them moves them), deduplicated and cloned blocks, and blocks
 //! with the rewrite flag.
 //!
+//! # Beside others
+//! Blocks are read at the priority of a scrub and written at that of a rebuild, so the batch yields
+//! to what callers wait for, and makes its txg longer.
+//!
 //! # Space
 //! A batch takes space before it gives as much back two txgs later: at most a quarter of the slop
 //! or a sixteenth of the free space, and only while as much again is allocatable.
@@ -108,7 +112,7 @@ use dsl::write::relocate::{self, RelocatableDataset};
 use dsl::write::{MosRead, features, remap};
 use metaslab::{MsKey, Space, SpaceClass};
 use ondisk::blkptr::{Block, BlockPlace};
-use vdev::AllocClass;
+use vdev::{AllocClass, WritePriority};
 use zio::{Class, CopyPolicy, Placed, Writes};
 
 use super::Writer;
@@ -436,7 +440,7 @@ impl Writer {
                 let stored = match (is_immovable(block), has_pointers(block)) {
                     (true, _) => None,
                     (false, true) => Some(None),
-                    (false, false) => self.zio.read_physical(block).ok().map(Some),
+                    (false, false) => self.zio.read_in_background(block).ok().map(Some),
                 };
                 done.lock().insert(i, stored);
             }
@@ -611,7 +615,8 @@ impl TaskCx<'_> {
         }
         let dvas: Vec<Dva> =
             used.iter().filter_map(|p| p.bp.as_block()).flat_map(Block::dvas).collect();
-        let writes = Writes::new(&writer.zio);
+        // Not as a txg's own writes, which are urgent when a thread waits for the txg.
+        let writes = Writes::new(&writer.zio).with_priority(WritePriority::Rebuild);
         writer.zio.submit_all(used, &writes);
         let lost = writes.wait();
         let tops: BTreeSet<VdevId> = dvas.iter().map(|dva| dva.vdev).collect();
