@@ -83,7 +83,7 @@ fn jobs_that_move_blocks_on_suspended_pools() {
     // There is room for the record of a job, and not for copies.
     let len = filler.metadata().unwrap().len();
     for (n, (job, pool, _)) in (1..).zip(&jobs) {
-        filler.set_len(len - (n * 1 << 20)).unwrap();
+        filler.set_len(len - (n << 20)).unwrap();
         ok(&s, &[&["zpool"], *job].concat());
         wait_for("it is not suspended", || health(pool) == "SUSPENDED\n");
         while filler.write_all(&[1; 65536]).is_ok() {}

@@ -66,8 +66,9 @@ pub(super) struct FilePiece {
     pub(super) immovable: u64,
     /// The last block, if there are more.
     pub(super) last: Option<LayoutKey>,
-    /// Allocated bytes of these, and of those behind them.
+    /// Allocated bytes of these.
     pub(super) bytes: u64,
+    /// Those of the blocks behind them.
     pub(super) left: u64,
 }
 
